@@ -7,15 +7,16 @@ arrivals go through the runtime's own router (``bench.virtual_server``) and thro
 of the capacity (below it: of the load) was answered within the SLO, and for one replica the part that is possible. With
 an SLO below two batches that is what the best rule reaches that decides as requests come: a request that comes just
 after a batch began can never wait for a whole one more. With longer SLOs it is the best choice of requests and batches
-by somebody who knows all arrivals. Both know how long every batch takes and keep nothing of the SLO in hand, which the
-router learns to do within some hundred batches. At 1 to 4 times the capacity goodput is to be at least 95% of the
-capacity or, where that is less, of what is possible, and served and simulated within 5% of each other. Then come two
-priorities, and two clients of one model.
+by somebody who knows all arrivals; of several replicas it is known for batches of one. Both know how long every batch
+takes and keep nothing of the SLO in hand, which the router learns to do within some hundred batches. At 1 to 4 times
+the capacity goodput is to be at least 95% of the capacity or, where that is less, of what is possible, and served and
+simulated within 5% of each other. Then come two priorities, and two clients of one model.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,26 @@ def measure(batch: int, slo_batches: float, load: float, replicas: int, requests
         chosen = 1000.0 * arrivals_s[:_MOST_CHOSEN]
         span_s = (chosen[-1] - chosen[0]) / 1000.0 + slo_ms / 1000.0
         possible = most_in_time(chosen, times, slo_ms) / (span_s * capacity_rps * min(1.0, load))
+    elif batch == 1:
+        possible = most_alone((1000.0 * arrivals_s).tolist(), times[0], slo_ms, replicas)
+        possible /= seconds * capacity_rps * min(1.0, load)
     return AdmissionCell(batch, slo_batches, load, replicas, served, outcome.models[0].in_time / counted_s, possible)
+
+
+def most_alone(arrivals_ms: Sequence[float], time_ms: float, slo_ms: float, replicas: int) -> float:
+    """Return how many requests replicas that take one at a time can answer in time at most, whatever they refuse.
+
+    All take equally long and all may: whoever comes first and can be in time is served. To refuse it for one that comes
+    later gains nothing, since that one ends later.
+    """
+    free_at = [0.0] * replicas
+    served = 0
+    for arrived in arrivals_ms:
+        end = max(arrived, free_at[0]) + time_ms
+        if end <= arrived + slo_ms:
+            heapq.heapreplace(free_at, end)
+            served += 1
+    return float(served)
 
 
 def most_in_time(arrivals_ms: Times, times_ms: Sequence[float], slo_ms: float) -> int:

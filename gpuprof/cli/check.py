@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,8 @@ _COLUMNS = (
     Column("where", "where", right=False),
     Column("message", "what is wrong", right=False),
 )
+#: So many places of one mistake are named in a table.
+_MOST_PLACES = 3
 
 
 def check(
@@ -57,10 +60,29 @@ def check(
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)
         print_json({"map": str(map_file), "sound": result.is_sound, "basis": basis, "violations": rows})
-    elif rows or chosen is Format.CSV:
+    elif chosen is Format.CSV:
         print_rows(rows, _COLUMNS, chosen)
+    elif rows:
+        print_rows(group_equal(rows), (*_COLUMNS[:2], Column("times", "times"), *_COLUMNS[2:]), chosen)
     else:
         replicas = sum(1 for _ in result.deployment.places())
         devices = count_of(result.deployment.predicted.gpus, "device")
         sys.stdout.write(f"{map_file} is sound: {count_of(replicas, 'replica')} on {devices}\n")
     result.raise_if_broken()
+
+
+def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return a row for each rule and message, with the first places where it is broken and how often it is."""
+    places: dict[tuple[object, object], list[str]] = {}
+    for row in rows:
+        places.setdefault((row["rule"], row["message"]), []).append(str(row["where"]))
+    return [
+        {"rule": rule, "where": _name_places(where), "times": len(where), "message": message}
+        for (rule, message), where in places.items()
+    ]
+
+
+def _name_places(where: Sequence[str]) -> str:
+    named = list(dict.fromkeys(where))
+    more = len(named) - _MOST_PLACES
+    return ", ".join(named[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")

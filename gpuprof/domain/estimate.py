@@ -16,6 +16,8 @@ ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
 #: What any figure is that is none of the first three.
 PREDICTED = "predicted"
+#: Stands in the source of a latency beside neighbours as none were measured together.
+BEYOND_SEEN = "beyond what was co-located"
 
 
 def kind_of_source(source: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ class MapReplanner:
         if self.estimator is not None:
             settings = settings.model_copy(update={"estimator": self.estimator})
         fleet = problem.fleet if self.more_devices else _fix_counts(problem.fleet, self.first)
-        estimator = CorrectedEstimator(problem.estimator, load.slowdowns)
+        estimator = CorrectedEstimator(problem.estimator, load.slowdowns, load.beside)
         problem = replace(
             problem,
             fleet=fleet,
@@ -79,7 +80,7 @@ class MapReplanner:
         policy = restore_policy(deployment)
         for fraction in _FRACTIONS:
             rates = {name: fraction * rate for name, rate in load.rates_rps.items()}
-            if fraction < 1.0 and not load.slowdowns and not _exceeds_plan(deployment, rates, load):
+            if fraction < 1.0 and not load.slowdowns and not load.beside and not _exceeds_plan(deployment, rates, load):
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)
             try:
@@ -178,22 +179,26 @@ class CorrectedEstimator:
     estimator : Estimator
     factors : mapping of str to float
         By model: measured over estimated time of a batch.
+    beside : mapping of (str, str) to float
+        By model and neighbour: likewise, for each such neighbour that it has.
     """
 
     estimator: Estimator
     factors: Mapping[str, float]
+    beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return the other's estimate, its latency times the model's factor.
+        """Return the other's estimate, its latency times the model's factor and those of its neighbours.
 
         The interval reaches from what was estimated to what was served: how far the estimate was off is known now.
         """
         said = self.estimator.estimate(model, device, batch, share, beside, processes)
-        factor = self.factors.get(model)
-        if factor is None:
+        neighbours = [self.beside[model, one.model] for one in beside if (model, one.model) in self.beside]
+        if model not in self.factors and not neighbours:
             return said
+        factor = self.factors.get(model, 1.0) * math.prod(neighbours)
         served, figure = factor * said.latency_ms.value, said.latency_ms
         latency = Figure(
             served,

@@ -120,9 +120,11 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
         for workload in segments.workloads(demand.model, device, share):
             try:
                 needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
+                if needs[-1] <= device.memory_bytes(share):  # then it is its time that is not known
+                    segments.server(device, workload)
             except InputError as error:
                 refusals.append(str(error))
-    if not needs:
+    if not needs or (refusals and min(needs) <= device.dram_bytes):
         last = refusals[-1] if refusals else "no batch and no share of it was measured there"
         return f"nothing is known of {demand.model} on {device.name}: {last}"
     return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"

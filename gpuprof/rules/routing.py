@@ -1,8 +1,9 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
 The router and the simulator obey the same rules. Those that take nothing but numbers and sequences of numbers are what
-the simulator compiles, and so are written with loops: `finish_ms`, `decay_count`, `average_left`, `forecast_joining`,
-`makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`, `adapt_reserve`, `is_given_up`, `goes_alone`.
+the simulator compiles, and so are written with loops: `expect_rows`, `finish_ms`, `decay_count`, `average_left`,
+`forecast_joining`, `makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`, `correct_expected_ms`,
+`adapt_reserve`, `is_given_up`, `goes_alone`.
 """
 
 from __future__ import annotations
@@ -57,18 +58,32 @@ def expected_finish_ms(load: ReplicaLoad) -> float:
     is that of the batch as it is expected to be then. By the time of what waits now the request would be let in, and be
     late with all that come after it. Infinite when no process lives.
     """
-    return finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, load.joining, load.latency_ms, load.max_wait_ms)
+    rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
+    return finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, rows, load.latency_ms, load.max_wait_ms)
+
+
+def expect_rows(waiting: int, joining: int, batch: int) -> int:
+    """Return how many requests the batch of one that joins the queue now is expected to hold.
+
+    Parameters
+    ----------
+    waiting, joining : int
+        As in `ReplicaLoad`.
+    batch : int
+        The largest batch.
+    """
+    return min(batch, max(joining, waiting % batch + 1))
 
 
 def finish_ms(
     waiting: int,
     oldest_wait_ms: float,
     busy_ms: Sequence[float],
-    joining: int,
+    rows: int,
     latency_ms: Sequence[float],
     max_wait_ms: float,
 ) -> float:
-    """Return `expected_finish_ms` of a replica whose `ReplicaLoad` has these values."""
+    """Return `expected_finish_ms` of a replica whose `ReplicaLoad` has these values; ``rows`` is by `expect_rows`."""
     processes = len(busy_ms)
     if processes == 0:
         return math.inf
@@ -82,9 +97,8 @@ def finish_ms(
     if ahead > 0:
         start = max(start, (total + ahead * latency_ms[batch - 1]) / processes)
     waited = oldest_wait_ms if beside > 0 and ahead == 0 else 0.0
-    size = min(batch, max(joining, beside + 1))
-    if size < batch:
-        return max(start, max_wait_ms - waited) + latency_ms[size - 1]
+    if rows < batch:
+        return max(start, max_wait_ms - waited) + latency_ms[rows - 1]
     return start + latency_ms[batch - 1]
 
 
@@ -252,7 +266,7 @@ def routing_rule(name: str) -> RoutingRule:
 
 #: The part of a deadline that early refusal keeps in hand at first: expected times are means, and half of all times are
 #: longer. It is adapted to how far expectations were off (`adapt_reserve`), between these bounds.
-RESERVE, LEAST_RESERVE, LARGEST_RESERVE = 0.1, 0.01, 0.3
+RESERVE, LEAST_RESERVE, LARGEST_RESERVE = 0.05, 0.001, 0.3
 _RESERVE_STEP = 0.02
 #: Only what was expected to take so much of its deadline says something of those that just meet theirs.
 _NEAR_LIMIT = 0.5
@@ -283,6 +297,24 @@ def is_refused(waiting: int, idle: int, finish_ms: float, waited_ms: float, dead
     return (waiting > 0 or idle == 0) and waited_ms + finish_ms > (1.0 - reserve) * deadline_ms
 
 
+def correct_expected_ms(expected_ms: float, expected_rows: int, rows: int, latency_ms: Sequence[float]) -> float:
+    """Return when a request is expected to be answered once its batch is sent, by how many it turned out to hold.
+
+    What joins a batch makes it longer than its first requests were told, and is let in only if they stay in time
+    (`makes_oldest_late`): it shows nothing of how far batch times are off, and so must not raise the reserve.
+
+    Parameters
+    ----------
+    expected_ms : float
+        From its arrival to its answer, as it was expected when it was let in.
+    expected_rows, rows : int
+        What its batch was expected to hold then, by `expect_rows`, and what it holds.
+    latency_ms : sequence of float
+        Expected time of a batch of 1, 2, … requests.
+    """
+    return expected_ms + latency_ms[rows - 1] - latency_ms[expected_rows - 1]
+
+
 def adapt_reserve(
     reserve: float, expected_ms: float, took_ms: float, deadline_ms: float, late_part: float, together: int
 ) -> float:
@@ -297,7 +329,7 @@ def adapt_reserve(
     reserve : float
         Kept in hand until now.
     expected_ms, took_ms : float
-        From the request's arrival to its answer: as it was expected when it was let in, and as it came.
+        From the request's arrival to its answer: as it was expected, by `correct_expected_ms`, and as it came.
     deadline_ms : float
         Its SLO, or what it asked for.
     late_part : float

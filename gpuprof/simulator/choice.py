@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprof.rules.routing import finish_ms, makes_oldest_late, next_living, nth_smallest
+from gpuprof.rules.routing import expect_rows, finish_ms, makes_oldest_late, next_living, nth_smallest
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,
@@ -18,6 +18,7 @@ from gpuprof.simulator.ranking import (
 from gpuprof.simulator.state import ClusterArrays, State
 
 # They take sequences, and here get arrays.
+_expect_rows: Callable[..., int] = jit(expect_rows)
 _finish_ms: Callable[..., float] = jit(finish_ms)
 _makes_oldest_late: Callable[..., bool] = jit(makes_oldest_late)
 _next_living: Callable[..., int] = jit(next_living)
@@ -95,8 +96,15 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     waiting = state.waiting[replica]
     waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    rows = rows_of(cluster, state, replica)
+    return _finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, cluster.max_wait_ms[replica])
+
+
+@jit
+def rows_of(cluster: ClusterArrays, state: State, replica: int) -> int:
+    """Return what the batch of a request that joined this replica now is expected to hold."""
     joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
-    return _finish_ms(waiting, waited, state.busy_ms[:count], joining, latency, cluster.max_wait_ms[replica])
+    return _expect_rows(state.waiting[replica], joining, cluster.batch[replica])
 
 
 @jit
@@ -141,8 +149,8 @@ def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
         state.busy_ms[i] = 0.0
     wait_ms = cluster.max_wait_ms[replica]
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
-    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], joining, latency, wait_ms)
+    rows = rows_of(cluster, state, replica)
+    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)
 
 
 @jit

@@ -181,6 +181,7 @@ class _Run:
             arrived=np.concatenate([state.arrived, more]),
             joined=np.concatenate([state.joined, more]),
             expected_ms=np.concatenate([state.expected_ms, more.astype(np.float64)]),
+            expected_rows=np.concatenate([state.expected_rows, more + 1]),
             losses=np.concatenate([state.losses, more.astype(np.int8)]),
         )
         self.state.free[0] = had

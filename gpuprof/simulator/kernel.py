@@ -14,6 +14,7 @@ from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import (
     adapt_reserve,
     average_left,
+    correct_expected_ms,
     decay_count,
     forecast_joining,
     goes_alone,
@@ -21,7 +22,7 @@ from gpuprof.rules.routing import (
     relax_reserve,
     usual_reserve,
 )
-from gpuprof.simulator.choice import choose, choose_other, rank_again, spoils_batch
+from gpuprof.simulator.choice import choose, choose_other, rank_again, rows_of, spoils_batch
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (
     ARRIVAL,
@@ -41,6 +42,7 @@ from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
 _batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
+_correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
 _average_left, _decay_count = jit(average_left), jit(decay_count)
 #: It takes a sequence, and here gets an array.
@@ -167,7 +169,7 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
         give_up(state, tally, model, place, REFUSED)
         return -1
     if cluster.refuse_hopeless:
-        state.expected_ms[place] = waited + finish
+        state.expected_ms[place], state.expected_rows[place] = waited + finish, rows_of(cluster, state, replica)
     state.next[place] = -1
     if state.waiting[replica] == 0:
         state.queue_head[replica] = place
@@ -219,10 +221,12 @@ def _reserve_now(state: State, model: int, now: int) -> float:
 @jit
 def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: int, now: int) -> None:
     """Adapt the part of the SLO that is kept in hand to an answer."""
-    model = cluster.replica_model[cluster.process_replica[process]]
+    replica = cluster.process_replica[process]
+    model, latency = cluster.replica_model[replica], cluster.latency_ms[replica, : cluster.batch[replica]]
     slo_ms, took_ms = cluster.slo[model] * _MS, (now - state.arrived[place]) * _MS
     before = _reserve_now(state, model, now)
-    expected_ms, together = state.expected_ms[place], state.batch_size[process]
+    together = state.batch_size[process]
+    expected_ms = _correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
     after = _adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
     if after != before:
         elapsed_ms = (now - state.reserve_at[model]) * _MS

@@ -76,8 +76,8 @@ class State(NamedTuple):
     ``flight`` the first request of the batch, and ``batch_size`` how many are in it.
     ``arrival_count`` (R,) are the arrivals at a replica as `gpuprof.rules.routing.decay_count` leaves them at
     ``counted_at``, ``joining`` (R,) what its next batch is expected to hold, ``left_ms`` (R,) how long
-    arrivals wait for a process on average; ``expected_ms`` (N,) when a request was
-    expected to be answered, ``reserve`` (M,) the part of an SLO that is kept in hand since ``reserve_at``. ``host``
+    arrivals wait for a process on average; ``expected_ms`` (N,) when a request was expected to be answered, in a batch
+    of ``expected_rows`` (N,), ``reserve`` (M,) the part of an SLO that is kept in hand since ``reserve_at``. ``host``
     (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core on which
     they were last.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
@@ -88,6 +88,7 @@ class State(NamedTuple):
     arrived: Ints
     joined: Ints
     expected_ms: Floats
+    expected_rows: Ints
     free: Ints
     pending_head: Ints
     pending_tail: Ints
@@ -175,6 +176,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         arrived=np.zeros(places, np.int64),
         joined=np.zeros(places, np.int64),
         expected_ms=np.zeros(places),
+        expected_rows=np.ones(places, np.int64),
         free=np.zeros(1, np.int64),
         pending_head=np.full(models, -1),
         pending_tail=np.full(models, -1),

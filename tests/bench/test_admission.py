@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bench.admission import batch_times, measure, most_in_time, most_online, show_clients, show_priorities
+from bench.admission import batch_times, measure, most_alone, most_in_time, most_online, show_clients, show_priorities
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,15 @@ def test_the_most_that_is_possible_is_that_of_all_choices() -> None:
             for chosen in product((False, True), repeat=7)
             if _fits(arrivals[np.array(chosen)].tolist(), times, slo_ms)
         )
+
+
+def test_what_replicas_of_batches_of_one_can_serve_is_that_of_all_choices() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        arrivals = np.sort(random.uniform(0.0, 30.0, 8))
+        assert most_alone(arrivals.tolist(), 5.0, 8.0, 1) == most_in_time(arrivals, [5.0], 8.0)
+    assert most_alone([0.0, 0.0, 0.0, 4.0], 5.0, 8.0, 2) == 3.0
+    assert most_alone([0.0, 0.0, 3.0, 4.0], 5.0, 8.0, 2) == 4.0
 
 
 def _fits(arrivals: list[float], times: list[float], slo_ms: float, free_at: float = -1e9) -> bool:

@@ -63,3 +63,6 @@ def test_tenants_and_workloads_are_services_of_their_models(tmp_path: Path) -> N
     twelve = {one.model: one.source_model for one in read_demands(work / "twelve.csv")}
     assert (len(twelve), twelve["W4"], steps["twelve"].expected) == (12, "resnet50", "6")
     assert (steps["thesis1-milp"].expected, steps["thesis3-optimal"].limit) == ("1092.04", "at least")
+    assert (steps["fig6.15-optimal"].expected, steps["fig6.15-optimal"].limit) == ("3995.00", "at least")
+    assert "--latency-budget" not in steps["fig6.15-optimal"].arguments
+    assert [one.rate_rps for one in read_demands(work / "fig6.15.csv")] == [800.0] * 5

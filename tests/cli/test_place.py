@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
+from gpuprof.cli.check import group_equal
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import read_map
 from gpuprof.graph.load import load_graph
@@ -311,3 +312,22 @@ def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_
     placed = read_map(here / "map.json")
     assert (here / str(placed.models["fixed"].path)).samefile(copy)
     assert "measured" in capsys.readouterr().out
+
+
+def test_equal_mistakes_are_one_line_with_their_number(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,1000,24.1\n")
+    assert main(["place"]) == 0
+    capsys.readouterr()
+    assert main(["check", "--estimator", "gk", "--csv"]) == 1
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) > 3 and len({row.split(",", 2)[2] for row in rows}) == 1
+    assert main(["check", "--estimator", "gk"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "node0 gpu 0, node0 gpu 1, node0 gpu 2 and" in "\n".join(lines)
+    assert sum("no kernels of v100" in line for line in lines) == 1
+    same = [{"rule": "slo", "where": place, "message": "m"} for place in ("a", "a", "b")]
+    other = {"rule": "rate", "where": "a", "message": "m"}
+    assert group_equal([*same, other]) == [
+        {"rule": "slo", "where": "a, b", "times": 3, "message": "m"},
+        {"rule": "rate", "where": "a", "times": 1, "message": "m"},
+    ]

@@ -62,6 +62,36 @@ def test_slower_batches_get_more_of_the_device(first: DeploymentMap) -> None:
     assert "corrected by serving" in replica.predicted.source
 
 
+def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
+    first: DeploymentMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        ModelRow(
+            run_id="r2", model="heavy", device="v100", batch=1, sm_share_pct=share, model_path="heavy.onnx",
+            model_sha256="1" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
+            memory_peak_bytes=2**28,
+        )
+        for share in (25.0, 50.0)
+    ]  # fmt: skip
+    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "heavy")
+    KernelDb(Path("gpuprof-db")).append(Run(run, models=rows))
+    Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,8,200\nheavy,8,200\n")
+    Path("heavy.onnx").write_bytes(b"")
+    assert main(["place", "-o", "both.json", "--max-batch", "1", "--gpus", "v100:2"]) == 0
+    both = read_map(Path("both.json"))
+    assert both.predicted.gpus == 1
+    replan, rates = MapReplanner(Path.cwd(), Path("gpuprof-db"), False, both), {"net": 8.0, "heavy": 8.0}
+    together = replan(both, Load(rates, {}))
+    assert together is not None and together.predicted.gpus == 1
+    apart = replan(both, Load(rates, {}, {("net", "heavy"): 30.0}))
+    assert apart is not None and apart.predicted.gpus == 2
+    slower = replan(both, Load(rates, {}, {("net", "heavy"): 1.5}))
+    assert slower is not None and slower.predicted.gpus == 1
+    net = next(one for *_, one in slower.places() if one.model == "net")
+    assert net.predicted.latency_ms >= 1.5 * 1000.0 / net.sm_share_pct * 0.99
+    assert "corrected by serving" in net.predicted.source
+
+
 def test_of_too_much_as_much_as_fits_is_planned_on_the_devices_that_are_there(first: DeploymentMap) -> None:
     wanted = replanned(first, Load({"net": 110.0}, {}))
     assert wanted is not None
@@ -105,3 +135,18 @@ def test_what_cannot_be_adapted_is_said_at_the_start(first: DeploymentMap) -> No
         check_adaptable(two, Path("gpuprof-db"), "other")
     with pytest.raises(InputError, match="does not exist"):
         check_adaptable(first, Path("nowhere"), None)
+
+
+def test_services_of_one_model_stay_services(first: DeploymentMap) -> None:
+    Path("slo.csv").write_text("service,model,rate_rps,slo_ms\none,net,10,200\ntwo,net,5,300\n")
+    assert main(["place", "-o", "services.json", "--max-batch", "1"]) == 0
+    services = read_map(Path("services.json"))
+    check_adaptable(services, Path("gpuprof-db"), None)
+    wanted = MapReplanner(Path.cwd(), Path("gpuprof-db"), True, services)(
+        services, Load({"one": 40.0, "two": 5.0}, {"two": 1.5}, {("one", "two"): 1.2})
+    )
+    assert wanted is not None and set(wanted.models) == {"one", "two"}
+    assert {asked.source_model for asked in wanted.models.values()} == {"net"}
+    assert (wanted.models["one"].rate_rps, wanted.models["two"].slo_ms) == (40.0, 300.0)
+    sources = {replica.model: replica.predicted.source for *_, replica in wanted.places()}
+    assert "corrected by serving" in sources["two"]

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.segment import Segments
@@ -16,6 +21,26 @@ def test_a_rate_beyond_all_replicas_is_not_put_down_to_a_fleet_that_has_no_end()
 def test_a_full_fleet_is_named_with_its_counts() -> None:
     given = problem([demand("m", 50.0)], [(plain_device(), 2)])
     assert "no room is left on 2 plain" in explain_unplaced(given, Segments(given), given.demands[0])
+
+
+class FullBatchesOnly(LinearEstimator):
+    """Knows the time of batches of four and of no others."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        if batch != 4:
+            raise InputError(f"{model} was not measured at batch {batch}")
+        return super().estimate(model, device, batch, share, beside, processes)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        return (4,)
+
+
+def test_what_is_not_known_of_small_batches_is_not_put_down_to_memory() -> None:
+    given = problem([demand("m", 50.0)], estimator=FullBatchesOnly())
+    reason = explain_unplaced(given, Segments(given), given.demands[0])
+    assert reason == "nothing is known of m on plain: m was not measured at batch 1"
 
 
 def test_neighbours_are_named_where_a_device_has_a_part_free_that_would_do_alone() -> None:

@@ -11,8 +11,11 @@ from gpuprof.rules.routing import (
     FastestFirst,
     ReplicaLoad,
     RoundRobin,
+    adapt_reserve,
     average_left,
+    correct_expected_ms,
     decay_count,
+    expect_rows,
     expected_finish_ms,
     forecast_joining,
     is_refused,
@@ -26,6 +29,18 @@ def load(
 ) -> ReplicaLoad:
     joining = int(more.get("joining", 0))
     return ReplicaLoad(waiting, more.get("oldest", 0.0), busy, latency, more.get("max_wait", 0.0), joining=joining)
+
+
+def test_requests_that_join_a_batch_do_not_raise_the_reserve() -> None:
+    latency = (10.0, 11.0, 12.0, 13.0)
+    first = load(busy=(5.0,), latency=latency, joining=2)
+    told_ms, rows = expected_finish_ms(first), expect_rows(first.waiting, first.joining, 4)
+    assert (told_ms, rows) == (16.0, 2)
+    expected_ms = correct_expected_ms(told_ms, rows, 4, latency)
+    assert expected_ms == 18.0
+    assert (
+        adapt_reserve(0.05, expected_ms, 18.0, 20.0, 0.01, 4) < 0.05 < adapt_reserve(0.05, told_ms, 18.0, 20.0, 0.01, 4)
+    )
 
 
 def test_an_idle_replica_answers_after_the_time_of_one_request() -> None:

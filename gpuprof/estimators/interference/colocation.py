@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.domain.estimate import BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -116,7 +116,7 @@ class Colocations:
                 beyond = () if seen_range is None else seen_range.list_beyond(victim, running)
                 if not beyond:
                     return _slow_figure(alone, factor, source, model.low, model.high)
-                source = f"{source} (beyond what was co-located: {_describe_beyond(beyond)})"
+                source = f"{source} ({BEYOND_SEEN}: {_describe_beyond(beyond)})"
                 return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
         low = alone.value if alone.low is None else alone.low
         return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -96,7 +97,9 @@ class UsherEstimator(MeasuredEstimator):
     """USHER's premise (OSDI'24 §3): under a share of at least its compute requirement a model is as quick as alone.
 
     So what was measured on the whole device holds under every share down to the smallest of the requirements that are
-    known of the batch, whatever runs beside. Elvinger's thesis measures where that fails (§6.2).
+    known of the batch, whatever runs beside. Elvinger's thesis measures where that fails (§6.2). Batches that are not
+    full take times between those of the sizes measured, and require what the next larger one does; those below the
+    smallest size measured take as long as it, since they could be filled up.
     """
 
     def estimate(
@@ -107,21 +110,37 @@ class UsherEstimator(MeasuredEstimator):
         Raises
         ------
         InputError
-            When it was not measured there, or requires more than the share.
+            When neither it nor a larger batch was measured there, or it requires more than the share.
         """
         workload = Workload(model, batch, share, processes)
         points = self._points_of(model, device)
         point = points.get((batch, share, processes))
         if point is not None:
             return _estimate_of_point(workload, device, point, MEASURED)
-        whole = points.get((batch, Share(), processes))
+        whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, processes)
         required = [] if whole is None else _requirements(whole)
         if whole is None or share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
             raise InputError(
                 f"{model} at batch {batch} is not known to require {share} of {device.name} or less",
                 "profile its compute requirement, or choose another --estimator",
             )
-        return _estimate_of_point(workload, device, whole, INTERPOLATED if share.sm_pct < 100.0 else MEASURED)
+        is_measured = whole.batch == batch and share.sm_pct == 100.0
+        return _estimate_of_point(workload, device, whole, MEASURED if is_measured else INTERPOLATED)
+
+    @staticmethod
+    def _fill_up(points: Mapping[tuple[int, Share, int], Point], batch: int, processes: int) -> Point | None:
+        """Return the next larger batch measured on the whole device, quicker by the part that ``batch`` lacks of it."""
+        sizes = sorted(size for size, share, count in points if share == Share() and count == processes)
+        larger = next((size for size in sizes if size > batch), None)
+        if larger is None:
+            return None
+        whole = points[larger, Share(), processes]
+        smaller = max((size for size in sizes if size < batch), default=None)
+        if smaller is None:
+            return whole
+        least_ms = points[smaller, Share(), processes].latency_ms
+        part = (batch - smaller) / (larger - smaller)
+        return replace(whole, latency_ms=least_ms + part * (whole.latency_ms - least_ms))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes that were measured under the share, or on the whole device."""

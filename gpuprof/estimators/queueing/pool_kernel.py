@@ -142,6 +142,7 @@ def _jit(function: Any) -> Any:
     return compile_function(function, _nrt=False, forceinline=True, **options)
 
 
+_expect_rows: Any = _jit(routing.expect_rows)
 _finish_ms: Any = _jit(routing.finish_ms)
 _decay_count: Any = _jit(routing.decay_count)
 _forecast_joining: Any = _jit(routing.forecast_joining)
@@ -194,12 +195,12 @@ def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, no
         busy[i] = max(0.0, state.expected[begin + i] - now)
     if waiting > 0:
         waited = now - arrived[state.head[replica]]
-    joining = 0 if state.free[replica] > 0 else state.joining[replica]
-    state.finish[replica] = now + _finish_ms(waiting, waited, busy, joining, latency, limit)
+    rows = _expect_rows(waiting, 0 if state.free[replica] > 0 else state.joining[replica], len(latency))
+    state.finish[replica] = now + _finish_ms(waiting, waited, busy, rows, latency, limit)
     for i in range(end - begin):
         busy[i] = 0.0
     # What it falls to, relative to now, once batches last longer than expected and the oldest has waited.
-    state.delay[replica] = _finish_ms(waiting, limit, busy, joining, latency, limit)
+    state.delay[replica] = _finish_ms(waiting, limit, busy, rows, latency, limit)
 
 
 @_jit

@@ -17,12 +17,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_apart
 from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, read_planned
 from gpuprof.serving.change.window import Counted
+from gpuprof.serving.router.neighbour_times import (
+    BatchTimes,
+    NeighbourCost,
+    attribute_times,
+    count_batches,
+    list_replica_times,
+    sum_times,
+)
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_WAITED_PERIODS = 64
@@ -39,10 +48,13 @@ class Load:
         Measured where the plan was left, else as planned.
     slowdowns : mapping of str to float
         By model: time of its batches over what the estimator said; models left out are as it said.
+    beside : mapping of (str, str) to float
+        By model and a neighbour on its device: likewise, for batches beside that neighbour alone.
     """
 
     rates_rps: Mapping[str, float]
     slowdowns: Mapping[str, float]
+    beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 class Replanner(Protocol):
@@ -107,6 +119,7 @@ class Adapter:
         self._apply = apply
         self._meter = LoadMeter(router)
         self._slowdowns: dict[str, float] = {}
+        self._beside: dict[tuple[str, str], float] = {}
         self._streaks: Counter[tuple[str, bool]] = Counter()
         self._asked: Load | None = None
         self._waits = 1
@@ -171,21 +184,43 @@ class Adapter:
     def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> Load:
         """Return planned figures, replaced by measured ones for the models that are out of bounds."""
         rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
-        slowdowns = dict(self._slowdowns)
+        slowdowns, beside = dict(self._slowdowns), dict(self._beside)
         for model, how in out.items():
             observed = seen[model]
             measured = self._settings.headroom * observed.window.rate_rps
             # A model that nobody asks for keeps the smallest replica, for who asks next.
             rates[model] = max(measured, 0.01 * rates[model])
-            if observed.slowdown is not None and how in (Leaving.LATENCY, Leaving.QUICK, Leaving.SLO):
-                slowdowns[model] = slowdowns.get(model, 1.0) * observed.slowdown
-        return Load(rates, slowdowns)
+            if observed.slowdown is None or how not in (Leaving.LATENCY, Leaving.QUICK, Leaving.SLO):
+                continue
+            own = self._own_slowdown(model, observed, how)
+            if own is not None:
+                slowdowns[model] = slowdowns.get(model, 1.0) * own
+            if own != observed.slowdown and observed.neighbours is not None:
+                for other, factor in observed.neighbours.beside.items():
+                    beside[model, other] = max(1.0, factor) * beside.get((model, other), 1.0)
+        return Load(rates, slowdowns, beside)
+
+    def _own_slowdown(self, model: str, observed: Observed, how: Leaving) -> float | None:
+        """Return by how much a model by itself is slower than was said; None: its neighbours are the cause.
+
+        They are where its times alone were measured or it has replicas without neighbours to compare with. That it is
+        quicker than predicted says nothing of them: they may have had less to do than the map allows.
+        """
+        seen = observed.neighbours
+        if seen is None or not seen.beside or how is Leaving.QUICK:
+            return observed.slowdown
+        if seen.alone is not None:
+            return seen.alone
+        sources = [replica.predicted.source for *_, replica in self._deployment.places() if replica.model == model]
+        is_measured = bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
+        return None if is_measured else observed.slowdown
 
     def _is_like_the_last(self, load: Load, out: Mapping[str, Leaving]) -> bool:
         last = self._asked
         return last is not None and all(
             _alike(load.rates_rps[model], last.rates_rps.get(model, 0.0))
             and _alike(load.slowdowns.get(model, 1.0), last.slowdowns.get(model, 1.0))
+            and all(_alike(factor, last.beside.get(pair, 1.0)) for pair, factor in load.beside.items())
             for model in out
         )
 
@@ -196,6 +231,7 @@ class Adapter:
                 "rate_rps": round(seen[model].window.rate_rps, 2),
                 "planned_rps": round(self._deployment.models[model].rate_rps, 2),
                 "slowdown": None if (ratio := seen[model].slowdown) is None else round(ratio, 3),
+                "slowdown_beside": _round_factors(seen[model].neighbours),
                 "p99_ms": None if (p99 := seen[model].window.percentile_ms(99.0)) is None else round(p99, 1),
                 "slo_ms": self._deployment.models[model].slo_ms,
             }
@@ -207,9 +243,15 @@ class Adapter:
         await asyncio.to_thread(write_map, wanted, self._settings.output)
         move = await self._apply(self._settings.output)
         self.follow(wanted)
-        self._slowdowns = dict(load.slowdowns)
+        self._slowdowns, self._beside = dict(load.slowdowns), dict(load.beside)
         rates = {name: round(model.rate_rps, 2) for name, model in wanted.models.items()}
-        said = {"planned_rps": rates, "map": str(self._settings.output), **move}
+        said = {
+            "planned_rps": rates,
+            "corrected_beside": {f"{model} beside {other}": round(by, 3) for (model, other), by in load.beside.items()},
+            "beyond_what_was_seen": _list_beyond(wanted),
+            "map": str(self._settings.output),
+            **move,
+        }
         LOGGER.warning("another map is served for the load", extra=said)
         if move["started"] or move["stopped"]:
             self._waits = 1
@@ -239,7 +281,7 @@ class LoadMeter:
         self._router = router
         self._at = time.monotonic()
         self._counted: dict[str, Counted] = {}
-        self._batches: dict[str, dict[int, tuple[int, int]]] = {}
+        self._batches: dict[str, BatchTimes] = {}
 
     def take(self) -> dict[str, Observed]:
         """Return what each model did; models that were not there the last time are left out."""
@@ -248,29 +290,26 @@ class LoadMeter:
         models = self._router.all()
         before, self._counted = self._counted, {model.name: Counted.of(model.counts()) for model in models}
         slowdowns = {model.name: self._slowdown(model) for model in models}
+        neighbours = attribute_times(list_replica_times(models, self._batches))
         replicas = [replica for model in models for replica in model.replicas]
-        self._batches = {replica.plan.name: _batches(replica) for replica in replicas}
+        self._batches = {replica.plan.name: count_batches(replica) for replica in replicas}
         return {
-            name: Observed(before[name].until(counted, seconds), slowdowns[name])
+            name: Observed(before[name].until(counted, seconds), slowdowns[name], neighbours.get(name))
             for name, counted in self._counted.items()
             if name in before
         }
 
     def _slowdown(self, model: ServedModel) -> float | None:
         """Return the time of the batches of a model since the last time over what was predicted for them."""
-        took_ns = predicted_ns = 0.0
-        for replica in model.replicas:
-            predicted_ms = replica.plan.latency_ms
-            earlier = self._batches.get(replica.plan.name, {})
-            for rows, (count, nanoseconds) in _batches(replica).items():
-                count_before, nanoseconds_before = earlier.get(rows, (0, 0))
-                if predicted_ms is not None and rows <= len(predicted_ms):
-                    took_ns += nanoseconds - nanoseconds_before
-                    predicted_ns += 1e6 * (count - count_before) * predicted_ms[rows - 1]
+        sums = [sum_times(replica, self._batches.get(replica.plan.name, {})) for replica in model.replicas]
+        took_ns, predicted_ns = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
         return took_ns / predicted_ns if predicted_ns > 0.0 else None
 
 
-def _batches(replica: AnyReplica) -> dict[int, tuple[int, int]]:
-    """Return, by rows, how many batches there were and the nanoseconds that they took in the worker."""
-    batches = replica.batches.items()
-    return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in batches}
+def _round_factors(cost: NeighbourCost | None) -> dict[str, float]:
+    return {} if cost is None else {other: round(factor, 3) for other, factor in cost.beside.items()}
+
+
+def _list_beyond(deployment: DeploymentMap) -> list[str]:
+    """Return the models of a map that stand beside others as none were co-located, as their estimates say."""
+    return sorted({one.model for *_, one in deployment.places() if BEYOND_SEEN in one.predicted.source})

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.serving.change.window import ServiceWindow
+from gpuprof.serving.router.neighbour_times import NeighbourCost
 
 #: How many standard deviations of the count of a Poisson process are taken for chance.
 _SURE = 2.0
@@ -63,10 +64,13 @@ class Observed:
     window : ServiceWindow
     slowdown : float or None
         Time of its batches over what was predicted for batches of their sizes; None without batches.
+    neighbours : NeighbourCost or None
+        What of it its neighbours cause; None: not looked at, or no batches.
     """
 
     window: ServiceWindow
     slowdown: float | None
+    neighbours: NeighbourCost | None = None
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> Planned:

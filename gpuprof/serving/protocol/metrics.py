@@ -11,8 +11,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
+from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import AnyReplica
+from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
@@ -71,6 +72,7 @@ class RouterCollector(Collector):
         yield _stage_latencies(counted)
         yield from _replicas(replicas)
         yield from _places(replicas)
+        yield _neighbours(models)
         yield from _devices(self._gpus())
         memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory that requests and answers hold")
         memory.add_metric([], float(self._router.arena.used))
@@ -218,6 +220,19 @@ def _places(replicas: _Replicas) -> Iterator[Metric]:
     for where, part in shares.items():
         share.add_metric(list(where), part)
     yield from (busy, share)
+
+
+def _neighbours(models: Sequence[ServedModel]) -> Metric:
+    """Return what neighbours cost, since the replicas that are there began to serve."""
+    family = GaugeMetricFamily(
+        "gpuprof_neighbour_slowdown_ratio",
+        "Time of a model's batches over what was planned for them, by who runs on the same device",
+        labels=["model", "beside"],
+    )
+    for model, cost in sorted(attribute_times(list_replica_times(models)).items()):
+        for other, factor in cost.beside.items():
+            family.add_metric([model, other], factor)
+    return family
 
 
 def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:

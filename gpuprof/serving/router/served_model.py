@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from gpuprof.domain.public_name import PublicName
-from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused, makes_oldest_late
+from gpuprof.rules.routing import (
+    ReplicaLoad,
+    RoutingRule,
+    expect_rows,
+    expected_finish_ms,
+    is_refused,
+    makes_oldest_late,
+)
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.reserve import Reserve
@@ -177,6 +184,8 @@ class ServedModel:
         alive[chosen].note_arrival(now, loads[chosen], self._allowed_ms(self.slo_ms, now))
         finish_ms = expected_finish_ms(loads[chosen])
         inference.expected_ms = waited_ms + finish_ms
+        load = loads[chosen]
+        inference.expected_rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
         if self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now):
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         if alive[chosen].queued > _MAX_WAITING:

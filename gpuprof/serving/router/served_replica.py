@@ -11,7 +11,15 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
-from gpuprof.rules.routing import ReplicaLoad, average_left, decay_count, forecast_joining, goes_alone, is_given_up
+from gpuprof.rules.routing import (
+    ReplicaLoad,
+    average_left,
+    correct_expected_ms,
+    decay_count,
+    forecast_joining,
+    goes_alone,
+    is_given_up,
+)
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -251,12 +259,16 @@ class ServedReplica:
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
         rows = sum(inference.rows for inference in inferences)
+        sent_rows, times_ms = min(rows, self.plan.batch), self.latency.times_ms(now)
         for inference in inferences:
             inference.attempts += 1
             inference.sent = now
             inference.replica = self.plan.name
-        times_ms = self.latency.times_ms(now)
-        expected_ms, count = times_ms[min(rows, self.plan.batch) - 1], self._count_arrivals(now)
+            if inference.expected_rows:
+                inference.expected_ms = correct_expected_ms(
+                    inference.expected_ms, inference.expected_rows, sent_rows, times_ms
+                )
+        expected_ms, count = times_ms[sent_rows - 1], self._count_arrivals(now)
         processes, left_ms = len(self.workers), self._left_ms
         self._joining = forecast_joining(count, expected_ms, times_ms, processes, left_ms, self._allowed_ms)
         worker.send(inferences, rows, expected_ms, now)

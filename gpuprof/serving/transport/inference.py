@@ -112,7 +112,9 @@ class Inference:
     charged : int
         Bytes of inputs that lie elsewhere, which count until the answer, too.
     expected_ms : float
-        From the arrival to the answer, as it was expected when it was let in.
+        From the arrival to the answer, as it was expected when it was let in; corrected as its batch is sent.
+    expected_rows : int
+        What its batch was expected to hold then; 0: nothing was expected.
     attempts : int
         How often it was sent to a worker.
     alone : bool
@@ -142,6 +144,7 @@ class Inference:
     slots: list[Slot] = field(default_factory=list)
     charged: int = 0
     expected_ms: float = 0.0
+    expected_rows: int = 0
     attempts: int = 0
     alone: bool = False
     cancelled: bool = False

@@ -49,6 +49,21 @@ def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelD
         estimator.estimate("net", GPU, 4, Share(29.0))
 
 
+def test_a_batch_that_is_not_full_is_as_quick_as_those_around_it_and_requires_what_the_larger_one_does(
+    tmp_path: Path,
+) -> None:
+    rows = [measured("net", batch, 2.0 + batch, device=GPU.name, memory=1000) for batch in (2, 4)]
+    rows = [replace(row, max_occupancy_pct=20.0 * row.batch, wavg_sm_util_pct=None) for row in rows]
+    estimator = make_estimator("usher", database(tmp_path / "db", rows))
+    times = {batch: estimator.estimate("net", GPU, batch, Share(80.0)).latency_ms for batch in (1, 2, 3, 4)}
+    assert {batch: figure.value for batch, figure in times.items()} == {1: 4.0, 2: 4.0, 3: 5.0, 4: 6.0}
+    assert {figure.source for figure in times.values()} == {INTERPOLATED}
+    for batch, share in ((3, Share(60.0)), (5, Share(80.0))):
+        with pytest.raises(InputError, match="not known to require"):
+            estimator.estimate("net", GPU, batch, share)
+    assert estimator.batches("net", GPU, Share()) == (2, 4)
+
+
 class Boundless:
     """Knows everything."""
 

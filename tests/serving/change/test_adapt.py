@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gpuprof.serving.change.bounds import Observed
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target
+from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.reruns import serves_in_real_time
@@ -35,8 +37,9 @@ from tests.serving.running import eventually, map_of, replica, running
 pytestmark = serves_in_real_time
 
 
-def deployed(rate_rps: float) -> DeploymentMap:
+def deployed(rate_rps: float, source: str = "") -> DeploymentMap:
     document = map_of({"m": "null:4"}, [replica("m")])
+    document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["source"] = source
     document["models"]["m"]["rate_rps"] = rate_rps
     return parse_map(document, "test")
 
@@ -50,16 +53,17 @@ class Played:
 
         monkeypatch.setattr(adapt, "run_apart", inline)
         self._finds = finds
+        self.source = ""
         self.asked: list[Load] = []
         self.applied: list[float] = []
         self._settings = AdaptSettings(self._plan, tmp_path / "new.json", period_s=0.05, settle_periods=0)
 
     def adapter(self, rate_rps: float) -> Adapter:
-        return Adapter(Router(Arena(1 << 16)), deployed(rate_rps), self._settings, self._apply)
+        return Adapter(Router(Arena(1 << 16)), deployed(rate_rps, self.source), self._settings, self._apply)
 
     def _plan(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         self.asked.append(load)
-        return deployed(load.rates_rps["m"]) if self._finds else None
+        return deployed(load.rates_rps["m"], self.source) if self._finds else None
 
     async def _apply(self, path: Path) -> dict[str, Any]:
         self.applied.append(read_map(path).models["m"].rate_rps)
@@ -112,6 +116,36 @@ def test_a_model_that_nobody_asks_for_keeps_a_place(played: Played) -> None:
 def test_slowdowns_go_to_the_placer_and_add_up(played: Played) -> None:
     played.see(100.0, *[observed(100.0, 1.5)] * 2, *[observed(100.0, 2.0)] * 2)
     assert [load.slowdowns["m"] for load in played.asked] == pytest.approx([1.5, 3.0])
+
+
+def beside(seen: Observed, heavy: float, alone: float | None = None) -> Observed:
+    return replace(seen, neighbours=NeighbourCost(alone, {"heavy": heavy}))
+
+
+def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(played: Played) -> None:
+    played.source = "measured × traffic"
+    played.see(100.0, *[beside(observed(100.0, 1.5), 1.5)] * 2, *[beside(observed(100.0, 1.4), 1.4)] * 2)
+    assert [dict(load.slowdowns) for load in played.asked] == [{}, {}]
+    assert [load.beside["m", "heavy"] for load in played.asked] == pytest.approx([1.5, 2.1])
+
+
+def test_what_replicas_alone_take_longer_is_the_models_own(played: Played) -> None:
+    played.see(100.0, *[beside(observed(100.0, 1.8), 1.5, alone=1.3)] * 2)
+    (load,) = played.asked
+    assert (load.slowdowns, load.beside) == ({"m": 1.3}, {("m", "heavy"): 1.5})
+
+
+def test_times_that_were_only_predicted_are_corrected_themselves(played: Played) -> None:
+    played.source = "learned"
+    played.see(100.0, *[beside(observed(100.0, 1.8), 1.8)] * 2)
+    (load,) = played.asked
+    assert (load.slowdowns, load.beside) == ({"m": 1.8}, {})
+
+
+def test_that_a_model_is_quick_beside_idle_neighbours_makes_no_pair_quick(played: Played) -> None:
+    played.source = "measured"
+    played.see(100.0, *[beside(observed(100.0, 0.5), 0.5)] * 6)
+    assert played.asked[0].beside == {}
 
 
 def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(

@@ -50,6 +50,8 @@ def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path
     first, second = (total(by_replica, replica=name, outcome="in_slo") for name in ("a/0", "a/1"))
     assert (first, second) == (3, 3)
     assert {labels["mig"] for labels, _ in by_replica} == {"3g.40gb@0", "3g.40gb@4"}
+    slowed = {(labels["model"], labels["beside"]): value for labels, value in got["gpuprof_neighbour_slowdown_ratio"]}
+    assert set(slowed) == {("a", "b"), ("b", "a")} and min(slowed.values()) > 0.0
     assert total(by_replica, mig="3g.40gb@0", outcome="in_slo") == first + 1
     assert total(by_replica, mig="3g.40gb@4", place="n/sim:a100-80:0", outcome="in_slo") == second
     assert total(got["gpuprof_place_share_ratio"], mig="3g.40gb@0") == 1.0

@@ -1,0 +1,111 @@
+"""What neighbours on a device really cost: the time of served batches over what was predicted, by who ran beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+
+#: Time of batches in nanoseconds and their number, by rows.
+BatchTimes = Mapping[int, tuple[int, int]]
+_NOTHING: BatchTimes = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTime:
+    """What the batches of a replica took in a time, and what the map predicts for them.
+
+    Attributes
+    ----------
+    model : str
+    beside : tuple of str
+        Models of the other replicas of its device or MIG instance that ran batches meanwhile, one for each.
+    took_ns, predicted_ns : float
+    """
+
+    model: str
+    beside: tuple[str, ...]
+    took_ns: float
+    predicted_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourCost:
+    """How far batches of a model were off what the map predicts for them beside their neighbours.
+
+    Attributes
+    ----------
+    alone : float or None
+        Served over predicted time of the replicas that had no neighbours; None: each had some.
+    beside : mapping of str to float
+        By neighbour: so many times longer than predicted, what ``alone`` explains left out.
+    """
+
+    alone: float | None
+    beside: Mapping[str, float]
+
+
+def count_batches(replica: AnyReplica) -> BatchTimes:
+    """Return, by rows, how many batches there were and the nanoseconds that they took in the worker."""
+    return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in list(replica.batches.items())}
+
+
+def list_replica_times(
+    models: Iterable[ServedModel], earlier: Mapping[str, BatchTimes] = MappingProxyType({})
+) -> list[ReplicaTime]:
+    """Return what each replica that ran batches took; ``earlier`` has, by replica, what is not to be counted."""
+    owned = {replica.plan.name: (model.name, replica) for model in models for replica in model.replicas}
+    ran = []
+    for name, (model, replica) in owned.items():
+        took_ns, predicted_ns = sum_times(replica, earlier.get(name, _NOTHING))
+        if predicted_ns > 0.0:
+            ran.append((name, model, (replica.plan.place, replica.plan.mig), took_ns, predicted_ns))
+    return [
+        ReplicaTime(
+            model,
+            tuple(sorted(other for its, other, where, *_ in ran if where == place and place[0] and its != name)),
+            took_ns,
+            predicted_ns,
+        )
+        for name, model, place, took_ns, predicted_ns in ran
+    ]
+
+
+def sum_times(replica: AnyReplica, earlier: BatchTimes) -> tuple[float, float]:
+    """Return the nanoseconds that batches took since ``earlier``, and those predicted for batches of their sizes."""
+    took_ns = predicted_ns = 0.0
+    predicted_ms = replica.plan.latency_ms or ()
+    for rows, (count, nanoseconds) in count_batches(replica).items():
+        count_before, nanoseconds_before = earlier.get(rows, (0, 0))
+        if rows <= len(predicted_ms):
+            took_ns += nanoseconds - nanoseconds_before
+            predicted_ns += 1e6 * (count - count_before) * predicted_ms[rows - 1]
+    return took_ns, predicted_ns
+
+
+def attribute_times(times: Sequence[ReplicaTime]) -> dict[str, NeighbourCost]:
+    """Return for each model what its neighbours cost it beyond what was predicted.
+
+    Slow-downs by several neighbours multiply. Where there are fewer sets of neighbours than neighbours, the logarithms
+    are shared out evenly (least squares of least norm): nothing tells them apart.
+    """
+    return {model: _attribute_model([one for one in times if one.model == model]) for model in {t.model for t in times}}
+
+
+def _attribute_model(times: Sequence[ReplicaTime]) -> NeighbourCost:
+    by_itself = [one for one in times if not one.beside]
+    alone = sum(one.took_ns for one in by_itself) / sum(one.predicted_ns for one in by_itself) if by_itself else None
+    others = [one for one in times if one.beside and one.took_ns > 0.0]
+    names = sorted({name for one in others for name in one.beside})
+    if not names:
+        return NeighbourCost(alone, {})
+    weights = np.sqrt([one.predicted_ns for one in others])
+    counts = np.array([[float(one.beside.count(name)) for name in names] for one in others])
+    logs = np.array([math.log(one.took_ns / one.predicted_ns / (alone or 1.0)) for one in others])
+    found = np.linalg.lstsq(counts * weights[:, None], logs * weights, rcond=None)[0]
+    return NeighbourCost(alone, {name: math.exp(log) for name, log in zip(names, found.tolist(), strict=True)})
