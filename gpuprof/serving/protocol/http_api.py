@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +18,7 @@ from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Rou
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
+from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
 from gpuprof.serving.router.router import Router, deadline_ms
@@ -30,6 +31,8 @@ from gpuprof.serving.watch.stalls import StallMeter
 
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
+#: Of a request, in which its lane is looked for.
+_MAX_LINE_BYTES = 512
 _FOR_EVERYBODY = b"/v2/health/"
 Answer = Callable[[HttpClient], None]
 
@@ -72,6 +75,7 @@ class HttpApi:
         self.arena = router.arena
         self.scratch = bytearray(SCRATCH_BYTES)
         self.connections = ConnectionSet(connections_per_peer)
+        self.turns = LoopTurns()
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[int] = Counter()
@@ -107,6 +111,12 @@ class HttpApi:
             if len(self._routes) < _MAX_CACHED_ROUTES:
                 self._routes[key] = route
         return route
+
+    def lane(self, beginning: Buffer) -> Hashable:
+        """Return the lane of a request that begins so: that of its address, where that was asked for before."""
+        words = bytes(memoryview(beginning)[:_MAX_LINE_BYTES]).split(b" ", 2)
+        route = self._routes.get((words[0], words[1])) if len(words) > 2 else None
+        return None if route is None else route.lane
 
     def forget_routes(self) -> None:
         """Find every address anew: the models have changed."""
@@ -152,7 +162,8 @@ class HttpApi:
                 return _only("GET", method, _simple(partial(self._statistics, name, version)))
             case ["infer"]:
                 infer, foresee = partial(self._infer, model), partial(_foresee, model)
-                return _only("POST", method, Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee))
+                route = Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee, lane=model.name)
+                return _only("POST", method, route)
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
     def count_refusal(self, status: int) -> None:

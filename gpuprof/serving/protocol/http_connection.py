@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -16,6 +16,7 @@ import orjson
 
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
+from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.peer_counts import PeerCounts
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -39,6 +40,7 @@ class ConnectionOwner(Protocol):
     arena: Arena
     scratch: bytearray
     connections: ConnectionSet
+    turns: LoopTurns
 
     @property
     def draining(self) -> bool:
@@ -47,6 +49,10 @@ class ConnectionOwner(Protocol):
 
     def count_refusal(self, status: int) -> None:
         """Count an answer that says no."""
+        ...
+
+    def lane(self, beginning: Buffer) -> Hashable:
+        """Return with whom a request that begins so shares its part of the router."""
         ...
 
     def route(self, head: HttpHead) -> Route:
@@ -112,6 +118,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._choked = False
         self._lingering = False
+        self._awaits_turn = False
+        self._waits_since: float | None = None
         self._began: float | None = None
         self._unsent_bytes = 0
         self._discarded = 0
@@ -154,9 +162,9 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._dispatch(incoming)
             elif incoming.is_full:
                 self._grow(incoming)
-        elif self._pending or self.busy or self._choked:
+        elif self._pending or self.busy or self._choked or not self._has_turn(memoryview(self._site.scratch)[:count]):
             self._pending += memoryview(self._site.scratch)[:count]
-            if not self.busy and not self._choked:
+            if not self.busy and not self._choked and not self._awaits_turn:
                 self._consume_pending()
             elif len(self._pending) > _MAX_PENDING_BYTES and self._transport is not None and not self._paused:
                 self._paused = True
@@ -166,10 +174,25 @@ class HttpConnection(asyncio.BufferedProtocol):
             if used < count:
                 self._pending += memoryview(self._site.scratch)[used:count]
 
+    def _has_turn(self, beginning: Buffer) -> bool:
+        """Return whether a new request that begins so may be read now, or what goes on."""
+        if self._incoming is not None:
+            return True
+        lane = self._site.lane(beginning)
+        if self._site.turns.admits(lane):
+            return True
+        self._awaits_turn, self._waits_since = True, self.touched
+        self._site.turns.wait(lane, self._take_turn)
+        return False
+
+    def _take_turn(self) -> None:
+        self._awaits_turn = False
+        self._consume_pending(has_turn=True)
+
     def eof_received(self) -> bool:
         """Keep the way back open while an answer is due: a client may close its side after asking."""
         self._keep_alive = False
-        return self.busy
+        return self.busy or self._awaits_turn
 
     def resume_writing(self) -> None:
         """Everything is written: the memory of the answer is free."""
@@ -283,8 +306,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- reading
 
-    def _consume_pending(self) -> None:
-        if self.busy or self._choked or self._lingering or self._transport is None:
+    def _consume_pending(self, has_turn: bool = False) -> None:
+        if self.busy or self._choked or self._lingering or self._awaits_turn or self._transport is None:
+            return
+        if self._pending and not has_turn and not self._has_turn(self._pending):
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
@@ -313,13 +338,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _begin(self, text: bytes) -> None:
         """Read a head and prepare for its body."""
         self.touched = time.monotonic()
+        arrived, self._waits_since = self._waits_since or self.touched, None
         try:
             head = read_head(text)
         except RefusedError as refusal:
             self._reject(refusal)
             return
         self._keep_alive = head.keep_alive and not head.chunked
-        incoming = self._incoming = Incoming.begin(head, self.touched, self.peer)
+        incoming = self._incoming = Incoming.begin(head, arrived, self.peer)
         try:
             incoming.prepare(self._site.route(head))
         except RefusedError as refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
@@ -85,12 +85,15 @@ class Route:
     foresee : callable or None
         Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
         need not be received because it will be refused anyhow.
+    lane : hashable or None
+        With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
     """
 
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES
     in_arena: bool = False
     foresee: Callable[[Buffer, str], None] | None = None
+    lane: Hashable = None
 
 
 @dataclass(slots=True)

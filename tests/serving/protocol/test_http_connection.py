@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import pytest
 
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.http_incoming import Route
 from gpuprof.serving.protocol.http_message import is_own_host, read_head
+from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.reruns import serves_in_real_time
@@ -71,7 +73,9 @@ class HeldTransport(asyncio.Transport):
 
 @pytest.fixture
 def api() -> HttpApi:
-    return HttpApi(Router(Arena(1 << 22)), 1 << 26, connections_per_peer=3)
+    api = HttpApi(Router(Arena(1 << 22)), 1 << 26, connections_per_peer=3)
+    api.turns = LoopTurns(lambda begin_turn: begin_turn())  # of no loop: each request has a turn of its own
+    return api
 
 
 def connect(api: HttpApi, peer: str = "10.0.0.1") -> tuple[HttpConnection, HeldTransport]:
@@ -186,3 +190,54 @@ def test_a_target_in_absolute_form_says_host_and_path(target: bytes, path: bytes
 )
 def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
     assert is_own_host(host, {"gpu.example.org"}) == own
+
+
+def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(api.turns, "wait", lambda lane, go_on: waiting.append(go_on))
+    monkeypatch.setattr(api.turns, "admits", lambda lane: False)
+
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, LIVE[:10])
+        feed(connection, LIVE[10:] + LIVE)
+        assert not transport.written and len(waiting) == 1
+        assert connection.eof_received() and not connection.is_idle
+        connection._keep_alive = True
+        waiting.pop()()
+        assert transport.written.count(b"HTTP/1.1 200") == 2 and not waiting
+        transport.send(connection)
+        assert connection.is_idle
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_is_lost_while_it_waits_for_its_turn_reads_nothing_then(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(api.turns, "wait", lambda lane, go_on: waiting.append(go_on))
+    monkeypatch.setattr(api.turns, "admits", lambda lane: False)
+    connection, transport = connect(api)
+    feed(connection, LIVE)
+    connection.connection_lost(None)
+    waiting.pop()()
+    assert not transport.written
+
+
+def test_a_request_waits_in_the_lane_of_its_address_where_that_was_asked_for_before(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = Route(lambda client, *_: client.respond_json(200, {}), lane="m")
+    monkeypatch.setattr(api, "_find", lambda head: route)
+    lanes: list[Hashable] = []
+    admits = api.turns.admits
+    monkeypatch.setattr(api.turns, "admits", lambda lane: (lanes.append(lane), admits(lane))[1])  # type: ignore[func-returns-value]
+    for _ in range(2):
+        connection, transport = connect(api)
+        feed(connection, LIVE)
+        transport.send(connection)
+        feed(connection, b"GET")
+    assert lanes == [None, None, "m", None]

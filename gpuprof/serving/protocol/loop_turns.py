@@ -1,0 +1,82 @@
+"""In which order new requests are read while the router cannot keep up: model by model, for a while in each turn.
+
+The event loop calls every connection that has something to read, one after another, before it looks again who has. A
+cheap model at several times its capacity has thousands of them, refused requests cost about as much as answered ones,
+and a dear one that is sent little waits for all of them at each step. So requests are read for a bounded time in each
+turn of the loop; what comes later in the turn waits in a lane of its model, and the lanes are served in rotation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+
+#: New requests are read for so long in each turn of the loop.
+TURN_S = 0.004
+#: Where somebody has waited for longer, every other turn goes to who came last: half of them are answered in time,
+#: while in the order in which they came nobody would be.
+_LONG_S = 0.05
+
+
+class LoopTurns:
+    """Shares the loop among models while there is not enough of it.
+
+    Parameters
+    ----------
+    call_soon : callable or None
+        Calls what it is given behind all that the loop calls in this turn; None: the running loop's own.
+    """
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self._call_soon = call_soon
+        self._lanes: dict[Hashable, deque[tuple[float, Callable[[], None]]]] = {}
+        self._until = 0.0
+        self._oldest_next = True
+        self._is_due = False
+
+    def admits(self, lane: Hashable) -> bool:
+        """Return whether a request may be read now; else its reader is to call `wait`."""
+        now = time.monotonic()
+        if self._lanes:
+            return now < self._until and lane not in self._lanes
+        if now >= self._until:
+            if now < self._until + TURN_S:  # it may be the same turn still: the next begins behind those who wait
+                return False
+            self._until = now + TURN_S
+        return True
+
+    def wait(self, lane: Hashable, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` when it is the reader's turn, which `admits` has just denied."""
+        self._lanes.setdefault(lane, deque()).append((time.monotonic(), go_on))
+        self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            (self._call_soon or asyncio.get_running_loop().call_soon)(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        """Read what waits, for as long as a turn is; called when all connections that had something were called."""
+        self._is_due = False
+        self._until = time.monotonic() + TURN_S
+        try:
+            while self._lanes:
+                for lane in list(self._lanes):
+                    now = time.monotonic()
+                    if now >= self._until:
+                        self._lanes[lane] = self._lanes.pop(lane)  # it is the last next time
+                        return
+                    self._take(lane, now)
+        finally:
+            if self._lanes:  # whatever happens to a reader, the others get their turn
+                self._plan_turn()
+
+    def _take(self, lane: Hashable, now: float) -> None:
+        waiting = self._lanes[lane]
+        self._oldest_next = not self._oldest_next or now - waiting[0][0] < _LONG_S
+        _, go_on = waiting.popleft() if self._oldest_next else waiting.pop()
+        if not waiting:
+            del self._lanes[lane]
+        go_on()

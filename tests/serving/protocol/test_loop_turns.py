@@ -1,0 +1,114 @@
+"""Turns of the loop among models: who waits, for how long at most, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from gpuprof.serving.protocol.loop_turns import TURN_S, LoopTurns
+
+MS = 0.001
+
+
+class Router:
+    """Reads requests, each of which takes a time that is played; what was read is kept in its order, by lane."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.read: list[tuple[str, int]] = []
+        self.turns = LoopTurns()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def ask(self, lane: str, number: int, took_s: float = 0.2 * MS) -> None:
+        if self.turns.admits(lane):
+            self._answer(lane, number, took_s)
+        else:
+            self.turns.wait(lane, partial(self._answer, lane, number, took_s))
+
+    def _answer(self, lane: str, number: int, took_s: float) -> None:
+        self.now += took_s
+        self.read.append((lane, number))
+
+
+def run(test: Callable[[], object]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        monotonic = time.monotonic
+        loop.time = lambda: monotonic()  # type: ignore[method-assign]
+        await test()  # type: ignore[misc]
+
+    asyncio.run(main())
+
+
+def test_a_dear_model_is_read_in_the_next_turn_beside_thousands_of_requests_of_a_cheap_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        for number in range(3000):
+            router.ask("cheap", number)
+        router.ask("dear", 0)
+        first = len(router.read)
+        assert first == round(TURN_S / (0.2 * MS))
+        await asyncio.sleep(0)
+        assert ("dear", 0) in router.read[first : first + 2]
+        assert len(router.read) <= 2 * first + 1  # and the loop looks again who has something to read
+
+    run(test)
+
+
+def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        for number in range(100):
+            router.ask("m", number)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert router.read == [("m", number) for number in range(100)]
+        assert not router.turns._lanes
+        router.now += 1.0
+        router.ask("m", 100)
+        assert router.read[-1] == ("m", 100)  # nobody waits: it need not, either
+
+    run(test)
+
+
+def test_who_has_waited_for_long_lets_those_go_first_who_came_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        router.ask("m", 0, TURN_S)
+        router.ask("m", 1)
+        router.ask("other", 0, 0.2)
+        router.ask("m", 2)
+        router.now += 0.1
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [number for lane, number in router.read if lane == "m"] == [0, 2, 1]
+
+    run(test)
+
+
+def test_a_reader_that_fails_takes_no_turn_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        router.ask("m", 0, TURN_S)
+
+        def fail() -> None:
+            raise ValueError
+
+        assert not router.turns.admits("m")
+        router.turns.wait("m", fail)
+        router.ask("m", 1)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert [type(one) for one in failures] == [ValueError]
+        assert router.read == [("m", 0), ("m", 1)]
+
+    run(test)
