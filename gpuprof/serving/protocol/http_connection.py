@@ -119,6 +119,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._choked = False
         self._lingering = False
         self._awaits_turn = False
+        self._client_ended = False
         self._waits_since: float | None = None
         self._began: float | None = None
         self._unsent_bytes = 0
@@ -176,22 +177,26 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _has_turn(self, beginning: Buffer) -> bool:
         """Return whether a new request that begins so may be read now, or what goes on."""
-        if self._incoming is not None:
+        turns, now = self._site.turns, self.touched
+        if self._incoming is not None or turns.admits_all(now):
             return True
         lane = self._site.lane(beginning)
-        if self._site.turns.admits(lane):
+        if turns.admits(lane, now):
             return True
-        self._awaits_turn, self._waits_since = True, self.touched
-        self._site.turns.wait(lane, self._take_turn)
+        self._awaits_turn, self._waits_since = True, now
+        turns.wait(lane, self._take_turn)
         return False
 
     def _take_turn(self) -> None:
         self._awaits_turn = False
         self._consume_pending(has_turn=True)
+        self._waits_since = None
+        if self._client_ended and not self.busy and not self._lingering:
+            self.close()  # the rest of what it began to ask will not come
 
     def eof_received(self) -> bool:
         """Keep the way back open while an answer is due: a client may close its side after asking."""
-        self._keep_alive = False
+        self._keep_alive, self._client_ended = False, True
         return self.busy or self._awaits_turn
 
     def resume_writing(self) -> None:
@@ -344,7 +349,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         except RefusedError as refusal:
             self._reject(refusal)
             return
-        self._keep_alive = head.keep_alive and not head.chunked
+        self._keep_alive = head.keep_alive and not head.chunked and not self._client_ended
         incoming = self._incoming = Incoming.begin(head, arrived, self.peer)
         try:
             incoming.prepare(self._site.route(head))

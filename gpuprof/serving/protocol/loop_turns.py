@@ -12,12 +12,27 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 #: New requests are read for so long in each turn of the loop.
 TURN_S = 0.004
-#: Where somebody has waited for longer, every other turn goes to who came last: half of them are answered in time,
-#: while in the order in which they came nobody would be.
+#: Where somebody has waited for longer, every other turn of the lane goes to who came last: half of them are answered
+#: in time, while in the order in which they came nobody would be.
 _LONG_S = 0.05
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Who waits to be read, each with when that began."""
+
+    waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    _takes_newest: bool = False
+
+    def take(self, now: float) -> Callable[[], None]:
+        """Remove and return who is next."""
+        is_long = now - self.waiting[0][0] >= _LONG_S
+        newest, self._takes_newest = self._takes_newest and is_long, is_long and not self._takes_newest
+        return (self.waiting.pop() if newest else self.waiting.popleft())[1]
 
 
 class LoopTurns:
@@ -31,25 +46,27 @@ class LoopTurns:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._call_soon = call_soon
-        self._lanes: dict[Hashable, deque[tuple[float, Callable[[], None]]]] = {}
+        self._lanes: dict[Hashable, _Lane] = {}
         self._until = 0.0
-        self._oldest_next = True
         self._is_due = False
 
-    def admits(self, lane: Hashable) -> bool:
-        """Return whether a request may be read now; else its reader is to call `wait`."""
-        now = time.monotonic()
+    def admits_all(self, now: float) -> bool:
+        """Return whether nobody waits and any request may be read now."""
         if self._lanes:
-            return now < self._until and lane not in self._lanes
+            return False
         if now >= self._until:
             if now < self._until + TURN_S:  # it may be the same turn still: the next begins behind those who wait
                 return False
             self._until = now + TURN_S
         return True
 
+    def admits(self, lane: Hashable, now: float) -> bool:
+        """Return whether a request may be read now beside those that wait; else its reader is to call `wait`."""
+        return now < self._until and lane not in self._lanes
+
     def wait(self, lane: Hashable, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` when it is the reader's turn, which `admits` has just denied."""
-        self._lanes.setdefault(lane, deque()).append((time.monotonic(), go_on))
+        self._lanes.setdefault(lane, _Lane()).waiting.append((time.monotonic(), go_on))
         self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -60,23 +77,21 @@ class LoopTurns:
     def _begin_turn(self) -> None:
         """Read what waits, for as long as a turn is; called when all connections that had something were called."""
         self._is_due = False
-        self._until = time.monotonic() + TURN_S
+        now = time.monotonic()
+        self._until = now + TURN_S
         try:
-            while self._lanes:
-                for lane in list(self._lanes):
-                    now = time.monotonic()
-                    if now >= self._until:
-                        self._lanes[lane] = self._lanes.pop(lane)  # it is the last next time
-                        return
-                    self._take(lane, now)
+            while self._lanes and now < self._until:
+                self._read_next(now)
+                now = time.monotonic()
         finally:
             if self._lanes:  # whatever happens to a reader, the others get their turn
                 self._plan_turn()
 
-    def _take(self, lane: Hashable, now: float) -> None:
-        waiting = self._lanes[lane]
-        self._oldest_next = not self._oldest_next or now - waiting[0][0] < _LONG_S
-        _, go_on = waiting.popleft() if self._oldest_next else waiting.pop()
-        if not waiting:
-            del self._lanes[lane]
+    def _read_next(self, now: float) -> None:
+        """Have one request of the first lane read; the lane is then the last, in the next turn, too."""
+        name = next(iter(self._lanes))
+        lane = self._lanes.pop(name)
+        go_on = lane.take(now)
+        if lane.waiting:
+            self._lanes[name] = lane
         go_on()

@@ -192,20 +192,24 @@ def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
     assert is_own_host(host, {"gpu.example.org"}) == own
 
 
-def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
-    api: HttpApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def waiting(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Have every request wait for its turn here."""
     waiting: list[Callable[[], None]] = []
     monkeypatch.setattr(api.turns, "wait", lambda lane, go_on: waiting.append(go_on))
-    monkeypatch.setattr(api.turns, "admits", lambda lane: False)
+    monkeypatch.setattr(api.turns, "admits_all", lambda now: False)
+    monkeypatch.setattr(api.turns, "admits", lambda lane, now: False)
+    return waiting
 
+
+def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
+    api: HttpApi, waiting: list[Callable[[], None]]
+) -> None:
     async def main() -> None:
         connection, transport = connect(api)
         feed(connection, LIVE[:10])
         feed(connection, LIVE[10:] + LIVE)
-        assert not transport.written and len(waiting) == 1
-        assert connection.eof_received() and not connection.is_idle
-        connection._keep_alive = True
+        assert not transport.written and len(waiting) == 1 and not connection.is_idle
         waiting.pop()()
         assert transport.written.count(b"HTTP/1.1 200") == 2 and not waiting
         transport.send(connection)
@@ -214,12 +218,42 @@ def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
     asyncio.run(main())
 
 
-def test_a_connection_that_is_lost_while_it_waits_for_its_turn_reads_nothing_then(
-    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "answers"), [(LIVE, 1), (LIVE[:10], 0)])
+def test_a_client_that_ends_its_side_while_its_request_waits_is_answered_and_the_connection_closed(
+    api: HttpApi, waiting: list[Callable[[], None]], asked: bytes, answers: int
 ) -> None:
-    waiting: list[Callable[[], None]] = []
-    monkeypatch.setattr(api.turns, "wait", lambda lane, go_on: waiting.append(go_on))
-    monkeypatch.setattr(api.turns, "admits", lambda lane: False)
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, asked)
+        assert connection.eof_received()
+        waiting.pop()()
+        assert transport.written.count(b"HTTP/1.1 200") == answers
+        assert transport.written.count(b"Connection: close") == answers
+        assert transport.is_closing() or connection._lingering  # which ends by itself
+
+    asyncio.run(main())
+
+
+def test_a_request_counts_from_when_it_was_to_be_read_but_not_from_when_its_client_began_to_send_it(
+    api: HttpApi, waiting: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived: list[float] = []
+    route = Route(lambda client, head, body: (arrived.append(body.arrived), client.respond_json(200, {}))[1])
+    monkeypatch.setattr(api, "route", lambda head: route)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    connection, transport = connect(api)
+    for piece in (LIVE[:10], LIVE[10:]):
+        feed(connection, piece)
+        now += 1.0
+        waiting.pop()()
+        now += 1.0
+    assert arrived == [102.0]
+
+
+def test_a_connection_that_is_lost_while_it_waits_for_its_turn_reads_nothing_then(
+    api: HttpApi, waiting: list[Callable[[], None]]
+) -> None:
     connection, transport = connect(api)
     feed(connection, LIVE)
     connection.connection_lost(None)
@@ -233,8 +267,8 @@ def test_a_request_waits_in_the_lane_of_its_address_where_that_was_asked_for_bef
     route = Route(lambda client, *_: client.respond_json(200, {}), lane="m")
     monkeypatch.setattr(api, "_find", lambda head: route)
     lanes: list[Hashable] = []
-    admits = api.turns.admits
-    monkeypatch.setattr(api.turns, "admits", lambda lane: (lanes.append(lane), admits(lane))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(api.turns, "admits_all", lambda now: False)
+    monkeypatch.setattr(api.turns, "admits", lambda lane, now: lanes.append(lane) or True)  # type: ignore[func-returns-value]
     for _ in range(2):
         connection, transport = connect(api)
         feed(connection, LIVE)

@@ -24,7 +24,7 @@ class Router:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def ask(self, lane: str, number: int, took_s: float = 0.2 * MS) -> None:
-        if self.turns.admits(lane):
+        if self.turns.admits_all(self.now) or self.turns.admits(lane, self.now):
             self._answer(lane, number, took_s)
         else:
             self.turns.wait(lane, partial(self._answer, lane, number, took_s))
@@ -77,18 +77,19 @@ def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.M
     run(test)
 
 
-def test_who_has_waited_for_long_lets_those_go_first_who_came_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         router = Router(monkeypatch)
         router.ask("m", 0, TURN_S)
         router.ask("m", 1)
         router.ask("other", 0, 0.2)
         router.ask("m", 2)
+        router.ask("m", 3)
         router.now += 0.1
         await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert [number for lane, number in router.read if lane == "m"] == [0, 2, 1]
+        assert [number for lane, number in router.read if lane == "m"] == [0, 1, 3, 2]
 
     run(test)
 
@@ -103,12 +104,43 @@ def test_a_reader_that_fails_takes_no_turn_from_the_others(monkeypatch: pytest.M
         def fail() -> None:
             raise ValueError
 
-        assert not router.turns.admits("m")
+        assert not router.turns.admits_all(router.now) and not router.turns.admits("m", router.now)
         router.turns.wait("m", fail)
         router.ask("m", 1)
         for _ in range(4):
             await asyncio.sleep(0)
         assert [type(one) for one in failures] == [ValueError]
         assert router.read == [("m", 0), ("m", 1)]
+
+    run(test)
+
+
+def test_lanes_are_served_in_rotation_even_where_each_request_takes_a_whole_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        for number in range(6):
+            router.ask("cheap", number, 2.0 * TURN_S)
+        router.ask("dear", 0, 2.0 * TURN_S)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert ("dear", 0) in router.read[:3]
+
+    run(test)
+
+
+def test_each_lane_alternates_between_oldest_and_newest_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = Router(monkeypatch)
+        router.ask("m", -1, TURN_S)
+        for number in range(4):
+            for lane in ("a", "b"):
+                router.ask(lane, number, 0.1 * MS)
+        router.now += 1.0
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for lane in ("a", "b"):
+            assert [number for name, number in router.read if name == lane] == [0, 3, 1, 2]
 
     run(test)
