@@ -76,6 +76,7 @@ _PERCENTILE_COLUMNS = (
 _STAGE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("router_ms", "network and router ms", number(2)),
+    Column("network_ms", "of it network", number(2), joined=True),
     Column("queue_ms", "queue ms", number(2)),
     Column("gather_ms", "gather ms", number(2)),
     Column("infer_ms", "model ms", number(2)),

@@ -36,6 +36,7 @@ def test_measured_stands_beside_predicted(
         table = told.out
         assert "LoadGen takes 130 for p95 and 662 for p99 at least" in told.err
         assert "goodput/s" in table and "network and router ms" in table and "95% from" in table
+        assert "of it network" in table
         assert main(["load", server.url, "--rate", "a=20", "--duration", "0.5", "--warmup", "0", "--csv"]) == 0
         assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
 

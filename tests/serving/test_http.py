@@ -6,6 +6,8 @@ import json
 import socket
 import threading
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.serving.load.target import Target
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, read_answer
 
@@ -89,6 +93,28 @@ def test_statistics_count_what_was_done(null_server: RunningServer) -> None:
     assert after["inference_stats"]["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
     assert after["inference_stats"]["compute_infer"]["ns"] > before["inference_stats"]["compute_infer"]["ns"]
     assert len(null_server.get("/v2/models/stats")[1]["model_stats"]) == 2
+
+
+def test_an_answer_says_where_its_time_went_and_load_keeps_it_apart(null_server: RunningServer) -> None:
+    target = Target.parse(null_server.url)
+    for model, size, binary in (("small", 1, True), ("large", 150_000, True), ("large", 150_000, False)):
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, size], "data": [0.5] * size}
+        body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}})
+        with closing(HTTPConnection(target.host, target.port, timeout=60)) as connection:
+            began = time.monotonic()
+            connection.request("POST", f"/v2/models/{model}/infer", body)
+            answer = connection.getresponse()
+            took_ms = 1000.0 * (time.monotonic() - began)
+            assert answer.status == 200
+            told = dict(entry.strip().split(";dur=") for entry in answer.headers["Server-Timing"].split(","))
+        assert list(told) == ["queue", "infer", "total"]
+        assert 0.0 < float(told["queue"]) + float(told["infer"]) < float(told["total"]) < took_ms
+    load = LoadSettings(duration_s=0.5, warmup_s=0.1, clients=1)
+    outcome = run_load(target, [RequestStream("small", 100.0, 10_000.0)], load)
+    (result,), (stages,) = outcome.results, outcome.stages
+    assert result.server_mean_ms is not None and result.mean_ms is not None
+    assert 0.0 < result.server_mean_ms < result.mean_ms
+    assert stages["network_ms"] == pytest.approx(result.mean_ms - result.server_mean_ms)
 
 
 def test_metrics_are_in_the_format_of_prometheus(null_server: RunningServer) -> None:

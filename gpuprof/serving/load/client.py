@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from gpuprof.machine.scheduling import answer_quickly
 from gpuprof.serving.load.closed_loop import ClosedLoop
 from gpuprof.serving.load.payload import Payload
+from gpuprof.serving.transport.server_timing import NAME, UNTOLD_MS, read_total_ms
 
 if TYPE_CHECKING:
     from gpuprof.serving.load.target import Target
@@ -84,6 +85,8 @@ class SentRequests:
         HTTP status; 0 where no answer came.
     cpu_s : float
         CPU time of the client that sent them.
+    server_ms : array of float
+        What the server says that it took; `UNTOLD_MS` where it does not, and empty where nobody asked.
     models : array of int
         Of a closed loop: position of each request's model.
     windows : int
@@ -99,6 +102,7 @@ class SentRequests:
     models: array[int] = field(default_factory=lambda: array("h"))
     windows: int = 0
     is_stable: bool = False
+    server_ms: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Connection:
@@ -111,7 +115,9 @@ class Connection:
         It is encrypted.
     """
 
-    __slots__ = ("_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "unread")
+    __slots__ = (
+        "_payload", "_position", "closing", "expected", "head", "number", "received", "server_ms", "socket", "unread"
+    )  # fmt: skip
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port))
@@ -128,6 +134,7 @@ class Connection:
         self.received = 0
         self.head = b""
         self.closing = False
+        self.server_ms = UNTOLD_MS
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for select."""
@@ -202,6 +209,7 @@ class Connection:
         fields = dict(line.split(b":", 1) for line in head.split(b"\r\n")[1:])
         self.expected = end + 4 + int(fields[b"content-length"])
         self.closing = fields.get(b"connection", b"").strip() == b"close"
+        self.server_ms = read_total_ms(fields.get(NAME, b""))
 
 
 class LoadClient:
@@ -235,6 +243,7 @@ class LoadClient:
         self._payloads = [[Payload(request, encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
+        self.sent.server_ms = array("d", [UNTOLD_MS]) * count
 
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
@@ -281,6 +290,7 @@ class LoadClient:
         self.sent.sent_s.append(0.0)
         self.sent.done_s.append(-1.0)
         self.sent.status.append(_LOST)
+        self.sent.server_ms.append(UNTOLD_MS)
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
@@ -373,6 +383,7 @@ class LoadClient:
         number, now = connection.number, time.monotonic() - start
         self.sent.done_s[number] = now
         self.sent.status[number] = status
+        self.sent.server_ms[number] = connection.server_ms
         if self._watch is not None and status == _OK:
             closed = bool(self._schedule.in_flight)
             due = self.sent.sent_s[number] if closed else self._schedule.times[number]

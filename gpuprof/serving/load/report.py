@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.percentiles import find_percentile
 from gpuprof.serving.load.prediction import LoadPrediction
+from gpuprof.serving.transport.server_timing import UNTOLD_MS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,9 @@ class ModelResult:
         Their 95% intervals; None: too few were answered for that end.
     lag_p99_ms : float
         How late the client itself sent.
+    server_mean_ms, server_p50_ms, server_p99_ms : float or None
+        What the server says that it took for the answered (Server-Timing), from their arrival to their answer; None
+        where it does not say. The rest of the latency is client and network.
     """
 
     model: str
@@ -64,6 +68,9 @@ class ModelResult:
     p95_high_ms: float | None = None
     p99_low_ms: float | None = None
     p99_high_ms: float | None = None
+    server_mean_ms: float | None = None
+    server_p50_ms: float | None = None
+    server_p99_ms: float | None = None
 
     @property
     def client_is_limit(self) -> bool:
@@ -82,7 +89,7 @@ def summarize(
     """Return the figures of one model; ``span`` is the part of the schedule that counts, in seconds."""
     import numpy as np
 
-    due, sent, done, status = _columns(schedules, results, model, span)
+    due, sent, done, status, server_ms = _columns(schedules, results, model, span)
     latency = 1000.0 * (done - due)
     answered = latency[status == 200]
     seconds = span[1] - span[0]
@@ -102,7 +109,18 @@ def summarize(
         mean_ms=float(answered.mean()) if len(answered) else None,
         **percentiles,
         lag_p99_ms=float(1000.0 * np.quantile(sent - due, 0.99)) if len(due) else 0.0,
+        **_find_server_times(server_ms[status == 200]),
     )
+
+
+def _find_server_times(told_ms: Floats) -> dict[str, Any]:
+    """Return mean and percentiles of what the server says that it took, where it says so of every answer."""
+    if not len(told_ms) or (told_ms == UNTOLD_MS).any():
+        return {}
+    ordered = sorted(told_ms.tolist())
+    found = {percent: find_percentile(ordered, percent) for percent in (50, 99)}
+    values = {f"server_p{percent}_ms": None if one is None else one.value for percent, one in found.items()}
+    return {"server_mean_ms": float(told_ms.mean()), **values}
 
 
 def _find_percentiles(ordered: Floats) -> dict[str, Any]:
@@ -118,7 +136,7 @@ def _find_percentiles(ordered: Floats) -> dict[str, Any]:
 
 def _columns(
     schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
-) -> tuple[Floats, Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     import numpy as np
 
     due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
@@ -126,8 +144,10 @@ def _columns(
     sent = np.concatenate([np.asarray(result.sent_s) for result in results])
     done = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
+    told = [result.server_ms or [UNTOLD_MS] * len(result.sent_s) for result in results]
+    server_ms = np.concatenate([np.asarray(one, float) for one in told])
     own = (models == model) & (due >= span[0]) & (due < span[1])
-    return due[own], sent[own], done[own], status[own]
+    return due[own], sent[own], done[own], status[own], server_ms[own]
 
 
 def report_row(
@@ -164,7 +184,8 @@ def stage_row(
 ) -> dict[str, object]:
     """Return where the time of a request went, mean milliseconds, and how large batches were.
 
-    ``router_ms`` is what the client saw beyond what the server saw of queue and worker: network, reading, writing.
+    ``router_ms`` is what the client saw beyond what the server saw of queue and worker: network, reading, writing; of
+    it ``network_ms`` is what the client saw beyond what the server says that it took, where it says so.
     """
     row: dict[str, object] = {"model": result.model}
     if before is None or after is None:
@@ -177,6 +198,8 @@ def stage_row(
         row[f"{name}_ms"] = nanoseconds / count / 1e6
         total += nanoseconds / count / 1e6
     row["router_ms"] = None if result.mean_ms is None else result.mean_ms - total
+    mean_ms, server_ms = result.mean_ms, result.server_mean_ms
+    row["network_ms"] = None if mean_ms is None or server_ms is None else mean_ms - server_ms
     row["batches"] = _batches(before, after)
     return row
 

@@ -26,6 +26,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
 
@@ -291,37 +292,41 @@ class HttpApi:
         slot: Slot | None,
     ) -> None:
         if _text_bytes(asked, outputs) > ON_LOOP_BYTES:
-            self._do_apart(self._answer_apart(model, connection, asked, outputs, slot))
+            self._do_apart(self._answer_apart(model, connection, asked, inference, outputs, slot))
             return
         try:
             text, tensors = write_response(model.spec, asked, outputs)
         except RefusedError as refusal:
             self._refuse(connection, refusal, [] if slot is None else [slot])
         else:
-            self._answer(connection, text, tensors, slot)
+            self._answer(connection, inference, text, tensors, slot)
 
-    def _answer(self, connection: HttpClient, text: bytes, tensors: list[Buffer], slot: Slot | None) -> None:
+    def _answer(
+        self, connection: HttpClient, inference: Inference, text: bytes, tensors: list[Buffer], slot: Slot | None
+    ) -> None:
         """Send an answer; what of it is large lies in the arena until it is sent."""
+        extra = write_timing(inference.times, time.monotonic() - inference.arrived)
         if tensors:
-            extra = b"Inference-Header-Content-Length: %d\r\n" % len(text)
+            extra += b"Inference-Header-Content-Length: %d\r\n" % len(text)
             connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
             return
         if slot is not None:
             self.arena.give_back(slot)  # the text is all there is
         if len(text) <= INLINE_BYTES:
-            connection.respond(200, CONTENT_JSON, text)
+            connection.respond(200, CONTENT_JSON, text, extra=extra)
         elif (own := self.arena.take(len(text))) is None:
             connection.refuse(out_of_memory())
         else:
             view = self.arena.view(own.offset, len(text))
             view[:] = text
-            connection.respond(200, CONTENT_JSON, b"", [view], own)
+            connection.respond(200, CONTENT_JSON, b"", [view], own, extra)
 
     async def _answer_apart(
         self,
         model: ServedModel,
         connection: HttpClient,
         asked: InferRequest,
+        inference: Inference,
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
@@ -334,7 +339,7 @@ class HttpApi:
         except RefusedError as refusal:
             connection.refuse(refusal)
         else:
-            self._answer(connection, text, tensors, None)
+            self._answer(connection, inference, text, tensors, None)
 
 
 def _text_bytes(asked: InferRequest, outputs: list[OutputTensor]) -> int:

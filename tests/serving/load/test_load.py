@@ -118,6 +118,23 @@ def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> 
     assert stage_row(got, None, None) == {"model": "m"}
 
 
+def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
+    schedule = Schedule("h", 1, ((b"",),), [0.0, 1.0, 2.0], [0, 0, 0])
+    came = sent([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
+    came.server_ms.extend([4.0, 6.0, -1.0])
+    got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
+    assert got.mean_ms == pytest.approx(15.0)
+    assert (got.server_mean_ms, got.server_p50_ms, got.server_p99_ms) == (5.0, 5.0, None)
+    ns = {key: {"count": 0, "ns": 0} for key in ("queue", "compute_input", "compute_infer", "compute_output")}
+    after = {"inference_stats": {key: {"count": 2, "ns": 1_000_000} for key in ns}, "batch_stats": []}
+    row = stage_row(got, {"inference_stats": ns, "batch_stats": []}, after)
+    assert row["router_ms"] == pytest.approx(13.0) and row["network_ms"] == pytest.approx(10.0)
+    came.server_ms[1] = -1.0  # one that does not say
+    silent = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
+    assert silent.server_mean_ms is None
+    assert stage_row(silent, {"inference_stats": ns, "batch_stats": []}, after)["network_ms"] is None
+
+
 class FlatQueue:
     """Answers within the batch's time at every percentile."""
 

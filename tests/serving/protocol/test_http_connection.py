@@ -11,8 +11,8 @@ import pytest
 
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.http_incoming import Route
-from gpuprof.serving.protocol.http_message import is_own_host, read_head
+from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.http_message import HttpHead, is_own_host, read_head
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
@@ -238,11 +238,15 @@ def test_a_request_counts_from_when_it_was_to_be_read_but_not_from_when_its_clie
     api: HttpApi, waiting: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived: list[float] = []
-    route = Route(lambda client, head, body: (arrived.append(body.arrived), client.respond_json(200, {}))[1])
-    monkeypatch.setattr(api, "route", lambda head: route)
+
+    def note_arrival(client: HttpClient, _: HttpHead, body: ReceivedBody) -> None:
+        arrived.append(body.arrived)
+        client.respond_json(200, {})
+
+    monkeypatch.setattr(api, "route", lambda head: Route(note_arrival))
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    connection, transport = connect(api)
+    connection, _ = connect(api)
     for piece in (LIVE[:10], LIVE[10:]):
         feed(connection, piece)
         now += 1.0

@@ -77,7 +77,9 @@ def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.M
     run(test)
 
 
-def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test() -> None:
         router = Router(monkeypatch)
         router.ask("m", 0, TURN_S)

@@ -1,0 +1,42 @@
+"""The header Server-Timing: what an answer says of where its time went. Source: W3C, Server Timing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.inference import StageTimes
+
+NAME = b"server-timing"
+#: What a server took of which nobody was told.
+UNTOLD_MS = -1.0
+_TOTAL = b"total"
+
+
+def write_timing(times: StageTimes, total_s: float) -> bytes:
+    """Return the header line of an answer: ms of waiting for a batch, of the model, and all that the server took."""
+    queue_ms, infer_ms = times.queue / 1e6, times.infer / 1e6
+    return b"Server-Timing: queue;dur=%.3f, infer;dur=%.3f, total;dur=%.3f\r\n" % (queue_ms, infer_ms, 1e3 * total_s)
+
+
+def read_total_ms(value: bytes) -> float:
+    """Return what a server says that it took for an answer, ms; `UNTOLD_MS` where it does not say.
+
+    Parameters
+    ----------
+    value : bytes
+        Of the header, in lower case; other servers may tell of other times, too.
+    """
+    for metric in value.split(b","):
+        name, *parameters = (part.strip() for part in metric.split(b";"))
+        if name != _TOTAL:
+            continue
+        for parameter in parameters:
+            key, _, text = parameter.partition(b"=")
+            if key.strip() == b"dur":
+                try:
+                    duration_ms = float(text.strip(b' "'))
+                except ValueError:
+                    return UNTOLD_MS
+                return duration_ms if 0.0 <= duration_ms < float("inf") else UNTOLD_MS
+    return UNTOLD_MS
