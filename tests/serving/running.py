@@ -11,13 +11,17 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.serving.load.report import ModelResult
+from gpuprof.serving.load.target import Target
 
 
 def replica(model: str, **more: Any) -> dict[str, Any]:
@@ -127,6 +131,24 @@ def eventually(holds: Callable[[], bool], limit_s: float = 20.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def send_until(
+    holds: Callable[[Sequence[ModelResult]], bool], server: RunningServer, streams: Sequence[RequestStream]
+) -> list[ModelResult]:
+    """Send a load of 2.5 s again and again until ``holds`` of its results; return those of all loads, the last last.
+
+    For servers that bear the load once they have adapted to it: on a machine that holds everybody up some seconds are
+    spoilt, and where the server bears less than was sent none is as it should be.
+    """
+    results: list[ModelResult] = []
+    for warmup_s in (4.0, *[0.0] * 9):
+        settings = LoadSettings(duration_s=2.5, warmup_s=warmup_s, clients=1, arrivals="constant")
+        found = run_load(Target.parse(server.url), list(streams), settings).results
+        results += found
+        if holds(found):
+            break
+    return results
 
 
 def read_answer(connection: socket.socket) -> tuple[int, bytes]:
