@@ -244,9 +244,9 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
     with running(placed, document, *what, "--adapt-output", str(placed / "new.json")) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
-            assert eventually((placed / "new.json").exists, limit_s=90.0)
+            assert eventually((placed / "new.json").exists, limit_s=300.0)
             # A busy machine may spoil a second of it, but not all.
-            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=60.0)
+            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=300.0)
         _, errors = server.stop()
     assert loaded.results[0].refused > 0
     assert loaded.results[0].in_slo < 0.9 * loaded.results[0].sent
