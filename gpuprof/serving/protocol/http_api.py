@@ -79,7 +79,7 @@ class HttpApi:
         self.turns = LoopTurns()
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
-        self._refusals: Counter[int] = Counter()
+        self._refusals: Counter[tuple[int, str]] = Counter()
         self.pool = ParsePool()
         self.turned_away_elsewhere: Callable[[], int] = lambda: 0
         self._parsing: set[asyncio.Task[None]] = set()
@@ -167,16 +167,28 @@ class HttpApi:
                 return _only("POST", method, route)
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
-    def count_refusal(self, status: int) -> None:
-        """Count an answer that says no, by its status."""
-        self._refusals[status] += 1
+    def count_refusal(self, refusal: RefusedError) -> None:
+        """Count an answer that says no, by its status and reason."""
+        self._refusals[refusal.status.value, refusal.reason] += 1
 
     def _ready(self, connection: HttpClient) -> None:
-        """Answer whether every model can be asked, with what is refused and how well the router listens."""
+        """Answer whether every model can be asked, what was refused, and how well the router listens and estimates.
+
+        Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
+        """
+        refused: Counter[str] = Counter()
+        for (_, reason), count in sorted(self._refusals.items()):
+            refused[reason] += count
+        now = time.monotonic()
+        slowdowns = [slowdown for model in self.router.all() for slowdown in model.slowdowns(now)]
         told = {
             "ready": self.router.is_ready,
-            "refused": {str(status): count for status, count in sorted(self._refusals.items())},
+            "refused": refused,
             "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
+            "estimates": {
+                "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
+                "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
+            },
         }
         connection.respond_json(200 if self.router.is_ready else 503, told)
 

@@ -47,7 +47,7 @@ class ConnectionOwner(Protocol):
         """Whether connections are to be closed after their answer."""
         ...
 
-    def count_refusal(self, status: int) -> None:
+    def count_refusal(self, refusal: RefusedError) -> None:
         """Count an answer that says no."""
         ...
 
@@ -274,7 +274,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             extra += b"Allow: %s\r\n" % refusal.allowed.encode()
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             extra += b"WWW-Authenticate: Bearer\r\n"
-        self._site.count_refusal(refusal.status.value)
+        self._site.count_refusal(refusal)
         self.respond_json(refusal.status.value, {"error": refusal.message}, extra)
 
     def close(self) -> None:

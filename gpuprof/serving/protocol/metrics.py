@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -28,14 +29,14 @@ class ProtocolFigures:
 
     Attributes
     ----------
-    refusals : mapping of int to int
-        Answers that say no, by HTTP status.
+    refusals : mapping of (int, str) to int
+        Answers that say no, by HTTP status and reason.
     turned_away : int
         Connections, and calls of gRPC, beyond those that an address may have.
     stalls : StallMeter
     """
 
-    refusals: Mapping[int, int]
+    refusals: Mapping[tuple[int, str], int]
     turned_away: int
     stalls: StallMeter
 
@@ -71,6 +72,7 @@ class RouterCollector(Collector):
         yield _latencies(counted)
         yield _stage_latencies(counted)
         yield from _replicas(replicas)
+        yield _estimates(replicas, time.monotonic())
         yield from _places(replicas)
         yield _neighbours(models)
         yield from _devices(self._gpus())
@@ -89,10 +91,10 @@ def render(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
 def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     """Yield what was refused and why, and for how long the router did not listen."""
     refused = CounterMetricFamily(
-        "gpuprof_refused_requests", "Requests of HTTP that were refused, by the status", labels=["status"]
+        "gpuprof_refused_requests", "Requests of HTTP that were refused, and why", labels=["status", "reason"]
     )
-    for status, count in sorted(figures.refusals.items()):
-        refused.add_metric([str(status)], float(count))
+    for (status, reason), count in sorted(figures.refusals.items()):
+        refused.add_metric([str(status), reason], float(count))
     turned = CounterMetricFamily(
         "gpuprof_refused_connections", "Connections and calls beyond those that an address may have"
     )
@@ -196,6 +198,20 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
         for size, batch in sorted(counted.batches.items()):
             batches.add_metric([*own, str(size)], float(batch.count))
     yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, refusing, retried, batches)
+
+
+def _estimates(replicas: _Replicas, now: float) -> Metric:
+    """Return what the router expects batches to take, which admission goes by: of one row, and of a full batch."""
+    family = GaugeMetricFamily(
+        "gpuprof_batch_estimate_seconds",
+        "Time that the router expects of a batch of this size",
+        labels=["model", "replica", "place", "mig", "size"],
+    )
+    for model, replica in replicas:
+        plan, times_ms = replica.plan, replica.estimates_ms(now)
+        for size in sorted({1, len(times_ms)}):
+            family.add_metric([model, plan.name, plan.place, plan.mig, str(size)], times_ms[size - 1] / 1000.0)
+    return family
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:

@@ -58,7 +58,7 @@ class ParsePool:
         """
         if self._pending >= _MAX_PENDING:
             message = "too many large texts wait to be read: send tensors as binary data"
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True, reason="large texts")
         self._pending += 1
         try:
             outcome = await asyncio.wrap_future(self._start().submit(_guard, function, arguments, named))

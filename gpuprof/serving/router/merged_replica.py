@@ -105,6 +105,10 @@ class MemberReplica:
         """What batches of all models took, by their rows: what predictions are of."""
         return self._whole.batches
 
+    def estimates_ms(self, now: float) -> Sequence[float]:
+        """Return what the router expects of a batch of all models, by its rows; 0 where it knows nothing yet."""
+        return self._whole.estimates_ms(now)
+
     @property
     def is_alive(self) -> bool:
         """Whether a worker is there to serve."""

@@ -109,6 +109,14 @@ class ServedModel:
         self._leaving.remove(replica)
         self._counts.add(replica.statistics)
 
+    def slowdowns(self, now: float) -> list[float]:
+        """Return how many times as long as planned a full batch is expected to take at each replica that has a plan."""
+        return [
+            replica.estimates_ms(now)[-1] / planned[-1]
+            for replica in self.replicas
+            if (planned := replica.plan.latency_ms) and planned[-1] > 0.0
+        ]
+
     @property
     def in_flight(self) -> int:
         """Requests that are accepted and not yet answered."""
@@ -177,7 +185,8 @@ class ServedModel:
         now = time.monotonic()
         alive = self._able(inference.rows)
         if not alive:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
+            message = f"model {self.name!r} has no worker at the moment"
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
         loads = self._loads(alive, inference, now)
         waited_ms = 1000.0 * (now - inference.arrived)
         chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -128,6 +128,10 @@ class ServedReplica:
     def batches(self) -> dict[int, BatchStatistics]:
         """What its batches took, by their rows."""
         return self.statistics.batches
+
+    def estimates_ms(self, now: float) -> Sequence[float]:
+        """Return what the router expects of a batch, by its rows; 0 where it knows nothing yet."""
+        return self.latency.times_ms(now)
 
     @property
     def in_flight(self) -> int:
@@ -338,4 +342,4 @@ def flow_of(client: str, deadline_ms: float, slo_ms: float) -> Flow:
 def overtaken_refusal() -> RefusedError:
     """Return the refusal of a request that others went before."""
     message = "the request cannot be answered in time: others of higher priority, or of other clients, went before it"
-    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True)
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True, reason="overtaken")

@@ -23,6 +23,8 @@ class RefusedError(Exception):
         Whether there was too much to do, rather than nobody to do it.
     allowed : str
         The methods that the address has, where that was what was wrong.
+    reason : str
+        As it is counted, a word or two; empty: "overload", or what the status is called.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class RefusedError(Exception):
         *,
         overloaded: bool = False,
         allowed: str = "",
+        reason: str = "",
     ) -> None:
         super().__init__(message)
+        self.reason = reason or ("overload" if overloaded else status.phrase.lower())
         self.overloaded = overloaded
         self.allowed = allowed
         self.status = status
@@ -50,7 +54,7 @@ def bad_request(message: str) -> RefusedError:
 def out_of_memory() -> RefusedError:
     """Return the refusal of a request whose tensors, or whose answer, find no memory."""
     message = "the server has no memory left for this request"
-    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True, reason="no memory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,25 @@ def test_stages_have_histograms(tmp_path: Path) -> None:
     assert total(got["gpuprof_replica_latency_seconds_count"], replica="m/0") == 1
 
 
+def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tmp_path: Path) -> None:
+    planned = replica("m", batch=2, batch_latency_ms=[20.0, 30.0])
+    with running(tmp_path, map_of({"m": "null:4"}, [planned]), "--simulate") as server:
+        assert server.infer("m", [1.0, 2.0])[0] == 400
+        assert server.get("/v2/models/nobody")[0] == 404
+        got = samples(server.get("/metrics")[1].decode())
+        told = server.get("/v2/health/ready")[1]
+    estimates = got["gpuprof_batch_estimate_seconds"]
+    assert {(labels["replica"], labels["size"], value) for labels, value in estimates} == {
+        ("m/0", "1", 0.02),
+        ("m/0", "2", 0.03),
+    }
+    refused = {(labels["status"], labels["reason"]): n for labels, n in got["gpuprof_refused_requests_total"]}
+    assert refused == {("400", "bad request"): 1, ("404", "not found"): 1}
+    assert told["refused"] == {"bad request": 1, "not found": 1}
+    assert told["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
+    assert told["stalls"].keys() == {"count", "longest_s"}
+
+
 class BusyNvml(PlayedNvml):
     """GPUs that say how busy they are, but for MIG instances."""
 
