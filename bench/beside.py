@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.clients import http_loop, measured
+from bench.clients import http_loop, measure_loop
 from bench.serving import deployment
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target, requests_for
@@ -50,7 +50,7 @@ def measure_beside(times: float, seconds: float) -> Beside:
     with _two_models() as (process, port), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         target = Target("127.0.0.1", port)
         cheap = http_loop(port, requests_for(target, "cheap", None, 0), 16)
-        capacity_rps = measured(process, min(3.0, seconds), cheap).rate_rps
+        capacity_rps = measure_loop(process, min(3.0, seconds), cheap).rate_rps
         alone, alone_ms = ask(port, "dear", DEAR_RPS, seconds, 1)
         flood = pool.submit(ask, port, "cheap", times * capacity_rps, seconds + 4.0, _CLIENTS)
         beside, beside_ms = ask(port, "dear", DEAR_RPS, seconds, 1, warmup_s=3.0)

@@ -20,7 +20,7 @@ _NAP_S = 0.005
 
 
 @contextmanager
-def watched() -> Iterator[Callable[[], float]]:
+def run_bystander() -> Iterator[Callable[[], float]]:
     """Run one; what is yielded ends it and returns by how many ms it was late at most."""
     command = [sys.executable, "-m", "bench.bystander"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

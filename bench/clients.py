@@ -37,7 +37,7 @@ class LoopResult:
     workers_ms: float
 
 
-def measured(process: psutil.Process, seconds: float, exchange: Callable[[float], list[float]]) -> LoopResult:
+def measure_loop(process: psutil.Process, seconds: float, exchange: Callable[[float], list[float]]) -> LoopResult:
     """Return what ``exchange``, given the seconds that it is to last, comes to after a short warm-up."""
     exchange(min(1.0, seconds / 4.0))
     before = _cpu_s(process)

@@ -96,7 +96,7 @@ def roofline_speed(folder: Path) -> None:
     path = folder / "resnet50.onnx"
     build(find_architecture("resnet50"), path)
     estimator = DatabaseEstimator(None)
-    show("ResNet-50, file read, roofline at six batch sizes", timed(lambda: six(estimator, str(path), gpu)))
+    show("ResNet-50, file read, roofline at six batch sizes", time_call(lambda: six(estimator, str(path), gpu)))
     shares = itertools.count(1)
     show("the same at another share", median_s(lambda: six(estimator, str(path), gpu, Share(next(shares) / 10)), 9))
 
@@ -168,7 +168,7 @@ def _training(database: Path) -> Any:
     return load_training_data(database, None)
 
 
-def timed(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
     """Return how long one call takes, in seconds."""
     start = time.perf_counter()
     call()
@@ -177,7 +177,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def median_s(call: Callable[[], object], repeats: int) -> float:
     """Return the median of ``repeats`` calls, in seconds."""
-    return statistics.median(timed(call) for _ in range(repeats))
+    return statistics.median(time_call(call) for _ in range(repeats))
 
 
 def show(what: str, seconds: float) -> None:

@@ -34,7 +34,7 @@ import h2.connection
 import h2.exceptions
 import psutil
 
-from bench.bystander import watched
+from bench.bystander import run_bystander
 from bench.serving import deployment
 from bench.strange_clients import Endpoint, Got, draw_requests, send_all
 
@@ -192,7 +192,7 @@ ATTACKS: dict[str, tuple[Attack, bool]] = {
 
 def suffer(attack: Attack, seconds: float) -> Suffered:
     """Attack a server of its own for so long, by several threads at once."""
-    with hostile_server() as target, _probe(target) as waits, watched() as end_watch:
+    with hostile_server() as target, _probe(target) as waits, run_bystander() as end_watch:
         time.sleep(1.0)
         weights, deadline = [target.process.memory_info().rss], time.monotonic() + seconds
         attackers = [

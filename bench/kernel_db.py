@@ -58,13 +58,13 @@ def compare(directory: Path, rows: int, runs: int) -> None:
         writer.writerow(COLUMNS)
         for run in made_up_runs(rows, runs):
             values = list(map(as_tuple, run.kernels))
-            seconds["gpuprof"] += timed(keep, database, run)
-            seconds["SQLite"] += timed(insert, table, values)
-            seconds["CSV"] += timed(writer.writerows, values)
+            seconds["gpuprof"] += time_work(keep, database, run)
+            seconds["SQLite"] += time_work(insert, table, values)
+            seconds["CSV"] += time_work(writer.writerows, values)
     print(f"{rows:,} kernel rows of {runs} runs; asked for {ASKED}\n")
     print(f"{'':26}{'MiB':>8}{'write s':>10}{'query ms':>10}  sum of durations ns")
     report("gpuprof, as appended", size(directory / "db"), seconds["gpuprof"], lambda: ask_gpuprof(database))
-    compacting = timed(compact, database)
+    compacting = time_work(compact, database)
     report("gpuprof, compacted", size(directory / "db"), compacting, lambda: ask_gpuprof(database))
     report("SQLite, plain table", size(directory / "plain.sqlite"), seconds["SQLite"], lambda: ask_sqlite(table))
     report("CSV", size(directory / "plain.csv"), seconds["CSV"], lambda: ask_csv(directory / "plain.csv"))
@@ -159,7 +159,7 @@ def ask_csv(path: Path) -> int:
     return int(pc.sum(rows.column("duration_ns")).as_py())
 
 
-def timed(work: Callable[..., object], *arguments: object) -> float:
+def time_work(work: Callable[..., object], *arguments: object) -> float:
     """Return the seconds that ``work`` takes."""
     start = time.perf_counter()
     work(*arguments)

@@ -74,8 +74,8 @@ def pairs(directory: Path) -> dict[str, tuple[Path, Path]]:
     """Return the pairs of models, built where they are not there yet."""
     bert, resnet = zoo(directory, "bert_base", 0), zoo(directory, "resnet50", 0)
     return {
-        "BERT-base, 10 of 12 layers frozen": (tuned(bert, 1), tuned(bert, 2)),
-        "ResNet-50, 10 of 12 operators frozen": (tuned(resnet, 1), tuned(resnet, 2)),
+        "BERT-base, 10 of 12 layers frozen": (write_finetuned(bert, 1), write_finetuned(bert, 2)),
+        "ResNet-50, 10 of 12 operators frozen": (write_finetuned(resnet, 1), write_finetuned(resnet, 2)),
         "unrelated: BERT-base and ResNet-50": (bert, resnet),
         "unrelated: two ResNet-50 trained apart": (resnet, zoo(directory, "resnet50", 7)),
     }
@@ -89,7 +89,7 @@ def zoo(directory: Path, name: str, seed: int) -> Path:
     return path
 
 
-def tuned(path: Path, seed: int) -> Path:
+def write_finetuned(path: Path, seed: int) -> Path:
     """Return a copy in which every weight used only after the frozen operators is changed."""
     copy = path.with_stem(f"{path.stem}-tuned-{seed}")
     if copy.exists():

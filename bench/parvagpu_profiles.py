@@ -20,7 +20,7 @@ def read_profiles(directory: Path, copies: int = 1) -> Estimator:
 
 def name_copies(directory: Path, copies: int) -> dict[str, str]:
     """Return the services of so many tenants, and their models."""
-    return {_named(model, copy): model for model in model_names(directory) for copy in range(copies)}
+    return {_name_copy(model, copy): model for model in model_names(directory) for copy in range(copies)}
 
 
 def read_latencies(directory: Path) -> dict[Workload, float]:
@@ -50,12 +50,12 @@ def scenario(directory: Path, number: int, copies: int = 1) -> tuple[Demand, ...
         for name in ("req_rate", "latency")
     )
     return tuple(
-        Demand(_named(model, copy), float(rate), Slo(float(limit)))
+        Demand(_name_copy(model, copy), float(rate), Slo(float(limit)))
         for copy in range(copies)
         for model, rate, limit in zip(model_names(directory), rates, limits, strict=True)
         if rate != "N/A"
     )
 
 
-def _named(model: str, copy: int) -> str:
+def _name_copy(model: str, copy: int) -> str:
     return model if copy == 0 else f"{model}#{copy}"

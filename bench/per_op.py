@@ -35,7 +35,7 @@ def main() -> None:
                 [sys.executable, "-m", "gpuprof", "zoo", "build", name, "-o", f"{name}.onnx"], cwd=here, check=True
             )
         print(f"{'':44}{'ops':>7}{'measured':>10}{'seconds':>9}")
-        killed(here, "shared", names[:-1], options.batch)
+        kill_profiling(here, "shared", names[:-1], options.batch)
         show("the first models, killed and gone on", here, "shared", names[:-1], options.batch)
         show("the same again", here, "shared", names[:-1], options.batch)
         copy = f"{names[-1]}-again"
@@ -65,7 +65,7 @@ def command(database: str, models: list[str], batch: str) -> list[str]:
     ]
 
 
-def killed(here: Path, database: str, models: list[str], batch: str) -> None:
+def kill_profiling(here: Path, database: str, models: list[str], batch: str) -> None:
     """Start profiling and kill it on the way."""
     with subprocess.Popen(
         command(database, models, batch), cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -77,7 +77,7 @@ def _parvagpu(reference: Path) -> bool:
     for number in range(1, 7):
         given = _scenario(directory, number)
         for policy in _PARVAGPU_POLICIES:
-            placement, ok, _ = _solved(policy, given)
+            placement, ok, _ = _solve_problem(policy, given)
             counts.setdefault(placement.policy, []).append(len(placement.gpus))
             sound = sound and ok
         bounds.append(placement.lower_bound_gpus or 0)
@@ -92,7 +92,7 @@ def _tenfold(directory: Path) -> bool:
     given = _scenario(directory, 5, copies=10)
     times = []
     for _ in range(_REPEATS):
-        placement, sound, seconds = _solved(Optimal(), given)
+        placement, sound, seconds = _solve_problem(Optimal(), given)
         times.append(seconds)
     print(
         f"scenario 5 with every service ten times over: optimal {len(placement.gpus)} GPUs, bound "
@@ -130,7 +130,7 @@ def _thesis(_: Path) -> bool:
         demands = tuple(Demand(model, rate, Slo(slo)) for model in models.split())
         fleet = Fleet((FleetEntry(v100(), count),))
         given = Problem(demands, fleet, thesis_estimator(), BatchQueue(), Options(latency_budget=1.0))
-        placement, sound, _seconds = _solved(policy, given)
+        placement, sound, _seconds = _solve_problem(policy, given)
         goodput = to_map(given, placement).predicted.goodput_rps
         right = right and sound and abs(goodput - printed) < 0.01
         print(f"  {name:46} {placement.policy:6} {printed:8.2f} {goodput:8.2f}  {_layout(placement)}")
@@ -143,21 +143,23 @@ def _igniter(reference: Path) -> bool:
     if not profile.is_file():
         return _absent(profile)
     print("\niGniter on V100")
-    small, sound_1, _seconds = _solved(Igniter(), _workloads(profile, igniter_profiles.table_1()))
+    small, sound_1, _seconds = _solve_problem(Igniter(), _workloads(profile, igniter_profiles.table_1()))
     print(f"  Table 1: {_layout(small)}")
-    twelve, sound_2, _seconds = _solved(Igniter(), _workloads(profile, igniter_profiles.table_3()))
+    twelve, sound_2, _seconds = _solve_problem(Igniter(), _workloads(profile, igniter_profiles.table_3()))
     print(f"  W1…W12: {len(twelve.gpus)} GPUs: {_layout(twelve)}")
     alone = len(Igniter(aware=False).place(_workloads(profile, igniter_profiles.table_3())).gpus)
     print(f"  W1…W12 by their lower bounds alone, first fit (FFD+): {alone} GPUs")
-    tuned, sound_3, _seconds = _solved(Gslice(), _workloads(profile, igniter_profiles.table_3()))
+    tuned, sound_3, _seconds = _solve_problem(Gslice(), _workloads(profile, igniter_profiles.table_3()))
     print(f"  W1…W12 tuned one by one (GSLICE+, six in the paper): {len(tuned.gpus)} GPUs")
-    bounded, sound_4, _seconds = _solved(Igniter(), _workloads(profile, igniter_profiles.table_3(), bounded=True))
+    bounded, sound_4, _seconds = _solve_problem(
+        Igniter(), _workloads(profile, igniter_profiles.table_3(), bounded=True)
+    )
     print(
         f"  W1…W12 with k₁ … k₅ fitted within bounds, as gpuprof does: {len(bounded.gpus)} GPUs; the six of the paper "
         "come out with the authors' unbounded fit, which the lines above use"
     )
     many = _workloads(profile, igniter_profiles.table_3(84))
-    times = [_solved(Igniter(), many)[2] for _ in range(_REPEATS)]
+    times = [_solve_problem(Igniter(), many)[2] for _ in range(_REPEATS)]
     print(f"  {len(many.demands)} workloads (W1…W12, 84 times): {statistics.median(times):.2f} s")
     shares = {r.model: r.share.sm_pct for gpu in twelve.gpus for r in gpu.replicas()}
     expected = (len(small.gpus), len(twelve.gpus), alone, shares["W4"], shares["W9"]) == (1, 6, 5, 32.5, 37.5)
@@ -187,7 +189,7 @@ def _usher_scale(_: Path) -> bool:
     )
     times = []
     for _repeat in range(_REPEATS):
-        placement, sound, seconds = _solved(Optimal(), given)
+        placement, sound, seconds = _solve_problem(Optimal(), given)
         times.append(seconds)
     cost = sum(given.entry(gpu.device).price_per_hour for gpu in placement.gpus)
     bound = placement.lower_bound_cost_per_hour
@@ -211,7 +213,7 @@ def _fixed_and_moved(reference: Path) -> bool:
     for count in (4, 8, 12):
         small = replace(given, fleet=Fleet((FleetEntry(device("a100-80"), count),)))
         for policy in (Optimal(), Optimal(fair=True)):
-            placement, ok, seconds = _solved(policy, small)
+            placement, ok, seconds = _solve_problem(policy, small)
             predicted = to_map(small, placement).predicted
             least = min(placement.rate_rps(one.model) / one.rate_rps for one in small.demands)
             bound = predicted.upper_bound_goodput_rps or 0.0
@@ -222,7 +224,7 @@ def _fixed_and_moved(reference: Path) -> bool:
     for factor in (1.0, 0.97, 1.03):
         demands = tuple(replace(one, rate_rps=one.rate_rps * factor) for one in given.demands)
         changed = replace(given, demands=demands, previous=before)
-        placement, ok, _seconds = _solved(Optimal(), changed)
+        placement, ok, _seconds = _solve_problem(Optimal(), changed)
         after = to_map(changed, placement)
         total = sum(1 for _ in after.places())
         sound = sound and ok and (factor != 1.0 or after.predicted.moves == 0)
@@ -231,7 +233,7 @@ def _fixed_and_moved(reference: Path) -> bool:
     return sound
 
 
-def _solved(policy: Policy, given: Problem) -> tuple[Placement, bool, float]:
+def _solve_problem(policy: Policy, given: Problem) -> tuple[Placement, bool, float]:
     started = time.perf_counter()
     placement = policy.place(given)
     seconds = time.perf_counter() - started

@@ -228,7 +228,7 @@ def _device_rates(problem: Problem, device: Device, wanted: Rates) -> Rates:
         for name in names:
             together = _sums(together, alone[name], wanted)
         found.append(together)
-    return _undominated(np.vstack(found))
+    return _drop_dominated(np.vstack(found))
 
 
 def _layouts(device: Device, useful: set[str]) -> set[tuple[str, ...]]:
@@ -277,11 +277,11 @@ def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rat
                 count += 1
                 one = rates.copy()
                 one[:, model] = np.minimum(wanted[model], one[:, model] + count * rate)
-        states = {key: _undominated(np.vstack(many)) for key, many in grown.items()}
+        states = {key: _drop_dominated(np.vstack(many)) for key, many in grown.items()}
         if len(states) > _MOST_SETS:
             raise TooLargeError
     finished += list(states.values())
-    return _undominated(np.vstack(finished))
+    return _drop_dominated(np.vstack(finished))
 
 
 def _items(problem: Problem, device: Device, mig: str | None) -> Iterator[tuple[float, int, int, float]]:
@@ -309,10 +309,10 @@ def _sums(first: Rates, second: Rates, wanted: Rates) -> Rates:
     if len(first) * len(second) > _MOST_SETS * 400:
         raise TooLargeError
     sums = (first[:, None, :] + second[None, :, :]).reshape(-1, len(wanted))
-    return _undominated(np.minimum(sums, wanted))
+    return _drop_dominated(np.minimum(sums, wanted))
 
 
-def _undominated(rates: Rates) -> Rates:
+def _drop_dominated(rates: Rates) -> Rates:
     """Leave out the sets of which another has no less of anything."""
     rates = np.unique(np.round(rates, 9), axis=0)
     rates = rates[np.argsort(-rates.sum(axis=1), kind="stable")]

@@ -122,7 +122,7 @@ def killed_under_load(model: str, seconds: float, workers: int = 2, slo_ms: floa
         answers = _answers(target) - answered_before
         peak_after_rps = closed_loop(process, port, _CONCURRENCY, min(2.0, seconds / 3.0)).rate_rps
         counts = (workers, len(_workers(process)))
-    return _told(times, sent, (peak_rps, peak_after_rps, rate_rps), seconds / 4.0, counts, answers)
+    return _summarise_kill(times, sent, (peak_rps, peak_after_rps, rate_rps), seconds / 4.0, counts, answers)
 
 
 def _workers(process: psutil.Process) -> list[psutil.Process]:
@@ -135,7 +135,7 @@ def _answers(target: Target) -> int:
     return int(statistics["inference_stats"]["success"]["count"])
 
 
-def _told(
+def _summarise_kill(
     times: Sequence[float],
     sent: SentRequests,
     rates: tuple[float, float, float],
@@ -174,7 +174,7 @@ def _windows(due: Any, latency_ms: Any, status: Any, killed_s: float) -> tuple[W
     return tuple(windows)
 
 
-def overloaded(times: float, seconds: float) -> tuple[float, ModelResult]:
+def overload_worker(times: float, seconds: float) -> tuple[float, ModelResult]:
     """Send ``times`` the capacity to a simulated worker; return the capacity in requests/s and what came of it."""
     latency_ms, slo_ms, batch = 50.0, 1000.0, 4
     document = deployment("null:4", 1, slo_ms)
@@ -184,7 +184,7 @@ def overloaded(times: float, seconds: float) -> tuple[float, ModelResult]:
         partition["replicas"][0] | {"batch": batch, "batch_latency_ms": times_ms, "max_wait_ms": 5.0}
     ]
     capacity_rps = 1000.0 * batch / latency_ms
-    with _simulated(document) as target:
+    with _serve_simulated(document) as target:
         return capacity_rps, _flood(target, times * capacity_rps, slo_ms, seconds)
 
 
@@ -208,7 +208,7 @@ def _cpu_s(everybody: dict[str, list[psutil.Process]]) -> dict[str, float]:
 
 
 @contextmanager
-def _simulated(document: dict[str, Any]) -> Iterator[Target]:
+def _serve_simulated(document: dict[str, Any]) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "map.json"
         path.write_text(json.dumps(document))
@@ -236,7 +236,7 @@ def main() -> int:
     for workers in (2, 1):
         show_killed(killed_under_load(options.model, options.seconds, workers, options.slo_ms))
     print("simulated workers, batches of 4:")
-    show_overloaded(*overloaded(3.0, options.seconds), options.seconds)
+    show_overloaded(*overload_worker(3.0, options.seconds), options.seconds)
     for workers in (1, 2):
         print(f"{workers} worker(s) of {Path(options.model).name} on a core each:")
         capacity_rps, result, cores = overloaded_model(options.model, workers, options.seconds, options.slo_ms)

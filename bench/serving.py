@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.clients import AnswerError, LoopResult, grpc_loop, http_loop, measured, triton_loops
+from bench.clients import AnswerError, LoopResult, grpc_loop, http_loop, measure_loop, triton_loops
 from bench.peers.environment import CACHE, PeerMissingError
 from bench.peers.peer import PEERS, Peer
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
@@ -110,7 +110,7 @@ def over_http(options: ServingOptions) -> None:
         with server(case.model, case.workers) as (process, port):
             requests = requests_for(Target("127.0.0.1", port), "m", None, 0)
             ours = MeasuredServer("gpuprof", process, http_loop(port, requests, case.concurrency))
-            _show("gpuprof", case, measured(process, options.seconds, ours.loop))
+            _show("gpuprof", case, measure_loop(process, options.seconds, ours.loop))
             for peer in options.peers:
                 if peer.largest_http is None or len(_tensor(case.model)) <= peer.largest_http:
                     _show_peer(peer, case, options, ours, requests[0])
@@ -123,7 +123,7 @@ def over_grpc(options: ServingOptions) -> None:
         with grpc_server(case.model, case.workers) as (process, port, grpc_port):
             request, message = requests_for(Target("127.0.0.1", port), "m", None, 0)[0], _message(case.model, port)
             ours = MeasuredServer("gpuprof", process, grpc_loop(grpc_port, message, case.concurrency))
-            _show("gpuprof", case, measured(process, options.seconds, ours.loop))
+            _show("gpuprof", case, measure_loop(process, options.seconds, ours.loop))
             with grpc_echo() as (process, port):
                 echo = MeasuredServer("grpcio, bare echo", process, grpc_loop(port, message, case.concurrency))
                 _show_beside(echo, case, options, ours)
@@ -152,7 +152,7 @@ def _show_beside(theirs: MeasuredServer, case: Case, options: ServingOptions, ou
     """Measure both in turn, several times, and print one of the rounds, with the ratio of the median one."""
     rounds = []
     for _ in range(_ROUNDS):
-        pair = [measured(one.process, options.seconds / _ROUNDS, one.loop) for one in (ours, theirs)]
+        pair = [measure_loop(one.process, options.seconds / _ROUNDS, one.loop) for one in (ours, theirs)]
         rounds.append((pair[0].rate_rps / pair[1].rate_rps, pair[1]))
     ratio, result = sorted(rounds, key=lambda one: one[0])[_ROUNDS // 2]
     _show(theirs.name, case, result, ratio)
@@ -168,7 +168,7 @@ def by_tritonclient(options: ServingOptions) -> None:
         with grpc_server(case.model, case.workers) as (process, port, grpc_port):
             for name, loop in triton_loops(port, grpc_port, "INPUT0", array, case.concurrency).items():
                 inflight = Case(case.model, case.workers, case.concurrency if "asyncio" in name else 1)
-                _show(name, inflight, measured(process, options.seconds, loop))
+                _show(name, inflight, measure_loop(process, options.seconds, loop))
 
 
 def at_load(options: ServingOptions) -> None:
@@ -232,7 +232,7 @@ def _show(who: str, case: Case, result: LoopResult, times: float | None = None) 
 
 
 @contextmanager
-def _served(model: str, workers: int, slo_ms: float, *options: str) -> Iterator[tuple[psutil.Process, str]]:
+def _serve_model(model: str, workers: int, slo_ms: float, *options: str) -> Iterator[tuple[psutil.Process, str]]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "map.json"
         path.write_text(json.dumps(deployment(model, workers, slo_ms)))
@@ -260,14 +260,14 @@ def grpc_echo() -> Iterator[tuple[psutil.Process, int]]:
 @contextmanager
 def server(model: str, workers: int, slo_ms: float = 60_000.0) -> Iterator[tuple[psutil.Process, int]]:
     """Serve ``model`` with one process for each of ``workers`` replicas, which share the machine's cores."""
-    with _served(model, workers, slo_ms) as (process, line):
+    with _serve_model(model, workers, slo_ms) as (process, line):
         yield process, _port(line, "http://")
 
 
 @contextmanager
 def grpc_server(model: str, workers: int) -> Iterator[tuple[psutil.Process, int, int]]:
     """Serve ``model`` over HTTP and gRPC."""
-    with _served(model, workers, 60_000.0, "--grpc-port", "0") as (process, line):
+    with _serve_model(model, workers, 60_000.0, "--grpc-port", "0") as (process, line):
         yield process, _port(line, "http://"), _port(line, "grpc://")
 
 
@@ -294,7 +294,7 @@ def deployment(model: str, workers: int, slo_ms: float = 60_000.0) -> dict[str, 
 def closed_loop(process: psutil.Process, port: int, concurrency: int, seconds: float) -> LoopResult:
     """Keep ``concurrency`` requests in flight for ``seconds`` after a short warm-up."""
     requests: Sequence[bytes] = requests_for(Target("127.0.0.1", port), "m", None, 0)
-    return measured(process, seconds, http_loop(port, requests, concurrency))
+    return measure_loop(process, seconds, http_loop(port, requests, concurrency))
 
 
 def _tensor(model: str) -> bytes:

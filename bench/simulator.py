@@ -72,8 +72,8 @@ def print_error(name: str, processes: Sequence[ArrivalProcess], seconds: float) 
     """Print goodput and p99 of the sampled outcome relative to the whole one."""
     deployment = a_map([REPLICAS] * len(processes))
     arrivals = dict(zip(deployment.models, processes, strict=True))
-    whole, whole_s = timed(deployment, arrivals, seconds, None)
-    sampled, sampled_s = timed(deployment, arrivals, seconds, Sampling(slots=24 if seconds < 600 else 48))
+    whole, whole_s = time_simulation(deployment, arrivals, seconds, None)
+    sampled, sampled_s = time_simulation(deployment, arrivals, seconds, Sampling(slots=24 if seconds < 600 else 48))
     goodput = sampled.goodput_rps / whole.goodput_rps - 1.0
     print(
         f"  {name:28s} goodput {100 * goodput:+6.2f}%   p50 {_error(sampled, whole, 'p50_ms')}   "
@@ -88,7 +88,7 @@ def _error(sampled: SimulationOutcome, whole: SimulationOutcome, name: str) -> s
     return f"{100 * ratio:+6.2f}%"
 
 
-def timed(
+def time_simulation(
     deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, sampling: Sampling | None
 ) -> tuple[SimulationOutcome, float]:
     """Return the outcome and the CPU time in seconds."""
@@ -106,7 +106,7 @@ def print_day() -> None:
     deployment = a_map([2000] * 12)
     day = 86400.0
     arrivals: dict[str, ArrivalProcess] = {name: Diurnal(15e6 / 12, 3.0, day) for name in deployment.models}
-    outcome, spent = timed(deployment, arrivals, day, Sampling())
+    outcome, spent = time_simulation(deployment, arrivals, day, Sampling())
     replicas = len(list(deployment.places()))
     print(
         f"a day of 6,000 GPUs, {replicas:,} replicas, {outcome.requests:.3g} requests: {spent:.0f} s, "

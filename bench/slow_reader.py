@@ -10,7 +10,7 @@ import json
 import socket
 import struct
 from http.client import HTTPResponse
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,22 +19,6 @@ MARK = 0x5A
 _RECEIVE_BUFFER = 1 << 16
 _WIDEST = (1 << 31) - 1
 _TIMEOUT_S = 120.0
-
-
-class SlowReader(Protocol):
-    """Has asked, and reads when it is told to."""
-
-    def read(self) -> list[bytes]:
-        """Return the tensors of the answers, as far as they came; what was refused is missing."""
-        ...
-
-    def half_close(self) -> None:
-        """Say that nothing more will be asked (FIN), and go on waiting."""
-        ...
-
-    def close(self) -> None:
-        """Go, whatever has not been read."""
-        ...
 
 
 def foreign_bytes(tensors: list[bytes]) -> int:
@@ -64,7 +48,7 @@ class SlowHttpReader:
         for one in self._sockets:
             one.sendall(head.encode() + text + tensor)
 
-    def read(self) -> list[bytes]:
+    def read_answers(self) -> list[bytes]:
         """Return the tensors of the answers; what was refused is missing."""
         tensors = []
         for one in self._sockets:
@@ -132,7 +116,7 @@ class SlowGrpcReader:
         for _ in range(requests):
             self._ask(headers, message)
 
-    def read(self) -> list[bytes]:
+    def read_answers(self) -> list[bytes]:
         """Return the tensors of the answers, as far as they came; what was refused is missing."""
         while len(self._ended) < len(self._answers):
             if not self._receive():

@@ -67,7 +67,7 @@ def _text_model(name: str) -> tuple[Any, Any]:
     config.use_cache = False
     model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
 
-    class Logits(torch.nn.Module):  # type: ignore[misc]
+    class ClassLogits(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -77,7 +77,7 @@ def _text_model(name: str) -> tuple[Any, Any]:
 
     ids = torch.randint(2, 100, (_EXAMPLES, _TOKENS))
     ids[:, -1] = 1  # T5 reads where texts end
-    return Logits().eval(), ids
+    return ClassLogits().eval(), ids
 
 
 def export(model: Any, example: Any, path: Path) -> None:

@@ -121,7 +121,7 @@ def convolutional_errors(
     """Return the networks of the thesis's V100 table, and of ParvaGPU's and iGniter's where they are given."""
     models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
     found = []
-    for source, gpu, name, batch, share, runtime, precision, measured in _published(reference):
+    for source, gpu, name, batch, share, runtime, precision, measured in _published_rows(reference):
         if name not in ARCHITECTURES or name in _NOT_ALIKE:
             continue
         key = (name, precision, runtime)
@@ -147,7 +147,7 @@ def _model(left_out: Mapping[str, CrossGpuModel], gpu: str) -> CrossGpuModel:
 _Row = tuple[str, str, str, int, Share, LaunchMode, str, float]
 
 
-def _published(reference: Path | None) -> Iterator[_Row]:
+def _published_rows(reference: Path | None) -> Iterator[_Row]:
     for row in v100_profiles().rows:
         if row.throughput_rps:
             name, measured = PUBLISHED_AS.get(row.model, row.model), 1000.0 * row.batch / row.throughput_rps

@@ -238,12 +238,14 @@ def _send(model: ServedModel, run: VirtualRun, number: int, start: float) -> Non
     def done(*_: object) -> None:
         run.took_ms[number] = 1000.0 * (asyncio.get_running_loop().time() - start) - request.at_ms
 
-    def refused(*_: object) -> None:
+    def ignore_refusal(*_: object) -> None:
         pass
 
     deadline_ms = model.slo_ms if request.timeout_ms is None else request.timeout_ms
     arrived = start + request.at_ms / 1000.0
-    inference = Inference(1, [InputTensor([1], b"")], None, arrived, deadline_ms, done, refused, request.priority)
+    inference = Inference(
+        1, [InputTensor([1], b"")], None, arrived, deadline_ms, done, ignore_refusal, request.priority
+    )
     inference.client = request.client
     with contextlib.suppress(RefusedError):
         model.submit(inference)

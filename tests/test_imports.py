@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,15 @@ def _part(dotted: str) -> str:
     return words[1] if len(words) > 1 and (PACKAGE / words[1]).is_dir() else "core"
 
 
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def _imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -171,7 +178,7 @@ def test_nothing_but_the_command_line_prints(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
     if name.startswith("cli/"):
         return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _parse(path)
     if name in SPEAKING_ENTRIES:
         assert _speaks(tree), f"{name} need not be listed any more"
         assert any(_is_main_guard(node) for node in tree.body), f"{name} is no entry module"
@@ -192,7 +199,7 @@ def test_what_speaks_is_told_from_what_does_not() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     found: dict[str, list[str]] = {}
     for path in _sources():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
@@ -202,7 +209,7 @@ def test_no_two_public_classes_share_a_name() -> None:
 def test_what_runs_a_module_stands_at_its_end(folder: str) -> None:
     """A name that is defined below it is not there yet when the module is run."""
     for path in sorted((PACKAGE.parent / folder).rglob("*.py")):
-        statements = ast.parse(path.read_text()).body
+        statements = _parse(path).body
         runs = [
             number
             for number, one in enumerate(statements)

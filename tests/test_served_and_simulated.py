@@ -13,7 +13,7 @@ from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 #: Replicas, arrivals in ms and outages → sorted latencies in ms, and how many requests got no answer.
 System = Callable[[Sequence[Replica], Sequence[float], Sequence[Outage]], tuple[list[float], int]]
@@ -21,13 +21,13 @@ System = Callable[[Sequence[Replica], Sequence[float], Sequence[Outage]], tuple[
 
 @pytest.fixture(params=["served", "simulated"])
 def system(request: pytest.FixtureRequest) -> System:
-    def served(
+    def serve_requests(
         replicas: Sequence[Replica], arrivals: Sequence[float], outages: Sequence[Outage]
     ) -> tuple[list[float], int]:
         seen = serve(replicas, arrivals, outages)
         return sorted(seen.latencies_ms.values()), seen.failed
 
-    def simulated(
+    def simulate_requests(
         replicas: Sequence[Replica], arrivals: Sequence[float], outages: Sequence[Outage]
     ) -> tuple[list[float], int]:
         failures = tuple(
@@ -35,13 +35,13 @@ def system(request: pytest.FixtureRequest) -> System:
             for o in outages
         )
         times = RecordedArrivals(np.array([round(t * 1e6) for t in arrivals], np.int64), 1.0)
-        seen = simulate(deployed([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
+        seen = simulate(make_map([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
         # A bin of the histogram is a 256th of its value wide.
         one = seen.series[0]
         counts = np.diff(np.rint(np.array([0.0, *one.fraction]) * seen.models[0].answered)).astype(int)
         return np.repeat(one.latency_ms, counts).tolist(), seen.models[0].missed["failed"]
 
-    return served if request.param == "served" else simulated
+    return serve_requests if request.param == "served" else simulate_requests
 
 
 def about(*latencies_ms: float) -> object:

@@ -32,7 +32,7 @@ def export(
 
     names = list(examples)
 
-    class Positional(torch.nn.Module):  # type: ignore[misc]
+    class PositionalCall(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -59,7 +59,7 @@ def export(
         ):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                Positional().eval(), tuple(examples.values()), str(path), dynamo=True, dynamic_shapes=(shapes,),
+                PositionalCall().eval(), tuple(examples.values()), str(path), dynamo=True, dynamic_shapes=(shapes,),
                 input_names=names, opset_version=18, external_data=False, verbose=False,
             )  # fmt: skip
     finally:

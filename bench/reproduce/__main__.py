@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import igniter_profiles, parvagpu_profiles
-from bench.reproduce.command import published
+from bench.reproduce.command import find_published
 from bench.reproduce.igniter_runs import SOURCE as IGNITER_SOURCE
 from bench.reproduce.parvagpu_runs import SOURCE as PARVAGPU_SOURCE
 from gpuprof.domain.catalogue import datasets
@@ -89,8 +89,8 @@ def list_steps(reference: Path, work: Path) -> Iterator[ReproductionStep]:
     InputError
         When a publication's data is not there.
     """
-    yield from _parvagpu_steps(published(reference, "parvagpu_a100", PARVAGPU_SOURCE), work)
-    yield from _igniter_steps(published(reference, "igniter_v100", IGNITER_SOURCE) / "config.jsonl", work)
+    yield from _parvagpu_steps(find_published(reference, "parvagpu_a100", PARVAGPU_SOURCE), work)
+    yield from _igniter_steps(find_published(reference, "igniter_v100", IGNITER_SOURCE) / "config.jsonl", work)
     yield from _thesis_steps(work)
 
 

@@ -71,7 +71,7 @@ def show(outcome: Reproduction) -> None:
         print("\nNOT SOUND: a map failed the independent check")
 
 
-def published(directory: Path, name: str, source: str) -> Path:
+def find_published(directory: Path, name: str, source: str) -> Path:
     """Return the file or folder of published measurements called ``name``.
 
     Raises

@@ -55,7 +55,7 @@ class Pair:
 
 def compute(reference: Path) -> Reproduction:
     """Predict every published pair by ``--estimator igniter`` on the imported profile."""
-    pairs = read_pairs(command.published(reference, "igniter_v100", SOURCE))
+    pairs = read_pairs(command.find_published(reference, "igniter_v100", SOURCE))
     by_share: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     halves: defaultdict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in pairs:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import Blind, place, problem, seen, v100_estimator
+from bench.reproduce.igniter_runs import Blind, find_missed, place, problem, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.estimate import Estimator
@@ -60,7 +60,9 @@ def compute(reference: Path) -> Reproduction:
     """Place the workloads by every policy, and simulate each map with interference."""
     estimator = v100_estimator(reference)
     outcomes = place_all(estimator)
-    broken = {name: () if one.deployment is None else seen(one.deployment, estimator) for name, one in outcomes.items()}
+    broken = {
+        name: () if one.deployment is None else find_missed(one.deployment, estimator) for name, one in outcomes.items()
+    }
     rows = tuple(
         (name, *_figures(outcomes[name]), float(len(broken[name])), " ".join(broken[name])) for name in POLICIES
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.igniter_profiles import DEVICE
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import place, problem, scaled, seen, v100_estimator
+from bench.reproduce.igniter_runs import find_missed, place, problem, scale_coefficients, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
@@ -40,10 +40,10 @@ _WHY = (
 def compute(reference: Path) -> Reproduction:
     """Place the workloads on T4, on V100, and on what is cheaper."""
     known = v100_estimator(reference).coefficients(device(DEVICE))
-    estimator = IgniterEstimator(None, coefficients={DEVICE: known, "t4": scaled(known, "t4")})
+    estimator = IgniterEstimator(None, coefficients={DEVICE: known, "t4": scale_coefficients(known, "t4")})
     outcomes = {name: place(problem(estimator, kinds), name, Igniter()) for name, kinds in _CHOICES.items()}
     rows = tuple(
-        (name, *_figures(one), 0.0 if one.deployment is None else float(len(seen(one.deployment, estimator))))
+        (name, *_figures(one), 0.0 if one.deployment is None else float(len(find_missed(one.deployment, estimator))))
         for name, one in outcomes.items()
     )
     return Reproduction(

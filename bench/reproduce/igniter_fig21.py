@@ -40,7 +40,7 @@ _WHY = (
 
 def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
     """Place growing numbers of workloads by iGniter's policy and by optimal."""
-    profile = command.published(reference, "igniter_v100", SOURCE) / "config.jsonl"
+    profile = command.find_published(reference, "igniter_v100", SOURCE) / "config.jsonl"
     rows: list[tuple[str, float, float, float, float, float]] = []
     for count in counts:
         given = _first_workloads(profile, count)

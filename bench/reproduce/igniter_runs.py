@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.igniter_profiles import DEVICE, read_estimator, table_3
-from bench.reproduce.command import published
+from bench.reproduce.command import find_published
 from bench.reproduce.served_map import rewritten
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
 from gpuprof.domain.catalogue import device
@@ -68,7 +68,7 @@ def v100_estimator(reference: Path) -> IgniterEstimator:
     InputError
         When the profile is not there.
     """
-    return read_estimator(published(reference, "igniter_v100", SOURCE) / "config.jsonl", table_3()[0])
+    return read_estimator(find_published(reference, "igniter_v100", SOURCE) / "config.jsonl", table_3()[0])
 
 
 def problem(estimator: Estimator, kinds: Sequence[str]) -> Problem:
@@ -89,7 +89,7 @@ def place(given: Problem, name: str, policy: Policy) -> Outcome:
     return compare(given, [(name, policy)])[0]
 
 
-def seen(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, ...]:
+def find_missed(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, ...]:
     """Return the workloads that miss their SLO or their rate in a simulation of the map with interference.
 
     Requests come evenly, a batch waits for half of the SLO, loading overlaps with computing (equation 2) and so is a
@@ -112,7 +112,7 @@ def with_interference(
     """Return the map with the times of its replicas beside one another, and how long loading a full batch takes."""
     legs: dict[str, tuple[float, float]] = {}
 
-    def disturbed(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+    def slow_down(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
         share = share_of(partition, replica)
         beside = [Workload(r.model, r.batch, share_of(partition, r)) for r in partition.replicas if r is not replica]
         sizes = [
@@ -124,10 +124,10 @@ def with_interference(
         wait = BUDGET * deployment.models[replica.model].slo_ms
         return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait})
 
-    return rewritten(deployment, disturbed), legs
+    return rewritten(deployment, slow_down), legs
 
 
-def scaled(known: Coefficients, kind: str) -> Coefficients:
+def scale_coefficients(known: Coefficients, kind: str) -> Coefficients:
     """Return a stand-in for another GPU: slower by the ratio of float32 peaks, all else in proportion to its power.
 
     Active times grow by the ratio; what a batch draws and the idle power are the same parts of the power limit, and

@@ -31,7 +31,7 @@ _WHY = (
 
 def compute(reference: Path) -> Reproduction:
     """Read both figures off the published table."""
-    measured = read_latencies(command.published(reference, "parvagpu_a100", SOURCE))
+    measured = read_latencies(command.find_published(reference, "parvagpu_a100", SOURCE))
     known = {one: time for one, time in measured.items() if one.model == MODEL}
     sizes = sorted({_slices(one) for one in known})
     rate: dict[tuple[int, int, int], float] = {}

@@ -67,7 +67,7 @@ def saturation(latency_ms: Mapping[Workload, float]) -> Saturation:
 def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction:
     """Place the scenarios by all policies, and see how well each fills its shares."""
     runs = scenarios(reference, numbers)
-    full = saturation(read_latencies(command.published(reference, "parvagpu_a100", SOURCE)))
+    full = saturation(read_latencies(command.find_published(reference, "parvagpu_a100", SOURCE)))
     asked = {name: [_pct(run[name], full, busy=False) for run in runs] for name in POLICIES}
     busy = {name: [_pct(run[name], full, busy=True) for run in runs] for name in POLICIES}
     rows = [

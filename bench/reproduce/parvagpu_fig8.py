@@ -45,7 +45,7 @@ _WHY = (
 
 def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction:
     """Place the scenarios by all policies and simulate each map."""
-    measured = read_latencies(command.published(reference, "parvagpu_a100", SOURCE))
+    measured = read_latencies(command.find_published(reference, "parvagpu_a100", SOURCE))
     runs = scenarios(reference, numbers)
     met = {name: [_met_pct(run[name], measured) for run in runs] for name in POLICIES}
     groups = tuple(f"S{number}" for number in numbers)
@@ -81,7 +81,7 @@ def with_times(deployment: DeploymentMap, measured: Mapping[Workload, float]) ->
     """Return the map with the time of every batch up to each replica's, between those measured on a line."""
     stand_in = MpsStandIn(measured)
 
-    def timed(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+    def time_replica(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
         share = share_of(partition, replica)
         if share.mig is None:
             sizes = [size for size in stand_in.batches(replica.model, device(DEVICE), share) if size <= replica.batch]
@@ -97,7 +97,7 @@ def with_times(deployment: DeploymentMap, measured: Mapping[Workload, float]) ->
         each = np.interp(np.arange(1, replica.batch + 1), sizes, times)
         return replica.model_copy(update={"batch_latency_ms": tuple(each.tolist())})
 
-    return rewritten(deployment, timed)
+    return rewritten(deployment, time_replica)
 
 
 if __name__ == "__main__":

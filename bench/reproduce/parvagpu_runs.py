@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.parvagpu_profiles import name_copies, read_latencies, read_profiles, scenario
-from bench.reproduce.command import published
+from bench.reproduce.command import find_published
 from bench.reproduce.mps_stand_in import MpsStandIn
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import Replica
@@ -53,11 +53,11 @@ def scenarios(reference: Path, numbers: Sequence[int] = SCENARIOS, copies: int =
     InputError
         When the published profiles are not there.
     """
-    directory = published(reference, "parvagpu_a100", SOURCE)
-    return [_placed(directory, number, copies) for number in numbers]
+    directory = find_published(reference, "parvagpu_a100", SOURCE)
+    return [_place_scenario(directory, number, copies) for number in numbers]
 
 
-def _placed(directory: Path, number: int, copies: int) -> dict[str, Outcome]:
+def _place_scenario(directory: Path, number: int, copies: int) -> dict[str, Outcome]:
     profiles = read_profiles(directory, copies)
     by_shares = name_services(MpsStandIn(read_latencies(directory)), name_copies(directory, copies))
     demands = scenario(directory, number, copies)

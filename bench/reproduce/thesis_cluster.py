@@ -268,7 +268,7 @@ def as_served(made: Plan) -> DeploymentMap:
     return rewritten(made.deployment, own).model_copy(update={"models": models})
 
 
-def placed(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:
+def rebuild_map(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:
     """Return a map that the thesis prints: model → batch size on each GPU, without shares by MPS."""
     given = experiment.problem(thesis_estimator(), len(gpus), 1.0)
     counts = Counter(model for gpu in gpus for model in gpu)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from bench.reproduce.thesis_cluster import POLICIES, Experiment, Plan, arrived_rps, goodput, placed, plan
+from bench.reproduce.thesis_cluster import POLICIES, Experiment, Plan, arrived_rps, goodput, plan, rebuild_map
 from gpuprof.reporting.chart import Axis
 
 #: §6.2.1. Of 500 requests/s that a client aims at, 433.34 arrive (observation 4).
@@ -80,7 +80,7 @@ def _facts(usher: Mapping[int, Plan]) -> tuple[Fact, ...]:
 def in_time_pct(batch: int) -> float:
     """Return how many of efficientnet_b7's requests two replicas of this batch, alone on a GPU each, answer in time."""
     alone = Experiment((_HEAVY,), EXPERIMENT.rate_rps, EXPERIMENT.slo_ms, EXPERIMENT.arrived)
-    served = goodput(placed(alone, [{_HEAVY: batch}] * 2), alone)[_HEAVY]
+    served = goodput(rebuild_map(alone, [{_HEAVY: batch}] * 2), alone)[_HEAVY]
     return 100.0 * served / arrived_rps(alone)[_HEAVY]
 
 

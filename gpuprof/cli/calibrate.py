@@ -12,7 +12,7 @@ from gpuprof.cli.completion import complete_devices, complete_models
 from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,7 @@ class FitOptions:
     device: Annotated[
         str | None, typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database.")
     ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", callback=check_output_file, help="File to write iGniter's coefficients to, too."
-        ),
-    ] = None
+    output: Annotated[Path | None, output_option("File to write iGniter's coefficients to, too.")] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
 
 

@@ -23,7 +23,7 @@ from gpuprof.cli.output import (
     say,
     show_progress,
 )
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
@@ -98,15 +98,7 @@ def load(
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Deployment map with rates, SLOs and predictions.")
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to write the results to, too: .json, .csv or .parquet.",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("File to write the results to, too: .json, .csv or .parquet.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 from gpuprof.errors import InputError
 
 
@@ -18,7 +18,7 @@ from gpuprof.errors import InputError
 class MergeOutput:
     """Where the merged graph is written, and what is told of it."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", callback=check_output_file, help="File to write.")]
+    output: Annotated[Path, output_option("File to write.")]
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False
 
 

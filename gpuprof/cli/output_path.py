@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from gpuprof.errors import InputError
 
@@ -47,3 +50,8 @@ def check_output_folder(path: Path | None) -> Path | None:
     if not os.access(nearest, os.W_OK):
         raise InputError(f"cannot write to {path}: permission denied", "name a directory that you may write to")
     return path
+
+
+def output_option(text: str, **more: Any) -> Any:
+    """Return the option ``-o``, ``--output`` for a file that a command writes, with ``text`` as its help."""
+    return typer.Option("-o", "--output", callback=check_output_file, help=text, **more)

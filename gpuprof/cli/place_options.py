@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_policies
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.planning_options import MapOutput
@@ -54,15 +54,7 @@ class PolicyOptions:
 class MapOptions:
     """Which map is written, and where."""
 
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to write the map to.",
-        ),
-    ] = Path("map.json")
+    output: Annotated[Path, output_option("File to write the map to.")] = Path("map.json")
     previous: Annotated[
         Path | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import say
-from gpuprof.cli.output_path import check_output_file, check_output_folder
+from gpuprof.cli.output_path import check_output_folder, output_option
 
 
 def report(
@@ -16,15 +16,7 @@ def report(
         list[Path],
         typer.Argument(help="Sources: a database, maps, and the --json output of simulate, load and evaluate."),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to write the page to.",
-        ),
-    ] = Path("report.html"),
+    output: Annotated[Path, output_option("File to write the page to.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",
     figures: Annotated[
         Path | None,

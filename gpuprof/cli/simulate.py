@@ -9,7 +9,7 @@ import typer
 
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 from gpuprof.cli.simulation_options import ArrivalOptions, FidelityOptions, RescheduleOptions, ServiceOptions
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
 
@@ -21,15 +21,7 @@ def simulate(
     following: RescheduleOptions,
     fidelity: FidelityOptions,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to write everything to, as JSON.",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("File to write everything to, as JSON.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

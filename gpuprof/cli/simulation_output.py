@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprof.simulator.outcome import ModelOutcome
 
 
-def _yes(value: object) -> str:
+def _show_yes_no(value: object) -> str:
     return "yes" if value else "no"
 
 
@@ -30,7 +30,7 @@ _MODELS = (
     Column("rate_rps", "requests/s", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),
     Column("in_time_pct", "in time %", number(5)),
-    Column("slo_met", "SLO met", _yes),
+    Column("slo_met", "SLO met", _show_yes_no),
     Column("slo_ms", "SLO ms", number()),
     Column("p50_ms", "p50 ms", number()),
     Column("p95_ms", "p95 ms", number()),

@@ -11,7 +11,7 @@ import typer
 from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
@@ -89,15 +89,7 @@ class RecordedDayOptions:
 def make(
     process: ArrivalProcessOptions,
     day: RecordedDayOptions,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to write the trace to, CSV.",
-        ),
-    ] = Path("trace.csv"),
+    output: Annotated[Path, output_option("File to write the trace to, CSV.")] = Path("trace.csv"),
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
     """Write a trace: of an arrival process, or of a day of Azure Functions."""
@@ -127,15 +119,7 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
 @app.command()
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_file,
-            help="File to draw the picture into: .svg or .png.",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,
     bins: Annotated[int, typer.Option(help="Parts that the time is cut into.", min=2, max=2000)] = 60,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

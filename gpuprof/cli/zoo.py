@@ -10,7 +10,7 @@ import typer
 from gpuprof.cli.completion import complete_networks
 from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say
-from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.output_path import output_option
 from gpuprof.errors import InputError
 
 app = typer.Typer(
@@ -27,9 +27,7 @@ _COLUMNS = [
     Column("needs", "needs", right=False),
 ]
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", callback=check_output_file, help="File to write.", show_default=False)
-]
+Output = Annotated[Path | None, output_option("File to write.", show_default=False)]
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
 
 
@@ -62,7 +60,7 @@ def build_network(
 @app.command("rebatch")
 def rebatch_model(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", callback=check_output_file, help="File to write.")],
+    output: Annotated[Path, output_option("File to write.")],
     batch: Batch = "dynamic",
 ) -> None:
     """Change the batch that a model fixes, and prove by running both that it computes the same."""

@@ -80,7 +80,7 @@ class ReplicaPrediction(_Part):
     creq: RequiredCompute | None = None
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return _without_empty(write(self), "creq")
 
 
@@ -124,7 +124,7 @@ class Replica(_Part):
         return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave ``merged`` away where there is none: maps without merges are what they were before there were any."""
         return _without_empty(write(self), "merged")
 
@@ -201,7 +201,7 @@ class DeployedModel(_Part):
             raise ValueError(str(error)) from None
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave ``dims`` away where nothing is free or said."""
         return _without_empty(write(self), "dims")
 
@@ -251,7 +251,7 @@ class MapPrediction(_Part):
     at_upper_ends: PlanAtEnds | None = None
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the ends away where they are not known: maps of measured models are what they were before."""
         return _without_empty(_without_empty(write(self), "at_lower_ends"), "at_upper_ends")
 
@@ -304,7 +304,7 @@ class DeploymentMap(_Part):
         return self
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return _without_empty(write(self), "merges")
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:

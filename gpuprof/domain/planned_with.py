@@ -68,7 +68,7 @@ class PlannedWith(_Record):
     stopped_by: str | None = None
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave away what is not known."""
         return {key: value for key, value in write(self).items() if value is not None}
 

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
-from gpuprof.domain.failure import TriedRuns
-from gpuprof.domain.model import ModelGraph
-from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
-from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.domain.sizes import describe_sizes
+from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
@@ -27,12 +24,21 @@ from gpuprof.estimators.measured.calibration import Calibration
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.failures import require_no_failure
-from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
-from gpuprof.estimators.measured.sized import blend_measured, choose_sizes, group_by_model, unmeasured_at
+from gpuprof.estimators.measured.figures import (
+    behaviour_after_pause,
+    blend_figures,
+    estimate_bandwidth,
+    figure_of,
+    figure_within,
+    widen_by,
+    widen_interval,
+)
+from gpuprof.estimators.measured.known_models import KnownModels, require_readable
+from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point
+from gpuprof.estimators.measured.sized import blend_measured
 from gpuprof.estimators.measured.surface import Reading, Surface
-from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
-from gpuprof.kernel_db.store import COPIES, KernelDb
+from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
@@ -62,6 +68,8 @@ class DatabaseEstimator:
 
     Attributes
     ----------
+    known : KnownModels
+        Which models there are, and what is known of each.
     verdicts : BatchVerdicts
         Which models mix the items of a batch: no batch but of one is listed for them.
     """
@@ -73,24 +81,21 @@ class DatabaseEstimator:
         learned: Callable[[Device], LearnedModel | None] = lambda device: None,
         execution: Execution | None = None,
     ) -> None:
-        self._measured = read_measured(db) if db is not None else {}
+        self.known = KnownModels(db, graphs)
         self.verdicts = BatchVerdicts(None if db is None else db.path)
-        self._copies = None if db is None else db.path / COPIES
-        self._graphs = dict(graphs or {})
-        self._sized = group_by_model(self._measured)
-        contents = {name: known.sha256 for name, known in self._measured.items()}
+        contents = {name: known.sha256 for name, known in self.known.measured.items()}
         variants = {
             (name, device): ranked[0]
-            for name, known in self._measured.items()
+            for name, known in self.known.measured.items()
             for device, ranked in known.variants.items()
         }
         self._colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         self._learned = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
-        self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph, lambda device: timed(device.name))
+        self._cross_gpu = CrossGpuLatencies(
+            execution or Execution(), self.known.bind_graph, lambda device: timed(device.name)
+        )
         self._unprofiled = UnprofiledRequirements(self._cross_gpu)
-        self._files: dict[str, MeasuredModel] = {}
-        self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
@@ -99,90 +104,14 @@ class DatabaseEstimator:
         self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in the database, sorted."""
+        return self.known.names
+
+    @property
     def colocations(self) -> Colocations:
         """What was co-located, and the interference models that it speaks for."""
         return self._colocations
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models in the database, sorted."""
-        return tuple(sorted(self._measured))
-
-    def has_measured(self, model: str) -> bool:
-        """Return whether the database holds a model of this name, at whatever sizes."""
-        return split_name(model)[0] in self._sized
-
-    def count_superseded(self, model: str) -> int:
-        """Return how many other files were measured before under the name of ``model``; they do not count."""
-        return self._find_model(model).superseded
-
-    def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
-        """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
-        return self._find_model(model).variants.get(device, ())
-
-    def list_dims(self, model: str) -> tuple[str, ...]:
-        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else those measured.
-
-        Raises
-        ------
-        InputError
-            When the model is unknown.
-        """
-        from gpuprof.graph.load import read_free
-
-        name, _ = split_name(model)
-        said = self._sized.get(name, {})
-        path = self._graphs.get(name) or (Path(name) if not said and _is_path(name) else None)
-        if path is None and not said:
-            raise unknown_name("model", name, [*self._sized, *self._graphs])
-        recorded = path or Path(next((one.path or "" for one in said.values()), ""))
-        if recorded.is_file():
-            try:
-                return tuple(one.name for one in read_free(recorded))
-            except InputError:
-                if not said:
-                    raise  # nothing else is known of it; of a measured model, what was measured is
-        return tuple(dict.fromkeys(dim for sizes in said for dim, _ in sizes))
-
-    def sizes_of(self, model: str) -> Sizes:
-        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.
-
-        Raises
-        ------
-        InputError
-            When the model is unknown, or nothing says which sizes are meant.
-        """
-        return self._find_model(model).sizes
-
-    def describe_sizes(self, model: str) -> str | None:
-        """Return a remark on sizes that ``model`` does not give, with the way to give them; None: there is none.
-
-        Raises
-        ------
-        InputError
-            As `sizes_of`.
-        """
-        name, given = split_name(model)
-        known = self._find_model(model)
-        taken = [(dim, size) for dim, size in known.sizes if dim not in dict(given)]
-        if not taken:
-            return None
-        how = "as it was measured" if known.points else "assumed"
-        return f"{name}: {describe_sizes(taken)} {how}; another size: --dim {taken[0][0]}=SIZE"
-
-    def devices_of(self, model: str) -> tuple[str, ...]:
-        """Return the names of the devices that ``model`` was measured on, sorted."""
-        known = self._find_model(model)
-        return tuple(sorted({device for one in (known, *known.others) for device in one.points}))
-
-    def unknown_ops(self, model: str) -> tuple[str, ...]:
-        """Return the op types of ``model`` of which nothing is known; none where its file is not there."""
-        work = self._work(self._find_model(model))
-        return () if work is None else work.smallest.unknown_ops
-
-    def tried_runs(self, model: str) -> TriedRuns:
-        """Return what was measured of ``model`` and what failed, on any device."""
-        return self._find_model(model).tried_runs(model)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -212,7 +141,7 @@ class DatabaseEstimator:
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # whoever derives a class says what it likes
             return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
-        known, identity, times = self._find_model(model), _Identity(device), []
+        known, identity, times = self.known.find_model(model), _Identity(device), []
         failed = known.failed_on(device.name)
         for batch in batches:
             workload = Workload(model, batch, share, processes)
@@ -221,36 +150,22 @@ class DatabaseEstimator:
             times.append(self._alone(identity, workload)[0])
         return tuple(times)
 
-    def graph(self, model: str, batch: int) -> ModelGraph:
-        """Return the graph of ``model`` bound to ``batch``.
-
-        Raises
-        ------
-        InputError
-            When the model is unknown or its file is not there, has become another or does not take the batch.
-        """
-        known = self._find_model(model)
-        if self._work(known) is None:
-            _require_readable(known)
-            raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
-        return self._graph(known, batch)
-
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
-        if self.verdicts.mixed_output(self._find_model(model).sha256) is not None:
+        if self.verdicts.mixed_output(self.known.find_model(model).sha256) is not None:
             return (1,)
-        points = self._points(model, device)
+        points = self.known.list_points(model, device)
         if points:
             exact = {point.batch for point in points if point.share == share}
             return tuple(sorted(exact or {point.batch for point in points}))
-        if (only := self._only_batch(model)) is not None:
+        if (only := self.known.only_batch(model)) is not None:
             return (only,)
         powers = [2**k for k in range(_MOST_BATCH.bit_length())]
         return tuple(batch for batch in powers if self._fits(model, device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
-        measured = {point.share for point in self._points(model, device)}
+        measured = {point.share for point in self.known.list_points(model, device)}
         if len(measured) < 2:
             steps = (
                 [100.0 * cores / device.compute_units for cores in range(1, device.compute_units + 1)]
@@ -262,16 +177,17 @@ class DatabaseEstimator:
         return tuple(sorted(measured | {Share()}, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
-        device, known = identity.device, self._find_model(workload.model)
+        device, known = identity.device, self.known.find_model(workload.model)
         failed = known.failed_on(device.name)
         if failed and not known.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
         latency, cv = self._alone(identity, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)
-        pause = _after_pause(known, device, workload, cv)
+        pause = behaviour_after_pause(known, device, workload, cv)
         certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
-        work = None if certain else self._work(known)  # reading a file of hundreds of megabytes takes a second
+        # Reading a file of hundreds of megabytes takes a second.
+        work = None if certain else self.known.read_work(known)
         return Estimate(
             workload=workload,
             device=device.name,
@@ -282,9 +198,9 @@ class DatabaseEstimator:
             memory_bytes=self._memory(known, device, workload),
             weight_bytes=work.smallest.weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
             creq_pct=self._creq(known, device, workload),
-            dram_pct=_other(known, device, workload, "dram_pct"),
-            l2_pct=_other(known, device, workload, "l2_pct"),
-            power_w=_other(known, device, workload, "power_w"),
+            dram_pct=figure_of(known, device, workload, "dram_pct"),
+            l2_pct=figure_of(known, device, workload, "l2_pct"),
+            power_w=figure_of(known, device, workload, "power_w"),
             variant=next((str(one) for one in known.variants.get(device.name, ())), None),
             unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
@@ -292,15 +208,20 @@ class DatabaseEstimator:
     def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[tuple[str, Figure], ...]:
         """Return the compute requirement by metric: as profiled, else of the whole GPU as its kernels will fill it."""
         if known.points.get(device.name) or known.others:
-            columns = [(metric, _other(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
+            columns = [(metric, figure_of(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
             return tuple((metric, figure) for metric, figure in columns if figure is not None)
-        if device.kind != "gpu" or workload.share != Share() or workload.processes > 1 or self._work(known) is None:
+        if (
+            device.kind != "gpu"
+            or workload.share != Share()
+            or workload.processes > 1
+            or self.known.read_work(known) is None
+        ):
             return ()
         return self._unprofiled.predict(known, device, workload.batch)
 
     def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
-        known = self._find_model(workload.model)
+        known = self.known.find_model(workload.model)
         if not known.points.get(identity.device.name) and known.others:
             found = self._latency_over_sizes(identity, known, workload)
             if found is not None:
@@ -318,9 +239,9 @@ class DatabaseEstimator:
         parts = blend_measured(known, device.name)
         if parts:
             each = [(*self._latency_at_sizes(identity, one, workload), weight) for one, weight in parts]
-            figure = _blend_figures([(latency, weight) for latency, _, weight in each])
+            figure = blend_figures([(latency, weight) for latency, _, weight in each])
             error = self._calibration(device).interpolation_error(0.0)
-            return _widen_by(figure, error), max(cv for _, cv, _ in each)
+            return widen_by(figure, error), max(cv for _, cv, _ in each)
         return self._carry_over_sizes(identity, known, workload)
 
     def _carry_over_sizes(
@@ -333,7 +254,7 @@ class DatabaseEstimator:
             return None
         shape = self._shape(known, device)
         if shape is None:
-            _require_readable(known)
+            require_readable(known)
             said = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
             raise InputError(
                 f"{known.model} was measured on {device.name} at {said}, which says nothing of "
@@ -348,7 +269,7 @@ class DatabaseEstimator:
         factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
         latency, cv = self._latency_at_sizes(identity, nearest, workload)
         error = self._calibration(device).carried_error(abs(math.log2(factor)))
-        return _widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
+        return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
 
     def _latency_at_sizes(self, identity: _Identity, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
@@ -382,17 +303,17 @@ class DatabaseEstimator:
         error: float | None = point.relative_error or None
         if reading.source == INTERPOLATED:
             error = self._calibration(device).interpolation_error(point.relative_error)
-        return _figure(reading.value, reading.source, error)
+        return figure_within(reading.value, reading.source, error)
 
     def _from_roofline(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
-        work = self._work(known)
+        work = self.known.read_work(known)
         if work is None:
             if failed := known.failures.get(device.name):
                 raise InputError(
                     f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
                     "profile it again, at a smaller batch or under a larger share",
                 )
-            _require_readable(known)
+            require_readable(known)
             raise InputError(
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
@@ -400,16 +321,16 @@ class DatabaseEstimator:
         at = work.at(batch)
         learned = self._learned(_Identity(device))
         if learned:
-            figure = learned.latency(self._graph(known, batch), share)
+            figure = learned.latency(self.known.bind_graph(known, batch), share)
         else:
             figure = self._predict_unmeasured(known, device, batch, share)
-            figure = _widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
+            figure = widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
         if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
             raise InputError(
                 f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
                 "gpuprof profile MODEL",
             )
-        return _widen_interval(figure, unknown_ms(at, device, share))
+        return widen_interval(figure, unknown_ms(at, device, share))
 
     def _predict_unmeasured(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
@@ -420,7 +341,7 @@ class DatabaseEstimator:
             return self._calibration(device).scale_prediction(
                 figure.value, figure.source, figure.upper() / figure.value
             )
-        work = self._work(known)
+        work = self.known.read_work(known)
         least = 0.0 if work is None else roofline_ms(work.at(batch), device, share)
         return self._calibration(device).scale_prediction(least, source_of(device))
 
@@ -429,7 +350,7 @@ class DatabaseEstimator:
             if one.batch < 1 or one.processes < 1:
                 raise InputError(f"batch and processes beside must be at least 1 but got {one.batch}, {one.processes}")
             if not self._colocations.has_seen(device, one.model):
-                self._find_model(one.model)
+                self.known.find_model(one.model)
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
@@ -437,18 +358,18 @@ class DatabaseEstimator:
 
     def _sm_utilization(self, device: Device, workload: Workload) -> float | None:
         """Return which part of the SMs a workload alone keeps busy, in percent; the upper end where it is predicted."""
-        figures = dict(self._creq(self._find_model(workload.model), device, workload))
+        figures = dict(self._creq(self.known.find_model(workload.model), device, workload))
         figure = figures.get("wavg_sm_util")
         return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
 
     def _behaviour(self, identity: _Identity, workload: Workload) -> Running | None:
         device = identity.device
         try:
-            known = self._find_model(workload.model)
+            known = self.known.find_model(workload.model)
             alone = self._alone(identity, workload)[0].value
         except InputError:
             return None
-        l2, dram = (_estimate_bandwidth(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
+        l2, dram = (estimate_bandwidth(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
         return Running(
             model=workload.model,
             batch=workload.batch,
@@ -460,7 +381,7 @@ class DatabaseEstimator:
 
     def _traffic_pct(self, known: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
         """Return what the ops read and write over what the memory could deliver meanwhile, 0 without the graph."""
-        work = self._work(known)
+        work = self.known.read_work(known)
         if work is None:
             return 0.0
         moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
@@ -472,7 +393,7 @@ class DatabaseEstimator:
             parts = blend_measured(known, device.name)
             each = [(self._memory(one, device, workload), weight) for one, weight in parts]
             if each and all(figure is not None for figure, _ in each):
-                return _blend_figures([(figure, weight) for figure, weight in each if figure is not None])
+                return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
             if (beyond := self._memory_beyond(known, device, workload)) is not None:
                 return beyond
         points = known.points.get(device.name, [])
@@ -486,36 +407,30 @@ class DatabaseEstimator:
             curve = BatchCurve(same)
             found = curve.at(workload.batch)
             return Figure(*found) if found else curve.extrapolate(workload.batch)
-        work = self._work(known)
+        work = self.known.read_work(known)
         if work is None:
             return None
         if (learned := self._learned(_Identity(device))) and learned.memory:
-            return learned.memory_figure(self._graph(known, workload.batch))
+            return learned.memory_figure(self.known.bind_graph(known, workload.batch))
         at = work.at(workload.batch)
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
 
     def _memory_beyond(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""
-        work = self._work(known)
+        work = self.known.read_work(known)
         if work is None:
             return None
         own = work.at(workload.batch).activation_bytes
         found = []
         for one in known.others:
             figure = self._memory(one, device, workload) if one.points.get(device.name) else None
-            if figure is not None and (other := self._work(one)) is not None:
+            if figure is not None and (other := self.known.read_work(one)) is not None:
                 more = own - other.at(workload.batch).activation_bytes
                 found.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _only_batch(self, model: str) -> int | None:
-        from gpuprof.graph.load import only_batch
-
-        path = self._find_model(model).path
-        return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
-
     def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
-        memory = self._memory(self._find_model(model), device, Workload(model, batch, share))
+        memory = self._memory(self.known.find_model(model), device, Workload(model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
@@ -530,88 +445,21 @@ class DatabaseEstimator:
         if device.name not in self._calibrations:
             surfaces = {
                 name: self._surface(known, device, 1)
-                for name, known in self._comparable(device).items()
+                for name, known in self.known.select_comparable(device).items()
                 if any(point.processes == 1 for point in known.points.get(device.name, []))
             }
             self._calibrations[device.name] = Calibration(
-                surfaces, lambda name: self._shape(self._measured[name], device)
+                surfaces, lambda name: self._shape(self.known.measured[name], device)
             )
         return self._calibrations[device.name]
 
-    def _comparable(self, device: Device) -> dict[str, MeasuredModel]:
-        """Return the models whose figures on ``device`` may stand in one fit."""
-        variants = {
-            name: known.variants[device.name][0]
-            for name, known in self._measured.items()
-            if device.name in known.variants
-        }
-        first = next(iter(rank_variants(variants.values())), None)
-        return {
-            name: known
-            for name, known in self._measured.items()
-            if first is not None and name in variants and variants[name].is_comparable(first)
-        }
-
     def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
-        work = self._work(known)
+        work = self.known.read_work(known)
         if work is None:
             return None
         if device.kind == "gpu":
             return lambda batch, share: self._cross_gpu.predict(known, device, batch, share).value
         return lambda batch, share: roofline_ms(work.at(batch), device, share)
-
-    def _work(self, known: MeasuredModel) -> WorkByBatch | None:
-        if known.name not in self._works:
-            self._works[known.name] = _read_work(known)
-        return self._works[known.name]
-
-    def _graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
-        from gpuprof.graph.load import load_graph
-
-        return load_graph(Path(known.path or ""), batch, dims=dict(known.sizes))
-
-    def _find_model(self, model: str) -> MeasuredModel:
-        """Return what is known of a model by its name in the database, a name given with a file, or a path."""
-        if model not in self._files:
-            name, sizes = split_name(model)
-            path = self._graphs.get(name)
-            if path is not None or (name not in self._sized and _is_path(name)):
-                self._files[model] = self._of_file(name, sizes, path or Path(name))
-            elif name in self._sized:
-                self._files[model] = choose_sizes(name, self._sized[name], sizes)
-            else:
-                raise unknown_name("model", name, [*self._sized, *self._graphs])
-        return self._files[model]
-
-    def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
-        """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
-        from gpuprof.graph.load import load_runnable, only_batch, require_sizes
-        from gpuprof.runtime.free_batch import freed_copy
-
-        path = (self._copies and freed_copy(path, self._copies)) or path
-        graph = load_runnable(path, only_batch(path) or 1, dims=dict(sizes))
-        weight_bytes = None if graph.unread else graph.weight_bytes
-        file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)
-        same = {one.sizes: _as_file(one, file) for one in self._measured.values() if one.sha256 == graph.sha256}
-        return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
-
-    def _points(self, model: str, device: Device) -> list[Point]:
-        """Return what was measured of a model on a device; at other sizes where nothing was at these."""
-        known = self._find_model(model)
-        own = known.points.get(device.name)
-        return own or [point for one in known.others for point in one.points.get(device.name, ())]
-
-
-def _as_file(known: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
-    """Return what was measured of a content under the name and at the place of the file that is given."""
-    return replace(
-        known,
-        name=sized_name(file.name, known.sizes),
-        path=file.path,
-        sha256=file.sha256,
-        weight_bytes=file.weight_bytes,
-        superseded=0,
-    )
 
 
 class _Identity:
@@ -627,109 +475,3 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
-
-
-def _is_path(model: str) -> bool:
-    return model.endswith(".onnx") or "/" in model or Path(model).is_file()
-
-
-def _read_work(known: MeasuredModel) -> WorkByBatch | None:
-    """Return the work of a model, None where its file is gone or has become another."""
-    from gpuprof.graph.load import load_graph, only_batch
-
-    path = Path(known.path or "")
-    if not path.is_file():
-        return None
-    try:
-        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), only_batch(path))
-    except InputError:
-        return None
-    return work if known.sha256 in (None, work.graph.sha256) else None
-
-
-def _require_readable(known: MeasuredModel) -> None:
-    """Do nothing where the file of a model is gone, has become another, or says what its ops cost.
-
-    Raises
-    ------
-    InputError
-        As `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
-    """
-    from gpuprof.graph.file import read_onnx
-    from gpuprof.graph.load import load_graph, only_batch
-
-    path = Path(known.path or "")
-    if path.is_file() and known.sha256 in (None, read_onnx(path).sha256):
-        load_graph(path, only_batch(path) or 1, dims=dict(known.sizes))
-
-
-def _figure(value: float, source: str, error: float | None) -> Figure:
-    """Return the figure with the interval of a relative error: as far below by division as above."""
-    return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
-
-
-def _blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
-    """Return the mean of figures by their weights: interpolated where each is measured or interpolated itself."""
-    known = {figure.source for figure, _ in parts}
-    source = INTERPOLATED if known <= {MEASURED, INTERPOLATED} else EXTRAPOLATED
-    value = math.fsum(weight * figure.value for figure, weight in parts)
-    if all(figure.low is None for figure, _ in parts):
-        return Figure(value, source)
-    low = math.fsum(weight * (figure.value if figure.low is None else figure.low) for figure, weight in parts)
-    return Figure(value, source, low, math.fsum(weight * figure.upper() for figure, weight in parts))
-
-
-def _widen_by(figure: Figure, error: float) -> Figure:
-    """Return the figure with its interval wider by a relative error at both ends."""
-    low = figure.value if figure.low is None else figure.low
-    return replace(figure, low=low / (1.0 + error), high=figure.upper() * (1.0 + error))
-
-
-def _widen_interval(figure: Figure, more: float) -> Figure:
-    """Return the figure with the upper end ``more`` higher; without an interval, one that reaches as far down."""
-    if not more:
-        return figure
-    high = figure.upper() + more
-    return replace(figure, low=figure.value**2 / high if figure.low is None else figure.low, high=high)
-
-
-def _other(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
-    """Return another measured quantity of the same share and processes, over the batch and the sizes."""
-    if not known.points.get(device.name):
-        each = [(_other(one, device, workload, column), weight) for one, weight in blend_measured(known, device.name)]
-        found_all = [(figure, weight) for figure, weight in each if figure is not None]
-        return _blend_figures(found_all) if found_all and len(found_all) == len(each) else None
-    points = {
-        p.batch: p.figures[column]
-        for p in known.points.get(device.name, [])
-        if column in p.figures and p.share == workload.share and p.processes == workload.processes
-    }
-    found = BatchCurve(points).at(workload.batch) if points else None
-    return None if found is None else Figure(*found)
-
-
-def _estimate_bandwidth(
-    known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
-) -> float | None:
-    """Return the percent of a bandwidth that a workload draws alone: measured, or as much a request as the nearest."""
-    exact = _other(known, device, workload, column)
-    if exact is not None:
-        return exact.value
-    points = [point for point in known.points.get(device.name, []) if column in point.figures]
-    if not points:
-        return None
-    nearest = min(
-        points, key=lambda p: (abs(math.log2(p.batch / workload.batch)), abs(p.share.sm_pct - workload.share.sm_pct))
-    )
-    each = nearest.figures[column] * nearest.latency_ms / (nearest.batch * nearest.processes)
-    return min(100.0, each * workload.batch * workload.processes / alone_ms)
-
-
-def _after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
-    """Return factor and variation of the measured batch that is nearest, under the same share where there is one."""
-    points = known.points.get(device.name) or [p for one in known.others for p in one.points.get(device.name, ())]
-    near = [point for point in points if point.share == workload.share] or points
-    if not near:
-        return 1.0, cv
-    nearest = min(near, key=lambda point: abs(point.batch - workload.batch))
-    return nearest.pause_factor, nearest.pause_cv

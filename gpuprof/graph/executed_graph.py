@@ -79,19 +79,19 @@ def tie(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     owner: dict[int, int] = {}
     groups: dict[int, Group] = {}
     for index, names in enumerate(targets):
-        claimed = _claim(graph, names, producer, made, owner)
+        claimed = _find_claimed(graph, names, producer, made, owner)
         if claimed:
             owner.update(dict.fromkeys(claimed, index))
             groups[index] = Group(claimed, [index])
-    homeless = _house(executed, targets, producer, owner, groups)
+    unassigned = _join_groups(executed, targets, producer, owner, groups)
     return Tie(
         groups=tuple(groups.values()),
-        untied=tuple(homeless),
+        untied=tuple(unassigned),
         unexecuted=tuple(position for position in range(len(graph.ops)) if position not in owner),
     )
 
 
-def dearest(positions: Iterable[int], ops: Sequence[Op]) -> int:
+def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
     """Return the op that the time of a group is said to be of: most FLOPs, of equals the first."""
     return max(positions, key=lambda position: (ops[position].flops or 0, -position))
 
@@ -111,7 +111,7 @@ def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict
     return found
 
 
-def _claim(
+def _find_claimed(
     graph: ModelGraph, names: Iterable[str], producer: dict[str, int], made: set[str], owner: dict[int, int]
 ) -> list[int]:
     """Return the ops between ``names`` and the nearest tensors that other executed nodes make."""
@@ -127,7 +127,7 @@ def _claim(
     return sorted(claimed)
 
 
-def _house(
+def _join_groups(
     executed: Sequence[ExecutedNode],
     targets: Sequence[tuple[str, ...]],
     producer: dict[str, int],
@@ -144,7 +144,7 @@ def _house(
         for name in node.inputs:
             consumers[name].add(index)
     home = {index: index for index in groups}
-    homeless = []
+    unassigned = []
     for index in range(len(executed) - 1, -1, -1):
         if index in home:
             continue
@@ -154,5 +154,5 @@ def _house(
             home[index] = group
             groups[group].executed.append(index)
         else:
-            homeless.append(index)
-    return homeless[::-1]
+            unassigned.append(index)
+    return unassigned[::-1]

@@ -150,11 +150,11 @@ def _read_file(path: Path) -> OnnxFile:
         _hash_file(path.parent / name, digest)
     weights = _take_weights(model, path)
     # The parsed message owns its memory as a whole: only a copy lets go of what was dropped.
-    light = _tidy(ModelProto.FromString(model.SerializeToString()), path.name)
+    light = _normalize_model(ModelProto.FromString(model.SerializeToString()), path.name)
     return OnnxFile(light, weights, path, digest.hexdigest(), names, stamp)
 
 
-def _tidy(model: ModelProto, name: str) -> ModelProto:
+def _normalize_model(model: ModelProto, name: str) -> ModelProto:
     """Return the model with its functions inlined and its nodes sorted, found valid by ONNX's own checker."""
     try:
         if model.functions:

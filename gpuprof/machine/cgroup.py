@@ -95,7 +95,7 @@ def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> t
     """
     candidates = [(path, version) for path, version in _cpu_groups(root, own) if path.is_dir()]
     for path, version in candidates:
-        if os.access(path, os.W_OK) and (version == 1 or _hands_on_cpu(path)):
+        if os.access(path, os.W_OK) and (version == 1 or _delegates_cpu(path)):
             return path, version
     tried = ", ".join(dict.fromkeys(str(path) for path, _ in candidates)) or "no cpu controller is mounted"
     raise _unavailable(tried)
@@ -132,7 +132,7 @@ def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
             yield from ((place, 2) for place in (group, *group.parents) if place == root or root in place.parents)
 
 
-def _hands_on_cpu(path: Path) -> bool:
+def _delegates_cpu(path: Path) -> bool:
     control = path / "cgroup.subtree_control"
     try:
         if "cpu" in control.read_text().split():

@@ -68,26 +68,27 @@ def _upwards(base: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    words = _read_text(group / "cpu.max").split()
+    words = read_text(group / "cpu.max").split()
     if len(words) == 2:
         quota, period = words
     else:
-        quota, period = _read_text(group / "cpu.cfs_quota_us").strip(), _read_text(group / "cpu.cfs_period_us").strip()
+        quota, period = read_text(group / "cpu.cfs_quota_us").strip(), read_text(group / "cpu.cfs_period_us").strip()
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:
         return None
     return int(quota) / int(period)
 
 
 def _memory(group: Path) -> int | None:
-    text = _read_text(group / "memory.max").strip() or _read_text(group / "memory.limit_in_bytes").strip()
+    text = read_text(group / "memory.max").strip() or read_text(group / "memory.limit_in_bytes").strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
 
 
 def _lines(path: Path) -> list[str]:
-    return _read_text(path).splitlines()
+    return read_text(path).splitlines()
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return what a file of the kernel says, empty where it is missing or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -26,7 +26,7 @@ def allowed_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if _allowed is None else _allowed
 
 
-def stay_off(taken: Collection[int]) -> bool:
+def avoid_cores(taken: Collection[int]) -> bool:
     """Keep all threads of this process off the cores ``taken``; return whether others were left to run on.
 
     Called again it counts from all cores that the process was given; without ``taken`` it may use all of them again.
@@ -42,12 +42,12 @@ def stay_off(taken: Collection[int]) -> bool:
 
 
 @contextmanager
-def staying_off(taken: Collection[int]) -> Iterator[bool]:
+def avoiding_cores(taken: Collection[int]) -> Iterator[bool]:
     """Stay off the cores ``taken`` inside; processes that are started there do so, too."""
     try:
-        yield stay_off(taken)
+        yield avoid_cores(taken)
     finally:
-        stay_off(())
+        avoid_cores(())
 
 
 def _set_all_threads(cores: Collection[int]) -> None:
@@ -80,7 +80,7 @@ class CoreSharing:
         """Say on which cores workers compute now."""
         if self._taken != frozenset(cores):
             self._taken = frozenset(cores)
-            self._is_off = stay_off(self._taken)
+            self._is_off = avoid_cores(self._taken)
 
     def watch(self, now: float, spent_s: float | None = None) -> None:
         """Use the workers' cores, too, while the free ones are crowded; called now and then.
@@ -100,7 +100,7 @@ class CoreSharing:
         part = (spent_s - self._spent_s) / elapsed_s / max(1, free)
         self._looked, self._spent_s = now, spent_s
         if self._is_off and part > _CROWDED:
-            stay_off(())
+            avoid_cores(())
             self._is_off = False
         elif not self._is_off and self._taken and free and part < _ROOMY:
-            self._is_off = stay_off(self._taken)
+            self._is_off = avoid_cores(self._taken)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.machine.cgroup_limits import cpu_quota_cores, memory_limit_bytes, usable_cores
+from gpuprof.machine.cgroup_limits import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
 from gpuprof.machine.core_sharing import allowed_cores
 
 #: Assumed where nothing was measured: what one core of a server streams without effort, and four channels of DDR4.
@@ -98,7 +98,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
 
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
     """Return what ``/proc/cpuinfo`` says; missing things get the value that claims least."""
-    blocks = [_fields(block) for block in _read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
+    blocks = [_fields(block) for block in read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
     mine = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
     first = (mine or blocks or [{}])[0]
     family = first.get("cpu family", "0")
@@ -149,7 +149,7 @@ def _vector_bits(info: CpuInfo) -> tuple[int, str]:
 
 
 def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
-    base = _read_text(root / f"sys/devices/system/cpu/cpu{processor}/cpufreq/base_frequency").strip()
+    base = read_text(root / f"sys/devices/system/cpu/cpu{processor}/cpufreq/base_frequency").strip()
     if base.isdigit() and int(base) > 0:
         return int(base) / 1000.0, "base frequency"
     if named := _GHZ.search(info.model):
@@ -167,14 +167,14 @@ def _physical_cores(blocks: list[dict[str, str]], processors: int) -> int:
 def _last_level_cache(root: Path, processor: int) -> int:
     sizes: dict[int, int] = {}
     for index in sorted((root / f"sys/devices/system/cpu/cpu{processor}/cache").glob("index*")):
-        level, size = _read_text(index / "level").strip(), _SIZE.fullmatch(_read_text(index / "size").strip())
+        level, size = read_text(index / "level").strip(), _SIZE.fullmatch(read_text(index / "size").strip())
         if level.isdigit() and size:
             sizes[int(level)] = int(size["number"]) * _UNITS[size["unit"]]
     return sizes[max(sizes)] if sizes else _ASSUMED_CACHE_BYTES
 
 
 def _memory(root: Path) -> tuple[int, str]:
-    total = _fields(_read_text(root / "proc/meminfo")).get("MemTotal", "")
+    total = _fields(read_text(root / "proc/meminfo")).get("MemTotal", "")
     match = re.fullmatch(r"(\d+) kB", total)
     machine = int(match[1]) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory_limit_bytes(root)
@@ -191,10 +191,3 @@ def _slug(model: str) -> str:
 def _fields(text: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -29,7 +29,7 @@ def join(address: str) -> Any:
         ray = import_module("ray")
     except ImportError:
         raise UnavailableError("ray is not installed", install_hint("ray")) from None
-    _knock(address)
+    _probe_address(address)
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -38,7 +38,7 @@ def join(address: str) -> Any:
     return ray
 
 
-def _knock(address: str) -> None:
+def _probe_address(address: str) -> None:
     """Find out at once that nobody is there: Ray itself would try for a minute."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "//" in address:

@@ -26,7 +26,7 @@ from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
 from gpuprof.merging.run_choice import PlanGain
-from gpuprof.merging.source import OLDEST_OPSET, SourceModel, read_source
+from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read_source
 from gpuprof.merging.step_gain import GainContext, OpSeconds
 from gpuprof.merging.submatrix import TOLERANCE
 
@@ -192,10 +192,10 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
     """
     with _beside(output) as directory:
         path = directory / output.name
-        proof = _saved_and_proven(merged, path, options)
+        proof = _save_and_prove(merged, path, options)
         if proof.needless_rows and merged.report.merged and not options.force:
             merged = _apart(merged, options)
-            proof = _saved_and_proven(merged, path, options)
+            proof = _save_and_prove(merged, path, options)
         if any(proof.absent_rows.values()):
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
             write_description(merged.model, MergedModel(tuple(members)))
@@ -207,7 +207,7 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
     return replace(merged.report, proof=proof)
 
 
-def _saved_and_proven(merged: MergedInMemory, path: Path, options: MergeOptions) -> Proof:
+def _save_and_prove(merged: MergedInMemory, path: Path, options: MergeOptions) -> Proof:
     _save(merged, path)
     proof = prove_same(merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads)
     _check_proof(proof)
@@ -220,14 +220,7 @@ def _opset(path: Path) -> int:
 
 def source_names(paths: Sequence[Path]) -> list[str]:
     """Return what models are called when they are merged: the files' stems, numbered where two are the same."""
-    found: list[str] = []
-    for path in paths:
-        name, count = path.stem, 1
-        while name in found:
-            count += 1
-            name = f"{path.stem}-{count}"
-        found.append(name)
-    return found
+    return number_names([path.stem for path in paths], "{}-{}")
 
 
 def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:

@@ -141,7 +141,7 @@ class PlanGain:
         for i in root:
             sets.setdefault(root[i], set()).add(i)
         base = self.gain(once)
-        return [(steps, _minus(self.gain(once | steps), base)) for _, steps in sorted(sets.items())]
+        return [(steps, _subtract_gains(self.gain(once | steps), base)) for _, steps in sorted(sets.items())]
 
     def _copies(self, k: int, crossing: Crossing, once: set[int]) -> MergeGain:
         is_produced_once = crossing.producer in once
@@ -168,7 +168,7 @@ class PlanGain:
         return {i: find(i) for i in root}
 
 
-def _minus(a: MergeGain, b: MergeGain) -> MergeGain:
+def _subtract_gains(a: MergeGain, b: MergeGain) -> MergeGain:
     return MergeGain(
         a.saved_bytes - b.saved_bytes,
         a.added_bytes - b.added_bytes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import best_matching
 from gpuprof.merging.operators import Weighted, weight_matrix, weighted_operators
-from gpuprof.merging.source import SourceModel
+from gpuprof.merging.source import SourceModel, number_names
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 
@@ -84,7 +84,7 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
     theirs = [weight_matrix(second, operator) for operator in right]
     pairs = [(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a.kind == b.kind]
     blocks = common_blocks(mine, theirs, pairs, tolerance)
-    rows, columns = _told_apart(left), _told_apart(right)
+    rows, columns = (number_names([one.name for one in side], "{} ({})") for side in (left, right))
     layers = [
         LayerSimilarity(
             rows[i],
@@ -106,18 +106,6 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
         _matched_similarity(scored, left, right),
         all(layer.block.exact for layer in layers),
     )
-
-
-def _told_apart(operators: Sequence[Weighted]) -> list[str]:
-    """Return the operators' names, which files may give twice, each once: what comes again has a number."""
-    found: list[str] = []
-    for operator in operators:
-        name, count = operator.name, 1
-        while name in found:
-            count += 1
-            name = f"{operator.name} ({count})"
-        found.append(name)
-    return found
 
 
 def _matched_similarity(

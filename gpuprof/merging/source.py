@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -299,3 +299,15 @@ def _same_values(traced: list[Shapes]) -> dict[str, Array]:
         for name, value in first.items()
         if name in last and value.shape == last[name].shape and np.array_equal(value, last[name])
     }
+
+
+def number_names(names: Iterable[str], form: str) -> list[str]:
+    """Return each name once: one that was there before is written by ``form`` of the name and a number from 2 on."""
+    found: list[str] = []
+    for first in names:
+        name, count = first, 1
+        while name in found:
+            count += 1
+            name = form.format(first, count)
+        found.append(name)
+    return found

@@ -28,7 +28,6 @@ from gpuprof.pipeline.result import NoteList, Result
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.estimators.database import DatabaseEstimator
 
 
 _LARGEST_BATCH = 1_000_000
@@ -183,10 +182,12 @@ def _size_models(
     InputError
         When no model has a dimension that is given, or the estimator knows no sizes.
     """
+    from gpuprof.estimators.database import DatabaseEstimator
+
     sweep = combine_sizes(dims)
-    if not hasattr(source, "list_dims"):
+    if not isinstance(source, DatabaseEstimator):
         return [sized_name(name, sizes) for name in names for sizes in sweep], []
-    known: DatabaseEstimator = source  # type: ignore[assignment]
+    known = source.known
     free = {name: known.list_dims(name) for name in names} if dims else {}
     for dim in dims:
         if not any(dim in own for own in free.values()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuprof.errors import UnstableError
-from gpuprof.machine.core_sharing import allowed_cores, staying_off
+from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
@@ -167,7 +167,7 @@ def load(
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
-    with staying_off(taken if enough else ()):
+    with avoiding_cores(taken if enough else ()):
         if found is not None and taken and found.planned_with.host.host_cores:
             notes.add(*check_machine(target, streams, found).notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):

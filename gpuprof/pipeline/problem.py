@@ -86,7 +86,7 @@ def build_problem(
     options = replace(options, host=_host_work(database, devices, named))
     if options.max_processes is None and planning.estimator == DEFAULT:
         kinds = {entry.device.name for entry in devices.entries}
-        if not any(kinds.intersection(known.devices_of(name)) for name in names):
+        if not any(kinds.intersection(known.known.devices_of(name)) for name in names):
             options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
         options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
@@ -94,7 +94,9 @@ def build_problem(
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if planning.estimator == DEFAULT:
-        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
+        require_precision(
+            devices, execution, lambda name: all(name in known.known.devices_of(model) for model in names)
+        )
         _judge_doubts(known, names, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(known, names), *describe_variants(known, names, targets)):
@@ -143,7 +145,7 @@ def size_demands(
     InputError
         When a model has no such dimension, or nobody says how large one is of which no size is usual.
     """
-    free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
+    free = {demand.model: known.known.list_dims(demand.source_model or demand.model) for demand in demands}
     for name in dims:
         if not any(name in own for own in free.values()):
             listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
@@ -156,8 +158,8 @@ def size_demands(
         whole = []
         for sizes, part in parts:
             asked = sized_name(model, {**dict(more), **dict(sizes)}.items())
-            whole.append((known.sizes_of(asked), part))
-            if demand.dims is None and (remark := known.describe_sizes(asked)):
+            whole.append((known.known.sizes_of(asked), part))
+            if demand.dims is None and (remark := known.known.describe_sizes(asked)):
                 note(remark)
         said = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
         sized.append(replace(demand, dims=said))
@@ -171,7 +173,7 @@ def collect_tried_runs(estimator: DatabaseEstimator, models: Iterable[str]) -> T
     found = []
     for model in models:
         with suppress(InputError):
-            found.append(estimator.tried_runs(model))
+            found.append(estimator.known.tried_runs(model))
     return TriedRuns(
         tuple(failed for one in found for failed in one.failed),
         frozenset(measured for one in found for measured in one.measured),
@@ -204,12 +206,12 @@ def _judge_doubts(
     those whose intervals are wide.
     """
     for model in models:
-        measured = estimator.devices_of(model)
+        measured = estimator.known.devices_of(model)
         for entry in fleet.entries if strict else ():
             batch = min(estimator.batches(model, entry.device, Share()))
             require_sure(estimator.estimate(model, entry.device, batch, Share()))
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
-        if guessed and (unknown := estimator.unknown_ops(model)):
+        if guessed and (unknown := estimator.known.unknown_ops(model)):
             note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
 
 

@@ -250,7 +250,7 @@ def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     """Return remarks on the sizes that nobody gave, and on models of which only whole batches can be measured."""
     from gpuprof.graph.load import assumed_sizes, only_batch
 
-    graphs = [model.read(only_batch(model.path) or 1) for model in models]
+    graphs = [model.load_graph(only_batch(model.path) or 1) for model in models]
     read = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
     whole = {
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread

@@ -80,7 +80,7 @@ def restore_problem(
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     execution = _recorded_execution(settings, OtherTimes())
     measured = make_database_estimator(database, note=note)
-    graphs = {name: path for name, path in paths.items() if not measured.has_measured(name)}
+    graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
     known = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
     return Problem(
@@ -207,7 +207,7 @@ def collect_map_evidence(
     name = other.estimator or settings.estimator
     if database is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
-        known = {name: path for name, path in graphs.items() if not measured.has_measured(name)}
+        known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
         measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
         tried = name_tried_services(collect_tried_runs(measured, _list_parts(sources.values())), sources)

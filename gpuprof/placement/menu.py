@@ -86,7 +86,7 @@ class Menu:
     def _batches_asked_for(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         most = self.problem.options.max_batch
         found = sorted({one for one in self.problem.estimator.batches(model, device, share) if one <= most})
-        return tuple(found if self.problem.options.latency_budget is not None else _thin_out(found))
+        return tuple(found if self.problem.options.latency_budget is not None else _space_apart(found))
 
     def _is_known(self, model: str, device: Device, batch: int, share: Share) -> bool:
         try:
@@ -131,7 +131,7 @@ class Menu:
         return found
 
 
-def _thin_out(batches: Iterable[int]) -> Iterable[int]:
+def _space_apart(batches: Iterable[int]) -> Iterable[int]:
     kept: list[int] = []
     last = 0
     for last in batches:

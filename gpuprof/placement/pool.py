@@ -126,14 +126,14 @@ class Pools:
             if limit.is_over:
                 break
             own = self.servers(groups[key][:1])
-            dropped = self._droppable(pools, own, kept[key], rates)
+            dropped = self._count_removable(pools, own, kept[key], rates)
             kept[key] -= dropped
             for model, servers in own.items():
                 pools[model] = pools[model] - _times(servers, dropped)
         left = [gpu for key, group in groups.items() for gpu in group[: kept[key]]]
         return self.rerate(left, rates) if len(left) < len(gpus) else gpus
 
-    def _droppable(self, pools: _Pools, own: _Pools, count: int, rates: Mapping[str, float]) -> int:
+    def _count_removable(self, pools: _Pools, own: _Pools, count: int, rates: Mapping[str, float]) -> int:
         """Return how many of ``count`` equal devices need not be there, by bisection."""
 
         def enough(dropped: int) -> bool:

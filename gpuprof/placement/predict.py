@@ -64,7 +64,7 @@ class Predictor:
             for partition in gpu.partitions:
                 for one in partition.replicas:
                     beside = partition.beside(one)
-                    server = disturbances.get(one) or self._calm(device, one, beside)
+                    server = disturbances.get(one) or self._undisturbed_server(device, one, beside)
                     estimate = self._segments.estimate(device, one.workload, beside)
                     found.setdefault(one.model, []).append((one, server, estimate))
         for model, replicas in found.items():
@@ -93,13 +93,13 @@ class Predictor:
         device = self._problem.device(gpus[0].device)
         placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
         running = [
-            LoadedReplica(self._calm(device, one, beside), one.rate_rps, one.workload.share.sm_pct)
+            LoadedReplica(self._undisturbed_server(device, one, beside), one.rate_rps, one.workload.share.sm_pct)
             for one, beside in placed
         ]
         found = disturb_servers(work, running, self._problem.queueing)
         return {one: server for (one, _), server in zip(placed, found, strict=True)}
 
-    def _calm(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
+    def _undisturbed_server(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
         server = self._segments.undisturbed_server(device, placed.workload, beside)
         return replace(server, max_wait_ms=placed.max_wait_ms)
 
@@ -128,7 +128,7 @@ class Predictor:
         )
         latencies, rate_rps = None, placed.rate_rps
         if self._problem.options.latency_budget is None:
-            calm = self._calm(device, placed, beside)
+            calm = self._undisturbed_server(device, placed, beside)
             server = disturbances.get(placed, calm)
             if placed.model not in self._pools:
                 self._pools[placed.model] = self._solve(placed.rate_rps, [(server, estimate)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import highspy
 import numpy as np
 
-from gpuprof.placement.scaling import Columns, Scales, Vector, breach, dual_bound, fit_scales
+from gpuprof.placement.scaling import Columns, Scales, Vector, dual_bound, find_violated_row, fit_scales
 
 #: What HiGHS may miss a scaled row or a whole number by.
 _TOLERANCE = 1e-9
@@ -168,7 +168,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     values = np.clip(np.array(found.col_value) * scales.columns, 0.0, columns.highs)
     if not relaxed:
         values = np.where(columns.integer, np.round(values), values)
-        if breach(columns, values) is not None:
+        if find_violated_row(columns, values) is not None:
             return None
     objective = math.fsum(columns.costs * values)
     proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal

@@ -74,7 +74,7 @@ def fit_scales(program: Columns) -> Scales:
     return Scales(rows, columns, 1.0 / float(_power_of_two(np.array(dearest or 1.0))))
 
 
-def breach(program: Columns, values: Vector) -> int | None:
+def find_violated_row(program: Columns, values: Vector) -> int | None:
     """Return a row that the values break by more than rounding, None where they keep all."""
     terms = program.values * values[program.owners]
     count = len(program.row_lows)

@@ -235,9 +235,9 @@ class Server:
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._told_to_stop)
+            loop.add_signal_handler(number, self._on_stop_signal)
 
-    def _told_to_stop(self) -> None:
+    def _on_stop_signal(self) -> None:
         if self._stop.is_set():  # told twice: at once; machines see it and end their workers
             os._exit(130)
         self._stop.set()
@@ -333,7 +333,7 @@ class Server:
             gc.collect()  # what refused requests leave in cycles, with their bodies; nobody waits now
             await asyncio.to_thread(return_free_memory)
             if self._grpc is not None:
-                self._grpc.forget_what_is_free()
+                self._grpc.measure_idle_bytes()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""

@@ -11,10 +11,10 @@ from bench.admission import batch_times, measure, most_alone, most_in_time, most
 @pytest.mark.parametrize(
     ("batch", "slo_batches", "load", "replicas"),
     [
-        (32, 2.0, 1.15, 1),
+        pytest.param(32, 2.0, 1.15, 1, marks=pytest.mark.slow),
         (32, 2.0, 3.0, 1),
         (8, 3.0, 1.5, 1),
-        (64, 1.5, 4.0, 1),
+        pytest.param(64, 1.5, 4.0, 1, marks=pytest.mark.slow),
         (1, 2.0, 2.0, 4),
         (8, 2.0, 3.0, 4),
     ],

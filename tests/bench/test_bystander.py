@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.bystander import watched
+from bench.bystander import run_bystander
 
 
 def test_a_bystander_that_the_machine_held_up_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_bystander_that_the_machine_held_up_says_for_how_long(monkeypatch: pyt
         started.append(self)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", remember)
-    with watched() as end:
+    with run_bystander() as end:
         (process,) = started
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(0.3)
@@ -33,5 +33,5 @@ def test_a_bystander_that_the_machine_held_up_says_for_how_long(monkeypatch: pyt
 
 
 def test_a_bystander_ends_with_the_measurement_that_fails() -> None:
-    with pytest.raises(ValueError, match="measurement"), watched():
+    with pytest.raises(ValueError, match="measurement"), run_bystander():
         raise ValueError("the measurement failed")

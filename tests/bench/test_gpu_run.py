@@ -110,25 +110,25 @@ def test_at_least_eight_architectures_are_profiled(ran: list[str]) -> None:
     assert steps.index("02-with-ncu") < steps.index("06-calibrate") < steps.index("06-check")
 
 
-def _asked(out: Path, step: str) -> str:
+def _read_log(out: Path, step: str) -> str:
     return (out / f"{step}.log").read_text()
 
 
 def test_efficientnet_b7_has_no_batch_above_16_and_nothing_is_measured_again(tmp_path: Path, ran: list[str]) -> None:
     out = tmp_path / "out"
     for step in ("02-profile-efficientnet_b7", "02-batches-efficientnet_b7"):
-        assert "64" not in _asked(out, step) and "16" in _asked(out, step)
-    assert "--batch 1,4,16,32,64" in _asked(out, "02-profile-resnet50")
+        assert "64" not in _read_log(out, step) and "16" in _read_log(out, step)
+    assert "--batch 1,4,16,32,64" in _read_log(out, "02-profile-resnet50")
     assert all(
-        "--keep-unstable" in _asked(out, step) for step in ("02-profile-resnet50", "03-triple", "02-batches-vgg19")
+        "--keep-unstable" in _read_log(out, step) for step in ("02-profile-resnet50", "03-triple", "02-batches-vgg19")
     )
-    assert "--share 10,20,30,50,70 " in _asked(out, "03-shares-resnet50")  # the whole was measured without MPS
+    assert "--share 10,20,30,50,70 " in _read_log(out, "03-shares-resnet50")  # the whole was measured without MPS
 
 
 def test_pytorchs_kernels_by_node_go_into_a_database_of_their_own(tmp_path: Path, ran: list[str]) -> None:
     out = tmp_path / "out"
-    assert "gpuprof-db-pytorch" in _asked(out, "02-check-pytorch")
-    assert "gpuprof-db-pytorch" not in _asked(out, "06-check")
+    assert "gpuprof-db-pytorch" in _read_log(out, "02-check-pytorch")
+    assert "gpuprof-db-pytorch" not in _read_log(out, "06-check")
     eager = tmp_path / "eager"
     _run(eager, tmp_path, PROVIDER="TorchCUDA")
     assert "02-pytorch" not in (eager / "steps.csv").read_text()  # PyTorch is the main runtime there

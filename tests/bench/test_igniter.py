@@ -8,7 +8,7 @@ import pytest
 
 from bench.igniter_profiles import table_3
 from bench.reproduce import igniter_fig12, igniter_fig14, igniter_fig18, igniter_fig20, igniter_fig21
-from bench.reproduce.igniter_runs import Blind, place, problem, scaled, with_interference
+from bench.reproduce.igniter_runs import Blind, place, problem, scale_coefficients, with_interference
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
@@ -58,7 +58,7 @@ def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
 
 def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: IgniterEstimator) -> None:
     v100, workloads = estimator.coefficients(V100)
-    t4, slower = scaled((v100, workloads), "t4")
+    t4, slower = scale_coefficients((v100, workloads), "t4")
     ratio = V100.flops_per_s["float32"] / device("t4").flops_per_s["float32"]
     here, there = workloads["W9"], slower["W9"]
     assert there.active_ms(8, 0.5) == pytest.approx(ratio * here.active_ms(8, 0.5))
@@ -69,7 +69,7 @@ def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator
 
 def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: IgniterEstimator) -> None:
     known = estimator.coefficients(V100)
-    both = IgniterEstimator(None, coefficients={"v100": known, "t4": scaled(known, "t4")})
+    both = IgniterEstimator(None, coefficients={"v100": known, "t4": scale_coefficients(known, "t4")})
     share, beside = Share(40.0), [Workload("W9", 6, Share(60.0))]
     alone = estimator.estimate("W1", V100, 4, share)
     assert both.estimate("W1", V100, 4, share) == alone

@@ -14,7 +14,7 @@ from bench.normalised_networks import write_unfolded
 from tests.small_models import floats, write_model
 
 
-def _scaled(path: Path) -> Path:
+def _write_scaled(path: Path) -> Path:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"]),
         helper.make_node("BatchNormalization", ["c", "one", "zero", "zero", "one"], ["n"]),
@@ -36,7 +36,7 @@ def _run(path: Path) -> np.ndarray:
 
 
 def test_caffes_scale_layers_are_dropped_and_residual_additions_stay(tmp_path: Path) -> None:
-    source = _scaled(tmp_path / "a.onnx")
+    source = _write_scaled(tmp_path / "a.onnx")
     write_unfolded("densenet121", source, tmp_path / "b.onnx")
     kinds = Counter(node.op_type for node in onnx.load(tmp_path / "b.onnx").graph.node)
     assert kinds == {"Conv": 1, "BatchNormalization": 1, "Relu": 1, "Add": 1}

@@ -9,7 +9,7 @@ import pytest
 from bench.reliability import Killed, Window
 
 
-def killed(*p99_ms: float, refused: tuple[int, ...] = ()) -> Killed:
+def make_killed(*p99_ms: float, refused: tuple[int, ...] = ()) -> Killed:
     """Windows of half a second, the first four before the kill."""
     windows = tuple(
         Window(0.5 * number - 2.0, 50, 1 if number in refused else 0, value) for number, value in enumerate(p99_ms)
@@ -18,16 +18,16 @@ def killed(*p99_ms: float, refused: tuple[int, ...] = ()) -> Killed:
 
 
 def test_the_latency_is_back_with_two_good_windows_in_a_row() -> None:
-    got = killed(99.0, 10.0, 12.0, 11.0, 80.0, 14.0, 60.0, 13.0, 14.0, 90.0)
+    got = make_killed(99.0, 10.0, 12.0, 11.0, 80.0, 14.0, 60.0, 13.0, 14.0, 90.0)
     assert got.before_ms == 12.0  # the first window is that of the connections
     assert got.worst_ms == 90.0
     assert got.back_s(15.0) == 1.5
 
 
 def test_a_window_with_a_refusal_is_not_good() -> None:
-    assert killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, refused=(5,)).back_s(10.0) == math.inf
-    assert killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, refused=(4,)).back_s(10.0) == pytest.approx(0.5)
+    assert make_killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, refused=(5,)).back_s(10.0) == math.inf
+    assert make_killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, refused=(4,)).back_s(10.0) == pytest.approx(0.5)
 
 
 def test_what_never_suffered_was_never_away() -> None:
-    assert killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0).back_s(10.0) == 0.0
+    assert make_killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0).back_s(10.0) == 0.0

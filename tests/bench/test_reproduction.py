@@ -93,7 +93,7 @@ def test_an_unsound_map_fails_the_command(capsys: pytest.CaptureFixture[str]) ->
 
 def test_measurements_that_are_not_there_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def compute(reference: Path) -> Reproduction:
-        command.published(reference, "parvagpu_a100", "somewhere")
+        command.find_published(reference, "parvagpu_a100", "somewhere")
         return example()
 
     assert command.run("about", compute, ["--reference", str(tmp_path)]) == InputError.exit_code

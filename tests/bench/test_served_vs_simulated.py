@@ -8,7 +8,7 @@ import pytest
 
 from bench.served_vs_simulated import capacities_of, print_comparison
 from gpuprof.domain.deployment import write_map
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 
 def row(goodput_rps: float, p99_ms: float) -> dict[str, object]:
@@ -17,7 +17,7 @@ def row(goodput_rps: float, p99_ms: float) -> dict[str, object]:
 
 def test_the_capacity_is_that_of_full_batches_in_all_processes(tmp_path: Path) -> None:
     gpus = [[replica("a", [4.0, 5.0], processes=2)], [replica("a", [10.0]), replica("b", [2.0])]]
-    write_map(deployed(gpus), tmp_path / "map.json")
+    write_map(make_map(gpus), tmp_path / "map.json")
     assert capacities_of(tmp_path / "map.json") == {"a": pytest.approx(900.0), "b": pytest.approx(500.0)}
 
 

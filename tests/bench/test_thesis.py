@@ -27,8 +27,8 @@ from bench.reproduce.thesis_cluster import (
     first_gpus,
     goodput,
     in_turn,
-    placed,
     plan,
+    rebuild_map,
 )
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
@@ -101,7 +101,7 @@ def test_large_batches_are_late_where_small_ones_are_in_time() -> None:
 
 def test_a_plan_is_cut_off_after_the_gpus_that_there_are() -> None:
     experiment = Experiment(("resnet50",), 400.0, 200.0)
-    made = placed(experiment, [{"resnet50": 8}] * 10)
+    made = rebuild_map(experiment, [{"resnet50": 8}] * 10)
     assert made.gpus == 10
     assert sum(len(node.gpus) for node in first_gpus(made.deployment, 9).nodes) == 9
     assert first_gpus(made.deployment, 3).nodes[0].gpus == made.deployment.nodes[0].gpus[:3]

@@ -12,7 +12,7 @@ from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workloa
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.collector import Collected
-from tests.estimators.rows import CPU, database, measured, two_layers
+from tests.estimators.rows import CPU, database, measured_row, two_layers
 from tests.reruns import measures_in_real_time
 
 pytestmark = measures_in_real_time
@@ -20,9 +20,9 @@ pytestmark = measures_in_real_time
 TRAFFIC = {"a": 20.0, "b": 50.0, "c": 80.0}
 
 
-def _colocated(folder: Path) -> str:
+def _write_pairs(folder: Path) -> str:
     """Write pairs of three models, each slowed down by a fifth of the bandwidth that the other draws."""
-    models = [replace(measured(name, 1, 10.0, share=50.0), dram_pct=drawn) for name, drawn in TRAFFIC.items()]
+    models = [replace(measured_row(name, 1, 10.0, share=50.0), dram_pct=drawn) for name, drawn in TRAFFIC.items()]
     rows = [
         ColocationRow("r1", CPU.name, group, 0, victim, 1, f"{other}:1:50%", 50.0,
                       latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[other] / 100.0), solo_latency_mean_ms=10.0,
@@ -39,7 +39,7 @@ def device_row() -> DeviceRow:
 
 
 def test_a_database_without_the_metrics_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database(tmp_path / "db", [measured("net", 1, 5.0, device="v100")])
+    database(tmp_path / "db", [measured_row("net", 1, 5.0, device="v100")])
     assert main(["calibrate", "--db", str(tmp_path / "db"), "-o", str(tmp_path / "c.json")]) == 3
     assert "iGniter's metrics: power_w" in capsys.readouterr().err
     assert not (tmp_path / "c.json").exists()
@@ -54,7 +54,7 @@ def test_a_profile_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    db = _colocated(tmp_path)
+    db = _write_pairs(tmp_path)
     assert main(["calibrate", "--db", db, "--json"]) == 0
     ranked = json.loads(capsys.readouterr().out)
     assert ranked[0]["interference"] == "traffic" and ranked[0]["mean_pct"] < 0.1
@@ -69,7 +69,7 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
 def test_what_was_measured_beside_another_is_said_as_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    db = _colocated(tmp_path)
+    db = _write_pairs(tmp_path)
     assert main(["estimate", "a", "--db", db, "--share", "50", "--beside", "c", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["latency_ms"], row["latency_source"]) == (pytest.approx(11.6), "measured")
@@ -79,7 +79,9 @@ def test_a_gpu_with_too_few_copies_for_igniter_still_ranks_the_interference_mode
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu = "a100-80"
-    models = [replace(measured(name, 1, 10.0, device=gpu, share=50.0), dram_pct=pct) for name, pct in TRAFFIC.items()]
+    models = [
+        replace(measured_row(name, 1, 10.0, device=gpu, share=50.0), dram_pct=pct) for name, pct in TRAFFIC.items()
+    ]
     rows = [
         ColocationRow("r1", gpu, group, 0, victim, 1, f"{other}:1:50%", 50.0,
                       latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[other] / 100.0), solo_latency_mean_ms=10.0,
@@ -97,7 +99,7 @@ def test_a_gpu_with_too_few_copies_for_igniter_still_ranks_the_interference_mode
 
 
 def test_nothing_colocated_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database(tmp_path / "db", [measured("a", 1, 1.0)], [device_row()])
+    database(tmp_path / "db", [measured_row("a", 1, 1.0)], [device_row()])
     assert main(["calibrate", "--db", str(tmp_path / "db")]) == 3
     said = capsys.readouterr().err
     assert "too little was co-located on cpu-test-4c" in said and said.count("\n") == 1

@@ -11,13 +11,13 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.schema import ColocationRow
-from tests.estimators.rows import database, measured, two_layers
+from tests.estimators.rows import database, measured_row, two_layers
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     rows = [
-        measured(name, batch, scale * (1.0 + batch), device="a30", memory=2**30 * batch)
+        measured_row(name, batch, scale * (1.0 + batch), device="a30", memory=2**30 * batch)
         for name, scale in (("fast", 1.0), ("slow", 5.0))
         for batch in (1, 4, 64)
     ]
@@ -31,7 +31,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, obj
     return answer
 
 
-def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def _expect_refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["estimate", *words]) == 3
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
@@ -70,47 +70,49 @@ def test_csv_has_a_header_and_a_row_for_each_figure(db: str, capsys: pytest.Capt
 
 
 def test_an_unknown_model_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown model 'fats' (did you mean fast?)" in _refused(capsys, "fats", "--db", db)
+    assert "unknown model 'fats' (did you mean fast?)" in _expect_refusal(capsys, "fats", "--db", db)
 
 
 @pytest.mark.parametrize("share", ["0", "101", "-5", "half"])
 def test_a_share_that_is_none_is_refused(db: str, share: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "share" in _refused(capsys, "fast", "--db", db, f"--share={share}")
+    assert "share" in _expect_refusal(capsys, "fast", "--db", db, f"--share={share}")
 
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
 def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--batch must be whole numbers from 1 to 1,000,000" in _refused(
+    assert "--batch must be whole numbers from 1 to 1,000,000" in _expect_refusal(
         capsys, "fast", "--db", db, f"--batch={batch}"
     )
 
 
 def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = _refused(capsys, "fast", "--db", db, "--batch", "64")
+    said = _expect_refusal(capsys, "fast", "--db", db, "--batch", "64")
     assert "fast at batch 64 needs 64.0 GiB (measured), but a30 at 100% has 24.0 GiB" in said
 
 
 def test_an_empty_database_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database(tmp_path / "empty")
-    assert "holds no models" in _refused(capsys, "--db", str(tmp_path / "empty"))
+    assert "holds no models" in _expect_refusal(capsys, "--db", str(tmp_path / "empty"))
 
 
 def test_a_database_that_is_not_there_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "does not exist" in _refused(capsys, "--db", str(tmp_path / "none"))
+    assert "does not exist" in _expect_refusal(capsys, "--db", str(tmp_path / "none"))
 
 
 def test_a_device_without_data_is_refused_where_the_file_is_gone(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "fast was not measured on t4" in _refused(capsys, "fast", "--db", db, "--device", "t4")
+    assert "fast was not measured on t4" in _expect_refusal(capsys, "fast", "--db", db, "--device", "t4")
 
 
 def test_an_unknown_device_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown device 'a300' (did you mean" in _refused(capsys, "fast", "--db", db, "--device", "a300")
+    assert "unknown device 'a300' (did you mean" in _expect_refusal(capsys, "fast", "--db", db, "--device", "a300")
 
 
 @pytest.fixture
 def halves(tmp_path: Path) -> str:
     rows = [
-        measured(name, batch, 10.0 * batch, device="a30", share=50.0) for name in ("fast", "slow") for batch in (1, 4)
+        measured_row(name, batch, 10.0 * batch, device="a30", share=50.0)
+        for name in ("fast", "slow")
+        for batch in (1, 4)
     ]
     row = ColocationRow(
         "r1", "a30", 0, 0, "fast", 1, "slow:4:50%", 50.0, latency_mean_ms=12.0, solo_latency_mean_ms=10.0
@@ -144,16 +146,16 @@ def test_beside_an_unmeasured_neighbour_the_interval_widens(halves: str, capsys:
 def test_neighbours_that_are_none_or_do_not_fit_are_refused(
     halves: str, neighbour: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in _refused(capsys, "fast", "--db", halves, "--share", "50", f"--beside={neighbour}")
+    assert said in _expect_refusal(capsys, "fast", "--db", halves, "--share", "50", f"--beside={neighbour}")
 
 
 def test_an_unknown_neighbour_gets_the_nearest_name(halves: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean slow?" in _refused(capsys, "fast", "--db", halves, "--share", "50", "--beside", "slwo")
+    assert "did you mean slow?" in _expect_refusal(capsys, "fast", "--db", halves, "--share", "50", "--beside", "slwo")
 
 
 def test_the_gk_estimator_without_kernels_says_what_it_lacks(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds no kernels of a30" in _refused(capsys, "fast", "--db", db, "--estimator", "gk")
-    assert "unknown estimator 'gkk'" in _refused(capsys, "fast", "--db", db, "--estimator", "gkk")
+    assert "holds no kernels of a30" in _expect_refusal(capsys, "fast", "--db", db, "--estimator", "gk")
+    assert "unknown estimator 'gkk'" in _expect_refusal(capsys, "fast", "--db", db, "--estimator", "gkk")
 
 
 def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
@@ -164,12 +166,12 @@ def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
     assert row["unknown_ops"] == ["Odd"]
     assert float(str(row["latency_high_ms"])) > 5.0 * float(str(row["latency_ms"]))
     assert float(str(row["latency_ms"])) > 0.003  # three launches, whatever is known of them
-    assert "nothing is known of Odd on a100-80" in _refused(capsys, *words, "--strict")
+    assert "nothing is known of Odd on a100-80" in _expect_refusal(capsys, *words, "--strict")
 
 
 def test_several_files_measured_under_one_name_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database(tmp_path / "db", [measured("net", 1, 5.0, device="a30", sha256="old")])
-    database(tmp_path / "db", [measured("net", 1, 50.0, device="a30", sha256="new", run_id="r2")], run_id="r2")
+    database(tmp_path / "db", [measured_row("net", 1, 5.0, device="a30", sha256="old")])
+    database(tmp_path / "db", [measured_row("net", 1, 50.0, device="a30", sha256="new", run_id="r2")], run_id="r2")
     assert main(["estimate", "--db", str(tmp_path / "db"), "--device", "a30"]) == 0
     assert "2 different files were measured as net: the last one counts" in capsys.readouterr().err
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,1,5000\n")

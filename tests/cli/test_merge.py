@@ -7,13 +7,13 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.graph.merged_model import read_merged
-from tests.merging.models import finetuned, residual, save, transformer
+from tests.merging.models import finetune_model, residual, save, transformer
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, str]:
     base = transformer()
-    made = {"a": base, "b": finetuned(base, 0.6), "other": transformer(seed=4), "image": residual()}
+    made = {"a": base, "b": finetune_model(base, 0.6), "other": transformer(seed=4), "image": residual()}
     return {name: str(save(model, tmp_path, name)) for name, model in made.items()}
 
 

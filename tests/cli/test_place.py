@@ -248,7 +248,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     from gpuprof.zoo.architecture import find_architecture
     from gpuprof.zoo.build import build
 
-    class Trained:
+    class TrainedStandIn:
         memory = True
 
         def latency(self, graph: object, share: object) -> Figure:
@@ -257,7 +257,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
         def memory_figure(self, graph: object) -> Figure:
             return Figure(2.0**20, "allocation")
 
-    monkeypatch.setattr(devices, "load_regressors", lambda device, db, note: Trained())
+    monkeypatch.setattr(devices, "load_regressors", lambda device, db, note: TrainedStandIn())
     build(find_architecture("mlp"), here / "mlp.onnx")
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
     assert main(["place"]) == 0

@@ -16,7 +16,7 @@ from gpuprof.graph.merged_model import read_merged
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.local_device import local_cpu
-from tests.merging.models import finetuned, residual, save, transformer
+from tests.merging.models import finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 from tests.serving.running import running
 from tests.serving.test_merged import Originals, check_both
@@ -31,7 +31,7 @@ ALIKE: Times = {"a": (4.0, 2.0), "b": (4.0, 2.0)}
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = transformer(layers=2)
     for seed, name in ((1, "a"), (2, "b")):
-        save(finetuned(base, 0.7, seed), tmp_path, f"tuned-{name}")
+        save(finetune_model(base, 0.7, seed), tmp_path, f"tuned-{name}")
     save(residual(), tmp_path, "image")
     monkeypatch.chdir(tmp_path)
     for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def profiled(here: Path, times: Times, files: Mapping[str, str] | None = None, run: str = "r1") -> None:
+def write_profiles(here: Path, times: Times, files: Mapping[str, str] | None = None, run: str = "r1") -> None:
     """Write a database in which a batch of n takes (start + n · each) / share."""
     device, rows = local_cpu(), []
     for model, (start, each) in times.items():
@@ -72,17 +72,17 @@ def slo(here: Path, **models: tuple[float, float]) -> None:
     (here / "slo.csv").write_text("\n".join(["model,rate_rps,slo_ms", *lines]) + "\n")
 
 
-def placed(*more: str) -> int:
+def run_place(*more: str) -> int:
     return main(["place", "--merge", "--gpus", "cpu:1", *more])
 
 
 def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_weights_once(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiled(here, ALIKE)
+    write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
     assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
-    assert placed() == 0
+    assert run_place() == 0
     said = capsys.readouterr().err
     assert "are merged" in said
     apart, merged = read_map(here / "apart.json"), read_map(here / "map.json")
@@ -108,9 +108,9 @@ def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_we
 def test_the_check_of_a_merged_map_finds_rates_and_slos_that_do_not_hold(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiled(here, ALIKE)
+    write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
-    assert placed() == 0
+    assert run_place() == 0
     content = json.loads((here / "map.json").read_text())
     content["models"]["b"]["slo_ms"] = 5.0
     content["models"]["a"]["rate_rps"] = 25.0
@@ -124,9 +124,9 @@ def test_the_check_of_a_merged_map_finds_rates_and_slos_that_do_not_hold(
 def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiled(here, {"a": (1.0, 0.2), "b": (40.0, 5.0)})
+    write_profiles(here, {"a": (1.0, 0.2), "b": (40.0, 5.0)})
     slo(here, a=(10, 20), b=(4, 900))
-    assert placed() == 0
+    assert run_place() == 0
     assert "not merged: p99 of the merged replica would be" in (said := capsys.readouterr().err)
     assert "a allows 20 ms" in said
     assert read_map(here / "map.json").merges == {}
@@ -134,9 +134,9 @@ def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(
 
 
 def test_models_that_share_nothing_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profiled(here, ALIKE, {"b": "image.onnx"})
+    write_profiles(here, ALIKE, {"b": "image.onnx"})
     slo(here, a=(20, 200), b=(10, 300))
-    assert placed() == 0
+    assert run_place() == 0
     assert "a is not merged: no other model has an architecture like it" in capsys.readouterr().err
     content = json.loads((here / "map.json").read_text())
     assert "merges" not in content
@@ -144,13 +144,13 @@ def test_models_that_share_nothing_stay_apart(here: Path, capsys: pytest.Capture
 
 
 def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path) -> None:
-    profiled(here, ALIKE)
+    write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
-    assert placed() == 0
+    assert run_place() == 0
     guessed = read_map(here / "map.json")
     (merge,) = guessed.merges.values()
-    profiled(here, {"both": (5.0, 2.5)}, {"both": merge.path}, run="r2")
-    assert placed() == 0
+    write_profiles(here, {"both": (5.0, 2.5)}, {"both": merge.path}, run="r2")
+    assert run_place() == 0
     (replica,) = [replica for *_, replica in read_map(here / "map.json").places()]
     assert replica.predicted.source == "measured"
     rows = -(-replica.batch // 2)
@@ -158,9 +158,9 @@ def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path
 
 
 def test_placed_merged_and_served_both_models_answer_as_their_own_files_do(here: Path) -> None:
-    profiled(here, ALIKE)
+    write_profiles(here, ALIKE)
     slo(here, a=(20, 2000), b=(10, 3000))
-    assert placed() == 0
+    assert run_place() == 0
     document = json.loads((here / "map.json").read_text())
     with running(here, document) as server:
         check_both(server, Originals(here), range(2))
@@ -169,9 +169,9 @@ def test_placed_merged_and_served_both_models_answer_as_their_own_files_do(here:
 def test_two_services_of_one_model_become_one_replica_under_their_own_names(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiled(here, ALIKE)
+    write_profiles(here, ALIKE)
     (here / "slo.csv").write_text("service,model,rate_rps,slo_ms\nsearch,a,20,200\nmail,a,10,300\n")
-    assert placed() == 0
+    assert run_place() == 0
     assert "search and mail are merged" in capsys.readouterr().err
     merged = read_map(here / "map.json")
     (replica,) = [replica for *_, replica in merged.places()]

@@ -9,14 +9,14 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import write_map
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 
 @pytest.fixture
 def map_file(tmp_path: Path) -> Path:
     path = tmp_path / "map.json"
     gpus = [[replica("a", [4.0, 5.0], max_wait_ms=1.0), replica("b", [3.0])]] * 2
-    write_map(deployed(gpus, slo_ms=20.0, rate_rps=50.0), path)
+    write_map(make_map(gpus, slo_ms=20.0, rate_rps=50.0), path)
     return path
 
 

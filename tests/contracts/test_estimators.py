@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.contract import EstimatorContract
 from gpuprof.estimators.database import DatabaseEstimator
-from tests.estimators.rows import CPU, GPU, database, measured, two_layers, with_kernels
+from tests.estimators.rows import CPU, GPU, database, measured_row, two_layers, with_kernels
 
 
 class TestMeasured(EstimatorContract):
@@ -22,7 +22,7 @@ class TestMeasured(EstimatorContract):
     def rows(self, tmp_path: Path) -> None:
         cases = [(batch, share) for batch in (1, 4, 16) for share in (25.0, 50.0, 100.0)]
         points = [
-            measured(
+            measured_row(
                 "net", batch, (1.0 + batch) * 100.0 / share, share=share, memory=10**6 * batch, std_ms=0.1, repeats=20
             )
             for batch, share in cases

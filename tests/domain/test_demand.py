@@ -10,7 +10,7 @@ from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.errors import InputError
 
 
-def _read(tmp_path: Path, text: str) -> tuple[Demand, ...]:
+def _read_text(tmp_path: Path, text: str) -> tuple[Demand, ...]:
     path = tmp_path / "slo.csv"
     path.write_text(text, encoding="utf-8")
     return read_demands(path)
@@ -18,14 +18,14 @@ def _read(tmp_path: Path, text: str) -> tuple[Demand, ...]:
 
 def test_columns_may_stand_in_any_order_and_optional_ones_may_be_empty(tmp_path: Path) -> None:
     text = "slo_ms,model,rate_rps,percentile,max_replicas\n40,resnet50,400,,\n\n# night\n25.5, bert ,1e1,95,3\n"
-    assert _read(tmp_path, text) == (
+    assert _read_text(tmp_path, text) == (
         Demand("resnet50", 400.0, Slo(40.0, 99.0)),
         Demand("bert", 10.0, Slo(25.5, 95.0), max_replicas=3),
     )
 
 
 def test_headings_may_be_written_large(tmp_path: Path) -> None:
-    assert _read(tmp_path, "Model, Rate_RPS, SLO_ms\na,1,2\n") == (Demand("a", 1.0, Slo(2.0, 99.0)),)
+    assert _read_text(tmp_path, "Model, Rate_RPS, SLO_ms\na,1,2\n") == (Demand("a", 1.0, Slo(2.0, 99.0)),)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_headings_may_be_written_large(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _read(tmp_path, text)
+        _read_text(tmp_path, text)
 
 
 def test_a_missing_or_binary_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpuprof.estimators.memory.arena import arena_footprint
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
-from tests.estimators.rows import CPU, database, measured
+from tests.estimators.rows import CPU, database, measured_row
 
 BATCHES = (1, 2, 4, 8)
 
@@ -69,7 +69,7 @@ def measure(folder: Path, networks: dict[str, tuple[int, ...]]) -> KernelDb:
             memory = true_bytes(graph)
             ops += rows
             models.append(
-                measured(
+                measured_row(
                     name, batch, latency, path=str(path), sha256=graph.sha256, memory=memory, std_ms=0.01 * latency
                 )
             )

@@ -33,7 +33,7 @@ def database(
     return db
 
 
-def measured(
+def measured_row(
     model: str,
     batch: int,
     latency_ms: float,

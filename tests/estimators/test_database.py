@@ -16,7 +16,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.roofline.roofline import DISPATCH_US
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
-from tests.estimators.rows import CPU, GPU, database, measured, two_layers
+from tests.estimators.rows import CPU, GPU, database, measured_row, two_layers
 from tests.small_models import write_model
 
 WHOLE = Share()
@@ -25,9 +25,10 @@ WHOLE = Share()
 @pytest.fixture
 def estimator(tmp_path: Path) -> DatabaseEstimator:
     rows = [
-        measured("net", batch, 2.0 + 3.0 * batch, memory=1000 * batch, std_ms=0.5, repeats=25) for batch in (1, 4, 8)
+        measured_row("net", batch, 2.0 + 3.0 * batch, memory=1000 * batch, std_ms=0.5, repeats=25)
+        for batch in (1, 4, 8)
     ]
-    rows += [measured("net", batch, 4.0 + 6.0 * batch, share=50.0) for batch in (1, 4, 8)]
+    rows += [measured_row("net", batch, 4.0 + 6.0 * batch, share=50.0) for batch in (1, 4, 8)]
     return DatabaseEstimator(database(tmp_path / "db", rows))
 
 
@@ -75,7 +76,7 @@ def test_processes_that_were_not_measured_have_their_part_of_the_share(estimator
 
 
 def test_measured_processes_win(tmp_path: Path) -> None:
-    rows = [measured("net", 1, 5.0), measured("net", 1, 7.0, processes=2)]
+    rows = [measured_row("net", 1, 5.0), measured_row("net", 1, 7.0, processes=2)]
     said = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("net", CPU, 1, WHOLE, processes=2)
     assert (said.latency_ms.value, said.latency_ms.source) == (7.0, MEASURED)
 
@@ -119,25 +120,27 @@ def test_a_roofline_is_scaled_by_what_others_took_on_the_device(tmp_path: Path) 
     other, path = two_layers(tmp_path / "a.onnx", 32), two_layers(tmp_path / "b.onnx", 64)
     plain = DatabaseEstimator(None)
     least = plain.estimate(str(other), CPU, 1, WHOLE).latency_ms.value
-    db = database(tmp_path / "db", [measured("a", 1, 3.0 * least, path=str(other), sha256=load_graph(other).sha256)])
+    db = database(
+        tmp_path / "db", [measured_row("a", 1, 3.0 * least, path=str(other), sha256=load_graph(other).sha256)]
+    )
     said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
     assert said.value == pytest.approx(3.0 * plain.estimate(str(path), CPU, 1, WHOLE).latency_ms.value)
 
 
 def test_a_file_is_recognised_by_its_content(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "copy.onnx")
-    db = database(tmp_path / "db", [measured("net", 1, 5.0, path="/gone.onnx", sha256=load_graph(path).sha256)])
+    db = database(tmp_path / "db", [measured_row("net", 1, 5.0, path="/gone.onnx", sha256=load_graph(path).sha256)])
     said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
     assert (said.value, said.source) == (5.0, MEASURED)
 
 
 def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) -> None:
-    database(tmp_path / "db", [measured("net", 1, 5.0, sha256="old"), measured("net", 2, 6.0, sha256="old")])
-    db = database(tmp_path / "db", [measured("net", 1, 50.0, sha256="new", run_id="r2")], run_id="r2")
+    database(tmp_path / "db", [measured_row("net", 1, 5.0, sha256="old"), measured_row("net", 2, 6.0, sha256="old")])
+    db = database(tmp_path / "db", [measured_row("net", 1, 50.0, sha256="new", run_id="r2")], run_id="r2")
     estimator = DatabaseEstimator(db)
     assert estimator.batches("net", CPU, WHOLE) == (1,)
     assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
-    assert estimator.count_superseded("net") == 1
+    assert estimator.known.count_superseded("net") == 1
 
 
 def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(tmp_path: Path) -> None:
@@ -145,7 +148,9 @@ def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(t
         label, at = "other:1:50%", {"latency_mean_ms": took_ms, "solo_latency_mean_ms": 10.0, "model_sha256": sha256}
         return ColocationRow(run, CPU.name, 0, 0, "net", 1, label, 50.0, **at)  # type: ignore[arg-type]
 
-    alone = [measured(name, 1, 10.0, share=50.0, sha256="new" if name == "net" else None) for name in ("net", "other")]
+    alone = [
+        measured_row(name, 1, 10.0, share=50.0, sha256="new" if name == "net" else None) for name in ("net", "other")
+    ]
     db = database(tmp_path / "db", alone, colocations=[beside("r1", "old", 40.0), beside("r1", "new", 20.0)])
     half = Share(50.0)
     together = DatabaseEstimator(db).estimate("net", CPU, 1, half, [Workload("other", 1, half)])
@@ -153,15 +158,15 @@ def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(t
 
 
 def test_a_share_under_which_the_outputs_were_wrong_is_ruled_out(tmp_path: Path) -> None:
-    wrong = replace(measured("net", 1, 5.0, share=50.0), error="output y differs under the share by 2")
-    estimator = DatabaseEstimator(database(tmp_path / "db", [measured("net", 1, 4.0), wrong]))
+    wrong = replace(measured_row("net", 1, 5.0, share=50.0), error="output y differs under the share by 2")
+    estimator = DatabaseEstimator(database(tmp_path / "db", [measured_row("net", 1, 4.0), wrong]))
     with pytest.raises(InputError, match="differs under the share"):
         estimator.estimate("net", CPU, 1, Share(50.0))
 
 
 def test_the_last_stable_measurement_counts(tmp_path: Path) -> None:
-    database(tmp_path / "db", [measured("net", 1, 5.0)])
-    db = database(tmp_path / "db", [measured("net", 1, 9.0, stable=False, run_id="r2")], run_id="r2")
+    database(tmp_path / "db", [measured_row("net", 1, 5.0)])
+    db = database(tmp_path / "db", [measured_row("net", 1, 9.0, stable=False, run_id="r2")], run_id="r2")
     assert DatabaseEstimator(db).estimate("net", CPU, 1, WHOLE).latency_ms.value == 5.0
 
 
@@ -169,7 +174,7 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
     row = ColocationRow(
         "r1", CPU.name, 0, 0, "net", 1, "other:4:50%", 50.0, latency_mean_ms=6.0, solo_latency_mean_ms=5.0
     )
-    db = database(tmp_path / "db", [measured("net", 1, 10.0, share=50.0)], colocations=[row])
+    db = database(tmp_path / "db", [measured_row("net", 1, 10.0, share=50.0)], colocations=[row])
     said = DatabaseEstimator(db).estimate("net", CPU, 1, Share(50.0), beside=[Workload("other", 4, Share(50.0))])
     assert said.latency_ms.value == pytest.approx(12.0)
 
@@ -222,14 +227,14 @@ def test_a_model_that_fixes_its_batch_is_estimated_at_that_batch(tmp_path: Path)
     assert estimator.batches(str(fixed), GPU, WHOLE) == (8,)
 
 
-def failed(
+def failed_row(
     model: str, batch: int, error: str = "out of memory", run_id: str = "r1", share: float = 100.0, processes: int = 1
 ) -> ModelRow:
     return ModelRow(run_id, model, GPU.name, batch, share, None, processes, error=error)
 
 
 def with_failures(path: Path, *rows: ModelRow) -> DatabaseEstimator:
-    known = [measured("net", batch, 2.0 + batch, device=GPU.name) for batch in (1, 2, 4, 8)]
+    known = [measured_row("net", batch, 2.0 + batch, device=GPU.name) for batch in (1, 2, 4, 8)]
     return DatabaseEstimator(database(path / "db", [*known, *rows]))
 
 
@@ -240,7 +245,7 @@ def with_failures(path: Path, *rows: ModelRow) -> DatabaseEstimator:
 def test_what_did_not_fit_the_memory_rules_out_all_that_needs_no_less(
     tmp_path: Path, batch: int, share: float, processes: int, is_ruled_out: bool
 ) -> None:
-    estimator = with_failures(tmp_path, failed("net", 16))
+    estimator = with_failures(tmp_path, failed_row("net", 16))
     if is_ruled_out:
         with pytest.raises(InputError, match="failed on gpu-test: out of memory"):
             estimator.estimate("net", GPU, batch, Share(share), processes=processes)
@@ -249,8 +254,8 @@ def test_what_did_not_fit_the_memory_rules_out_all_that_needs_no_less(
 
 
 def test_a_failure_under_a_share_says_nothing_of_larger_shares_unless_memory_was_short(tmp_path: Path) -> None:
-    wrong = with_failures(tmp_path / "wrong", failed("net", 2, "wrong outputs under its share", share=20.0))
-    short = with_failures(tmp_path / "short", failed("net", 2, "out of memory", share=20.0))
+    wrong = with_failures(tmp_path / "wrong", failed_row("net", 2, "wrong outputs under its share", share=20.0))
+    short = with_failures(tmp_path / "short", failed_row("net", 2, "out of memory", share=20.0))
     for estimator, raises in ((wrong, False), (short, True)):
         with pytest.raises(InputError, match="ruled out") if raises else nullcontext():
             estimator.estimate("net", GPU, 3, Share(30.0))
@@ -259,21 +264,21 @@ def test_a_failure_under_a_share_says_nothing_of_larger_shares_unless_memory_was
 
 
 def test_what_ran_is_never_ruled_out_by_a_failure_elsewhere(tmp_path: Path) -> None:
-    estimator = with_failures(tmp_path, failed("net", 3, "killed"))
+    estimator = with_failures(tmp_path, failed_row("net", 3, "killed"))
     assert estimator.estimate("net", GPU, 8, WHOLE).latency_ms.value == 10.0
     with pytest.raises(InputError, match="killed"):
         estimator.estimate("net", GPU, 6, WHOLE)
 
 
 def test_a_measurement_made_later_takes_a_failure_back(tmp_path: Path) -> None:
-    database(tmp_path / "db", [failed("net", 4)], run_id="r0")
+    database(tmp_path / "db", [failed_row("net", 4)], run_id="r0")
     assert with_failures(tmp_path).estimate("net", GPU, 5, WHOLE).latency_ms.value == 7.0
-    database(tmp_path / "db", [failed("net", 4, run_id="r2")], run_id="r2")
+    database(tmp_path / "db", [failed_row("net", 4, run_id="r2")], run_id="r2")
     with pytest.raises(InputError, match="out of memory"):
-        with_failures(tmp_path / "later", failed("net", 4, run_id="r2")).estimate("net", GPU, 4, WHOLE)
+        with_failures(tmp_path / "later", failed_row("net", 4, run_id="r2")).estimate("net", GPU, 4, WHOLE)
 
 
 def test_where_everything_failed_one_line_says_so(tmp_path: Path) -> None:
-    estimator = DatabaseEstimator(database(tmp_path / "db", [failed("net", 8)]))
+    estimator = DatabaseEstimator(database(tmp_path / "db", [failed_row("net", 8)]))
     with pytest.raises(InputError, match=r"every measurement of net on gpu-test failed, the last: .* out of memory"):
         estimator.estimate("net", GPU, 1, WHOLE)

@@ -13,7 +13,7 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.pipeline.devices import describe_variants
-from tests.estimators.rows import GPU, database, measured
+from tests.estimators.rows import GPU, database, measured_row
 
 ORT: dict[str, Any] = {"runtime": "onnxruntime", "execution": "fused", "precision": "tf32"}
 TORCH: dict[str, Any] = {"runtime": "pytorch", "execution": "eager", "precision": "tf32"}
@@ -21,7 +21,7 @@ FLOAT32: dict[str, Any] = {**ORT, "precision": "float32"}
 
 
 def _row(batch: int, latency_ms: float, variant: dict[str, Any], model: str = "net", **more: Any) -> ModelRow:
-    row = measured(model, batch, latency_ms, device=GPU.name, **more)
+    row = measured_row(model, batch, latency_ms, device=GPU.name, **more)
     return replace(row, runtime=variant["runtime"], execution=variant["execution"], precision=variant["precision"])
 
 

@@ -16,7 +16,7 @@ from gpuprof.graph.merged_model import (
 )
 
 
-def _described() -> MergedModel:
+def _make_description() -> MergedModel:
     members = tuple(
         MergedMember(
             name,
@@ -37,17 +37,17 @@ def test_the_description_survives_the_file() -> None:
     model = helper.make_model(graph)
     model.metadata_props.add(key="author", value="somebody")
     write_description(model, MergedModel(()))
-    write_description(model, _described())
+    write_description(model, _make_description())
     read = {entry.key: entry.value for entry in onnx.ModelProto.FromString(model.SerializeToString()).metadata_props}
     assert read["author"] == "somebody"
     assert len(read) == 2
-    assert read_description(read, "m.onnx") == _described()
+    assert read_description(read, "m.onnx") == _make_description()
     assert read_description({}, "m.onnx") is None
 
 
 def test_absent_models_are_fed_as_they_can_take_it() -> None:
     x, ids = np.ones((2, 3), np.float32), np.array([1, 2])
-    fed = _described().feeds({"a": {"x": x, "ids": ids}})
+    fed = _make_description().feeds({"a": {"x": x, "ids": ids}})
     assert fed["a/x"] is x
     assert {name: value.shape for name, value in fed.items() if name.endswith("/x")} == {
         "a/x": (2, 3),
@@ -59,8 +59,8 @@ def test_absent_models_are_fed_as_they_can_take_it() -> None:
 
 def test_answers_come_under_the_models_own_names() -> None:
     results = {"a/y": np.zeros(1), "b/y": np.ones(1)}
-    assert _described().answers(results, "b") == {"y": results["b/y"]}
-    assert _described().output_names("b") == ["b/y"]
+    assert _make_description().answers(results, "b") == {"y": results["b/y"]}
+    assert _make_description().output_names("b") == ["b/y"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_answers_come_under_the_models_own_names() -> None:
 )
 def test_requests_that_do_not_fit_are_refused(requests: dict[str, dict[str, np.ndarray]], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        _described().feeds(requests)
+        _make_description().feeds(requests)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_an_op_that_nobody_knows_is_refused_still(tmp_path: Path) -> None:
         load_graph(path)
 
 
-def optimized(path: Path, output: Path) -> Path:
+def write_optimized(path: Path, output: Path) -> Path:
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(output)
     options.log_severity_level = 4
@@ -93,7 +93,7 @@ def test_a_model_that_the_runtime_optimised_is_read_as_it_stands(tmp_path: Path)
     )
     plain = tmp_path / "plain.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), plain)
-    path = optimized(plain, tmp_path / "m.onnx")
+    path = write_optimized(plain, tmp_path / "m.onnx")
     assert outputs_agree(path, 3)
     assert None not in [op.flops for op in load_graph(path, 3).ops]
     work = sum(op.flops or 0 for op in load_graph(path, 3).ops)

@@ -25,15 +25,15 @@ def test_every_thread_stays_off_and_the_cores_that_are_planned_with_stay_the_sam
 done = threading.Event()
 threading.Thread(target=done.wait, daemon=True).start()
 before = own_cores()
-print(stay_off([{CORES[0]}]), own_cores() == before)
+print(avoid_cores([{CORES[0]}]), own_cores() == before)
 print([sorted(os.sched_getaffinity(int(one))) == {CORES[1:]} for one in os.listdir('/proc/self/task')])
-print(stay_off([]), sorted(os.sched_getaffinity(0)) == {CORES})
+print(avoid_cores([]), sorted(os.sched_getaffinity(0)) == {CORES})
 """
     assert run(program).splitlines() == ["True True", "[True, True]", "False True"]
 
 
 def test_where_every_core_computes_nothing_changes() -> None:
-    assert run(f"print(stay_off({CORES}), sorted(os.sched_getaffinity(0)) == {CORES})") == "False True"
+    assert run(f"print(avoid_cores({CORES}), sorted(os.sched_getaffinity(0)) == {CORES})") == "False True"
 
 
 @needs_two
@@ -55,7 +55,7 @@ print(seen, sorted(os.sched_getaffinity(0)) == {CORES})
 @needs_two
 def test_processes_that_are_started_inside_stay_off_too() -> None:
     program = f"""
-with staying_off([{CORES[0]}]):
+with avoiding_cores([{CORES[0]}]):
     told = 'import os; print(sorted(os.sched_getaffinity(0)))'
     print(subprocess.check_output([sys.executable, '-c', told], text=True))
 print(sorted(os.sched_getaffinity(0)) == {CORES})

@@ -36,7 +36,7 @@ def _write(root: Path, name: str, text: str = "") -> Path:
     return root / name
 
 
-def _found(machine: MachineView, name: str) -> Finding:
+def _find_one(machine: MachineView, name: str) -> Finding:
     (finding,) = (f for f in examine(machine, machine.root / "db") if f.name == name)
     return finding
 
@@ -78,7 +78,7 @@ def test_the_real_machine_can_be_examined() -> None:
 
 
 def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None:
-    finding = _found(_bare(tmp_path, load={"pynvml": _nvml()}.get), "GPU 0")
+    finding = _find_one(_bare(tmp_path, load={"pynvml": _nvml()}.get), "GPU 0")
     assert finding.status is Status.OK
     assert finding.detail == (
         "NVIDIA H200 (h200), driver 580.1, 140.0 GiB, 139.0 free, compute mode default, MIG off, persistence on"
@@ -96,21 +96,21 @@ def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None
     ],
 )
 def test_a_gpu_that_cannot_be_used_says_why(tmp_path: Path, answers: Any, status: Status, fix: str) -> None:
-    finding = _found(_bare(tmp_path, load={"pynvml": _nvml(**answers)}.get), "GPU 0")
+    finding = _find_one(_bare(tmp_path, load={"pynvml": _nvml(**answers)}.get), "GPU 0")
     assert finding.status is status
     assert finding.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("answers", [{"nvmlInit": OSError("libnvidia-ml.so")}, {"nvmlDeviceGetCount": 0}])
 def test_without_a_driver_or_a_gpu_there_is_one_finding(tmp_path: Path, answers: Any) -> None:
-    assert _found(_bare(tmp_path, load={"pynvml": _nvml(**answers)}.get), "GPUs").status is Status.MISSING
+    assert _find_one(_bare(tmp_path, load={"pynvml": _nvml(**answers)}.get), "GPUs").status is Status.MISSING
 
 
 @pytest.mark.parametrize(("process", "state"), [("nvidia-cuda-mps", "daemon running"), ("bash", "daemon not running")])
 def test_mps_says_whether_its_daemon_runs(tmp_path: Path, process: str, state: str) -> None:
     _write(tmp_path, "proc/17/comm", f"{process}\n")
     machine = _bare(tmp_path, which={"nvidia-cuda-mps-control": "/usr/bin/nvidia-cuda-mps-control"}.get)
-    assert state in _found(machine, "MPS").detail
+    assert state in _find_one(machine, "MPS").detail
 
 
 def _with_nsys(root: Path, printed: str | None) -> MachineView:
@@ -120,26 +120,26 @@ def _with_nsys(root: Path, printed: str | None) -> MachineView:
 
 def test_nsys_without_its_importer_is_limited(tmp_path: Path) -> None:
     machine = _with_nsys(tmp_path, "NVIDIA Nsight Systems version 2022.4.2.50-32196742v0\n")
-    assert _found(machine, "nsys").status is Status.LIMITED
+    assert _find_one(machine, "nsys").status is Status.LIMITED
     _write(tmp_path, "opt/tool/host-linux-x64/QdstrmImporter")
-    finding = _found(machine, "nsys")
+    finding = _find_one(machine, "nsys")
     assert finding.status is Status.OK
     assert finding.detail.startswith("2022.4.2.50, ")
 
 
 def test_an_importer_is_found_where_debian_puts_it(tmp_path: Path) -> None:
     _write(tmp_path, "usr/lib/nsight-systems/host-linux-x64/QdstrmImporter")
-    assert _found(_with_nsys(tmp_path, "2022.4.2\n"), "nsys").status is Status.OK
+    assert _find_one(_with_nsys(tmp_path, "2022.4.2\n"), "nsys").status is Status.OK
 
 
 def test_a_profiler_that_does_not_run_is_limited(tmp_path: Path) -> None:
-    assert _found(_with_nsys(tmp_path, None), "nsys").detail.endswith("does not run")
+    assert _find_one(_with_nsys(tmp_path, None), "nsys").detail.endswith("does not run")
 
 
 def test_ncu_is_found_beside_a_toolkit(tmp_path: Path) -> None:
     _write(tmp_path, "usr/local/cuda-13.0/bin/ncu")
     printed = "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 36398880) (public-release)\n"
-    finding = _found(_bare(tmp_path, execute=lambda command: printed), "ncu")
+    finding = _find_one(_bare(tmp_path, execute=lambda command: printed), "ncu")
     assert finding.status is Status.OK
     assert finding.detail.startswith("2025.3.1.0, ")
 
@@ -160,15 +160,15 @@ def test_counters_need_the_permission(
 ) -> None:
     _write(tmp_path, "proc/driver/nvidia/params", parameters)
     _write(tmp_path, "proc/self/status", f"Name:\tx\nCapEff:\t{capabilities}\n")
-    assert _found(_bare(tmp_path, is_root=root), "counters").status is status
+    assert _find_one(_bare(tmp_path, is_root=root), "counters").status is status
 
 
 def test_extras_name_the_packages_that_are_missing(tmp_path: Path) -> None:
     needs = ["numpy>=1.26", 'onnxruntime>=1.20; extra == "cpu"', "uvicorn>=0.32; extra == 'serve'"]
     needs.append("uvloop[x]>=0.2 ; extra == 'serve'")
     machine = _bare(tmp_path, requirements=lambda name: needs, version={"onnxruntime": "1", "uvicorn": "1"}.get)
-    assert _found(machine, "extra cpu").status is Status.OK
-    serve = _found(machine, "extra serve")
+    assert _find_one(machine, "extra cpu").status is Status.OK
+    serve = _find_one(machine, "extra serve")
     assert serve.detail == "gpuprof serve: without uvloop"
     assert serve.fix == "pip install 'gpuprof-onnx[serve]'"
 
@@ -180,14 +180,14 @@ def _cuda_build(version: str = "1.31.1") -> SimpleNamespace:
 
 def test_an_onnx_runtime_that_cannot_be_imported_is_limited(tmp_path: Path) -> None:
     broken = _bare(tmp_path, version={"onnxruntime": "1.20"}.get)
-    assert _found(broken, "ONNX Runtime").status is Status.LIMITED
+    assert _find_one(broken, "ONNX Runtime").status is Status.LIMITED
 
 
 def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
     ways = {"version": {"onnxruntime-gpu": "1.31.1"}.get, "load": {"onnxruntime": _cuda_build()}.get}
-    same = _found(_bare(tmp_path, **ways), "ONNX Runtime")
+    same = _find_one(_bare(tmp_path, **ways), "ONNX Runtime")
     assert (same.status, same.detail) == (Status.OK, "1.31.1, providers CUDA, CPU")
-    other = _found(_bare(tmp_path, **ways | {"load": {"onnxruntime": _cuda_build("1.20.0")}.get}), "ONNX Runtime")
+    other = _find_one(_bare(tmp_path, **ways | {"load": {"onnxruntime": _cuda_build("1.20.0")}.get}), "ONNX Runtime")
     assert other.status is Status.LIMITED and "onnxruntime-gpu 1.31.1 is installed, and another" in other.detail
 
 
@@ -212,23 +212,23 @@ def test_the_provider_for_gpus_is_tried_and_not_believed(
         return None if attempt is None else json.dumps(attempt)
 
     machine = _bare(tmp_path, load={"onnxruntime": _cuda_build()}.get, execute=execute)
-    finding = _found(machine, "CUDA provider")
+    finding = _find_one(machine, "CUDA provider")
     assert finding.status is status and words in finding.detail
     assert bool(finding.fix) == (status is not Status.OK)
 
 
 def test_two_builds_of_onnx_runtime_overwrite_each_other(tmp_path: Path) -> None:
     both = _bare(tmp_path, version={"onnxruntime": "1.20", "onnxruntime-gpu": "1.20"}.get)
-    assert _found(both, "ONNX Runtime").fix == "pip uninstall onnxruntime-gpu onnxruntime, then install one of them"
+    assert _find_one(both, "ONNX Runtime").fix == "pip uninstall onnxruntime-gpu onnxruntime, then install one of them"
     needs = ["onnxruntime-gpu>=1.20; extra == 'gpu'"]
     one = _bare(tmp_path, version={"onnxruntime": "1.20"}.get, requirements=lambda name: needs)
-    assert _found(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof-onnx[gpu]'"
+    assert _find_one(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof-onnx[gpu]'"
 
 
 @pytest.mark.parametrize(("governor", "status"), [("powersave", Status.LIMITED), ("performance", Status.OK)])
 def test_a_saving_governor_is_a_limit(tmp_path: Path, governor: str, status: Status) -> None:
     _write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor)
-    assert _found(_bare(tmp_path), "clock policy").status is status
+    assert _find_one(_bare(tmp_path), "clock policy").status is status
 
 
 def test_a_database_inside_a_file_is_refused(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_database_inside_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_little_memory_left_is_a_limit(tmp_path: Path) -> None:
     _write(tmp_path, "proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n")
-    assert _found(_bare(tmp_path), "memory").status is Status.LIMITED
+    assert _find_one(_bare(tmp_path), "memory").status is Status.LIMITED
 
 
 def test_the_command_prints_every_finding_and_succeeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

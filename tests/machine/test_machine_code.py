@@ -55,11 +55,11 @@ def test_the_same_code_is_found_again() -> None:
 
 def test_what_was_compiled_is_kept_where_its_own_code_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled = compile_function(_kept)
+    compiled = compile_function(_add_one)
     assert not is_kept(compiled)
     assert compiled(2.0) == 3.0
     assert is_kept(compiled)
-    assert str(code_directory(_kept)).startswith(str(tmp_path))
+    assert str(code_directory(_add_one)).startswith(str(tmp_path))
 
 
 def test_machine_code_is_kept_apart_by_the_file_for_what_is_defined_further_down(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_machine_code_is_kept_apart_by_the_file_for_what_is_defined_further_down
     assert found[0] != found[1]
 
 
-def _kept(value: float) -> float:
+def _add_one(value: float) -> float:
     return value + 1.0
 
 
@@ -113,5 +113,5 @@ def test_a_function_runs_though_its_machine_code_cannot_be_kept(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl.reduce", refuse)
-    compiled = compile_function(_kept)
+    compiled = compile_function(_add_one)
     assert compiled(2.0) == 3.0 and not is_kept(compiled)

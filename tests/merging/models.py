@@ -109,7 +109,7 @@ def residual(
     return b.model({"image": (TensorProto.FLOAT, [batch, 3, side, side])}, {"scores": (TensorProto.FLOAT, [batch, 5])})
 
 
-def finetuned(model: ModelProto, frozen: float, seed: int = 1) -> ModelProto:
+def finetune_model(model: ModelProto, frozen: float, seed: int = 1) -> ModelProto:
     """Return a copy whose weights after the first ``frozen`` part of them are changed."""
     copy = ModelProto()
     copy.CopyFrom(model)

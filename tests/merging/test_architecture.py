@@ -16,7 +16,7 @@ from gpuprof.merging.architecture import (
     relative_distance,
 )
 from gpuprof.merging.pipeline import read_sources
-from tests.merging.models import finetuned, residual, save, transformer
+from tests.merging.models import finetune_model, residual, save, transformer
 
 
 def _chain(*types: str) -> OperatorTypeGraph:
@@ -58,7 +58,7 @@ def test_the_approximation_is_never_below_the_exact_distance(a: OperatorTypeGrap
 
 def test_fine_tuned_copies_are_one_group_and_another_network_is_another(tmp_path: Path) -> None:
     base, image = transformer(), residual()
-    models = [base, image, finetuned(base, 0.5), residual(blocks=3, seed=4), transformer(layers=4)]
+    models = [base, image, finetune_model(base, 0.5), residual(blocks=3, seed=4), transformer(layers=4)]
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
     architectures = [read_type_graph(source) for source in read_sources(paths)]
     assert group_architectures(architectures) == [[0, 2], [1, 3], [4]] or group_architectures(architectures) == [

@@ -47,7 +47,7 @@ def _node(op_type: str, inputs: int, outputs: int = 1, **attributes: Any) -> Nod
     return helper.make_node(op_type, [f"i{k}" for k in range(inputs)], [f"o{k}" for k in range(outputs)], **attributes)
 
 
-def _sized(array: Array) -> tuple[Size, ...]:
+def _sizes_of(array: Array) -> tuple[Size, ...]:
     return tuple(Size(n) for n in array.shape)
 
 
@@ -130,17 +130,17 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
             parts = [_u(*shape) if op_type in _WHOLE else _f(*shape) for shape in shapes]
             if op_type == "Where" and k == 0:
                 parts = [part > 0 for part in parts]
-            slots.append(OpInput(axis, tuple(_sized(part) for part in parts)))
+            slots.append(OpInput(axis, tuple(_sizes_of(part) for part in parts)))
             for one, part in zip(single, parts, strict=True):
                 one.append(part)
             together.append(np.concatenate(parts, axis))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(OpInput(None, (_sized(given), _sized(given)), given))
+            slots.append(OpInput(None, (_sizes_of(given), _sizes_of(given)), given))
             for one in (*single, together):
                 one.append(given)
     alone = [_run(node, one) for one in single]
-    shapes_out = [tuple(_sized(results[i]) for results in alone) for i in range(outputs)]
+    shapes_out = [tuple(_sizes_of(results[i]) for results in alone) for i in range(outputs)]
     axes = output_axes(node, slots, shapes_out, _OPSET)
     for axis, whole, *apart in zip(axes, _run(node, together), *alone, strict=True):
         assert axis is not None
@@ -187,7 +187,7 @@ def test_an_op_that_mixes_what_is_concatenated_is_refused(
             slots.append(OpInput(given[0], tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(OpInput(None, (_sized(given), _sized(given)), given))
+            slots.append(OpInput(None, (_sizes_of(given), _sizes_of(given)), given))
     rank = slots[0].rank if slots[0] else 0
     out = (tuple(Size(2) for _ in range(rank)),) * 2
     with pytest.raises(UnmergeableError):
@@ -205,8 +205,8 @@ def test_softmax_of_old_opsets_sums_over_all_axes_behind_its_own() -> None:
 
 def test_what_all_inputs_share_is_shared() -> None:
     value = _f(2, 3)
-    slot = OpInput(None, (_sized(value),) * 2, value)
-    assert output_axes(_node("Relu", 1), [slot], [(_sized(value),) * 2], _OPSET) == (None,)
+    slot = OpInput(None, (_sizes_of(value),) * 2, value)
+    assert output_axes(_node("Relu", 1), [slot], [(_sizes_of(value),) * 2], _OPSET) == (None,)
 
 
 def test_a_reshape_that_folds_the_batch_behind_another_axis_is_refused() -> None:

@@ -38,7 +38,7 @@ _RATES = {
 }
 
 
-def perturbed(model: ModelProto, seed: int, part: float) -> ModelProto:
+def perturb_weights(model: ModelProto, seed: int, part: float) -> ModelProto:
     """Return a copy with about ``part`` of its weights changed, wherever in the network they are."""
     copy, random = ModelProto(), np.random.default_rng(seed)
     copy.CopyFrom(model)
@@ -89,7 +89,7 @@ def test_a_merged_drawn_network_gives_what_its_models_give(
     network = _DRAWN[kind](Network(), seed)
     if sum(np.prod(tensor.dims) for tensor in network.graph.initializer) > _MOST_PARAMETERS:
         network = _DRAWN[kind](Network(), seed % 4 + 1)
-    models = [network, *(perturbed(network, m, part) for m in range(1, len(batches)))]
+    models = [network, *(perturb_weights(network, m, part) for m in range(1, len(batches)))]
     with tempfile.TemporaryDirectory() as directory:
         sizes = {f"m{i}": batch for i, batch in enumerate(batches) if batch}
         check(models, MergeOptions(force=force, rates=_RATES[rates], batches=sizes), batches, Path(directory))

@@ -13,7 +13,7 @@ from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, 
 from tests.merging.models import Builder, save
 
 
-def _normalised(bias: bool = True, eps: float = 1e-3, training: int = 0) -> ModelProto:
+def _make_normalised(bias: bool = True, eps: float = 1e-3, training: int = 0) -> ModelProto:
     """Return two convolutions, each with a batch normalisation behind it."""
     b, x = Builder(), "x"
     for _ in range(2):
@@ -26,7 +26,7 @@ def _normalised(bias: bool = True, eps: float = 1e-3, training: int = 0) -> Mode
     return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
 
 
-def _shifted(model: ModelProto, which: int) -> ModelProto:
+def _change_shift(model: ModelProto, which: int) -> ModelProto:
     """Return a copy with the shift of one normalisation changed."""
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -39,8 +39,8 @@ def _shifted(model: ModelProto, which: int) -> ModelProto:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_normalisation_that_both_have_is_folded_and_one_that_differs_is_not(bias: bool, tmp_path: Path) -> None:
-    base = _normalised(bias)
-    paths = [save(base, tmp_path, "a"), save(_shifted(base, 1), tmp_path, "b")]
+    base = _make_normalised(bias)
+    paths = [save(base, tmp_path, "a"), save(_change_shift(base, 1), tmp_path, "b")]
     sources = read_sources(paths)
     fold_shared_norms(sources)
     for source in sources:
@@ -55,9 +55,9 @@ def test_a_normalisation_that_both_have_is_folded_and_one_that_differs_is_not(bi
 
 
 def test_a_model_alone_and_statistics_of_the_batch_are_left_as_they_are(tmp_path: Path) -> None:
-    (alone,) = read_sources([save(_normalised(), tmp_path, "alone")])
+    (alone,) = read_sources([save(_make_normalised(), tmp_path, "alone")])
     fold_shared_norms([alone])
     assert sum(node.op_type == "BatchNormalization" for node in alone.nodes) == 2
-    apart = read_sources([save(_normalised(eps=eps), tmp_path, f"e{i}") for i, eps in enumerate((1e-3, 1e-2))])
+    apart = read_sources([save(_make_normalised(eps=eps), tmp_path, f"e{i}") for i, eps in enumerate((1e-3, 1e-2))])
     fold_shared_norms(apart)
     assert all(sum(node.op_type == "BatchNormalization" for node in source.nodes) == 2 for source in apart)

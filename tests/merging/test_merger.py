@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
-from tests.merging.models import Array, Builder, finetuned, residual, save, transformer
+from tests.merging.models import Array, Builder, finetune_model, residual, save, transformer
 
 _LENGTH = 4
 
@@ -35,13 +35,13 @@ def _flat(b: Builder, x: str, width: int) -> str:
     return b.add("Reshape", flat, b.constant(np.array([-1, _LENGTH, width], np.int64)))
 
 
-def _shaped(b: Builder, x: str, width: int) -> str:
+def _add_shape_block(b: Builder, x: str, width: int) -> str:
     shape = b.add("Shape", x)
     folded = b.add("Reshape", x, b.constant(np.array([-1, width], np.int64)))
     return b.add("Reshape", b.add("MatMul", folded, b.weight(width, width)), shape)
 
 
-def _swapped(b: Builder, x: str, width: int) -> str:
+def _add_swapped_block(b: Builder, x: str, width: int) -> str:
     y = b.add("Transpose", x, perm=[1, 0, 2])
     return b.add("Transpose", b.add("MatMul", y, b.weight(width, width)), perm=[1, 0, 2])
 
@@ -50,8 +50,8 @@ _LAYERS: dict[str, Callable[[Builder, str, int], str]] = {
     "dense": _dense,
     "attention": _attention,
     "flat": _flat,
-    "shaped": _shaped,
-    "swapped": _swapped,
+    "shaped": _add_shape_block,
+    "swapped": _add_swapped_block,
     "residual": lambda b, x, w: b.add("Add", x, _dense(b, x, w)),
     "relu": lambda b, x, w: b.add("Relu", x),
     "norm": lambda b, x, w: b.add("LayerNormalization", x, b.weight(w), b.weight(w), axis=-1),
@@ -99,7 +99,9 @@ def _images(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
     names = draw(st.lists(st.sampled_from(sorted(_IMAGE_LAYERS)), min_size=1, max_size=4))
     batches: list[int | str] = [draw(st.one_of(st.just("batch"), st.integers(1, 2))) for _ in range(2)]
     seed = draw(st.integers(0, 1000))
-    return [_changed(_image_model(names, width, batch, seed), draw, m) for m, batch in enumerate(batches)], batches
+    return [
+        _change_weights(_image_model(names, width, batch, seed), draw, m) for m, batch in enumerate(batches)
+    ], batches
 
 
 @st.composite
@@ -115,7 +117,7 @@ def _graphs(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
         mine = list(names)
         if m and draw(st.booleans()):
             mine.append(draw(st.sampled_from(sorted(_LAYERS))))
-        models.append(_changed(_build(mine, width, batch, seed), draw, m))
+        models.append(_change_weights(_build(mine, width, batch, seed), draw, m))
     return models, batches
 
 
@@ -129,7 +131,7 @@ def _build(names: list[str], width: int, batch: int | str, seed: int) -> ModelPr
     return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
 
 
-def _changed(model: ModelProto, draw: st.DrawFn, seed: int) -> ModelProto:
+def _change_weights(model: ModelProto, draw: st.DrawFn, seed: int) -> ModelProto:
     """Change some weights whole, and of some only a corner, which leaves a block in common."""
     random = np.random.default_rng(seed)
     for tensor in model.graph.initializer:
@@ -177,7 +179,7 @@ def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[M
                     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def _merged(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Path, MergeOptions]:
+def _write_merge(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Path, MergeOptions]:
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
     chosen = MergeOptions(**{"force": True, **options})  # type: ignore[arg-type]
     output = tmp_path / "merged.onnx"
@@ -188,7 +190,7 @@ def _merged(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Pat
 @pytest.mark.parametrize("make", [transformer, residual])
 def test_frozen_layers_become_one_op_on_one_weight(make: Callable[[], ModelProto], tmp_path: Path) -> None:
     base = make()
-    paths = [save(finetuned(base, 0.7, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    paths = [save(finetune_model(base, 0.7, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
     merged = merge_sources(read_sources(paths), MergeOptions(force=True))
     report = merged.report
     frozen = [row for row in report.operators if row.similarity == 1]
@@ -205,7 +207,8 @@ def test_frozen_layers_become_one_op_on_one_weight(make: Callable[[], ModelProto
 def test_three_models_are_merged_as_far_as_each_agrees(tmp_path: Path) -> None:
     base = transformer()
     paths = [
-        save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetuned(base, 0.8), finetuned(base, 0.3)])
+        save(model, tmp_path, f"m{i}")
+        for i, model in enumerate([base, finetune_model(base, 0.8), finetune_model(base, 0.3)])
     ]
     merged = merge_sources(read_sources(paths), MergeOptions(force=True))
     members = {len(row.models) for row in merged.report.merged}
@@ -224,7 +227,7 @@ def test_a_model_merged_with_itself_holds_its_weights_once(tmp_path: Path) -> No
 
 def test_a_model_can_be_absent_and_batches_differ(tmp_path: Path) -> None:
     base = transformer()
-    output, _ = _merged(tmp_path, base, finetuned(base, 0.6))
+    output, _ = _write_merge(tmp_path, base, finetune_model(base, 0.6))
     described = read_merged(output)
     assert described is not None
     fed = {"ids": np.full((3, 6), 7), "mask": np.ones((3, 6), np.int64)}
@@ -243,6 +246,6 @@ def test_models_without_anything_in_common_stay_whole(tmp_path: Path) -> None:
 
 def test_only_standard_operators_are_added(tmp_path: Path) -> None:
     base = transformer()
-    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetuned(base, 0.6)])]
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetune_model(base, 0.6)])]
     merged = merge_sources(read_sources(paths), MergeOptions(force=True))
     assert {node.domain for node in merged.model.graph.node} == {""}

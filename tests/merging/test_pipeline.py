@@ -16,7 +16,7 @@ from gpuprof.merging.gain import Rates
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.proposal import propose_merges
 from gpuprof.merging.report import MergeReport
-from tests.merging.models import Builder, finetuned, residual, save, transformer
+from tests.merging.models import Builder, finetune_model, residual, save, transformer
 
 FORCE = MergeOptions(force=True)
 
@@ -36,7 +36,7 @@ def _dense(dtype: int = TensorProto.FLOAT, length: int | str = 4, opset: int = 1
     return b.model({"x": (dtype, ["batch", length, 16])}, {"y": (dtype, ["batch", length, 16])}, opset)
 
 
-def _quantised(seed: int = 0) -> ModelProto:
+def _make_quantised(seed: int = 0) -> ModelProto:
     b = Builder(seed)
     random = np.random.default_rng(seed)
     scale, zero = b.constant(np.array(0.05, np.float32)), b.constant(np.array(0, np.int8))
@@ -72,7 +72,7 @@ def test_a_model_that_amplifies_is_proven_with_large_inputs_too(tmp_path: Path) 
 
 
 def test_quantised_weights_stay_quantised_and_are_shared(tmp_path: Path) -> None:
-    paths = [save(_quantised(), tmp_path, name) for name in ("a", "b")]
+    paths = [save(_make_quantised(), tmp_path, name) for name in ("a", "b")]
     report = _write(paths, tmp_path / "m.onnx")
     assert len(report.merged) == 3
     weights = onnx.load(str(tmp_path / "m.onnx")).graph.initializer
@@ -154,7 +154,7 @@ def test_external_data_is_read_and_written_beside_the_merged_file(tmp_path: Path
 def test_weights_beyond_what_one_file_holds_go_to_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MOST_INLINE_BYTES", 1000)
     base = residual(channels=16)
-    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.5), tmp_path, "b")]
+    paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.5), tmp_path, "b")]
     _write(paths, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size > 1000
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
@@ -180,7 +180,7 @@ def test_a_subgraph_that_uses_outer_values_keeps_working(tmp_path: Path) -> None
 
 def test_what_costs_time_is_left_out_with_the_sum_unless_forced(tmp_path: Path) -> None:
     base = residual()
-    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.6), tmp_path, "b")]
     slow_memory = Rates(flops_per_s=1e12, bytes_per_s=1e3, launch_s=0.0)
     sources = read_sources(paths)
     kept = merge_sources(sources, MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}))
@@ -193,7 +193,7 @@ def test_what_costs_time_is_left_out_with_the_sum_unless_forced(tmp_path: Path) 
 
 def test_a_result_that_differs_is_not_written(tmp_path: Path) -> None:
     base = residual()
-    copy = finetuned(base, 0.0)  # every weight another
+    copy = finetune_model(base, 0.0)  # every weight another
     paths = [save(base, tmp_path, "a"), save(copy, tmp_path, "b")]
     before = sorted(tmp_path.iterdir())
     loose = MergeOptions(force=True, weight_tolerance=10.0)  # anything is the same as anything
@@ -237,7 +237,7 @@ def test_an_output_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_proposals_hold_models_that_share_and_name_the_rest(tmp_path: Path) -> None:
     base, image = transformer(), residual()
-    models = [base, image, finetuned(base, 0.6), finetuned(image, 0.6), transformer(seed=3)]
+    models = [base, image, finetune_model(base, 0.6), finetune_model(image, 0.6), transformer(seed=3)]
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
     found = propose_merges(paths, FORCE)
     assert [proposal.models for proposal in found.merges] == [("m0", "m2"), ("m1", "m3")]
@@ -247,7 +247,7 @@ def test_proposals_hold_models_that_share_and_name_the_rest(tmp_path: Path) -> N
 
 def test_the_same_models_give_the_same_file(tmp_path: Path) -> None:
     base = transformer()
-    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.6), tmp_path, "b")]
     for name in ("one", "two"):
         _write(paths, tmp_path / f"{name}.onnx")
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()

@@ -22,7 +22,7 @@ from gpuprof.merging.plan import make_plan
 from gpuprof.merging.report import SHARED
 from gpuprof.merging.run_choice import PlanGain
 from gpuprof.merging.step_gain import GainContext
-from tests.merging.models import Builder, finetuned, residual, save, transformer
+from tests.merging.models import Builder, finetune_model, residual, save, transformer
 
 #: Nothing pays but bytes of copies, and every byte misses.
 _SLOW_MEMORY = Rates(flops_per_s=1e12, bytes_per_s=1e3, launch_s=0.0, cache_bytes=1.0)
@@ -65,7 +65,7 @@ def test_no_other_choice_of_steps_saves_more_time(
 
 def test_what_would_cost_time_runs_apart_on_weights_that_are_held_once(tmp_path: Path) -> None:
     base = transformer()
-    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.6), tmp_path, "b")]
     options = MergeOptions(rates=_SLOW_MEMORY, batches={"a": 64, "b": 64})
     merged = merge_sources(read_sources(paths), options)
     forced = merge_sources(read_sources(paths), replace(options, force=True))
@@ -101,24 +101,24 @@ def test_what_ops_were_measured_to_take_decides_over_the_formula(tmp_path: Path)
     sources = read_sources(paths)
     names = {node.name for node in sources[0].nodes}
 
-    def measured(together: float) -> dict[tuple[str, str], dict[int, float]]:
+    def measured_times(together: float) -> dict[tuple[str, str], dict[int, float]]:
         # Two rows are asked for, measured are one and three: between them lies a line.
         return {(s.sha256, name): {1: 1e-3, 3: 2 * together - 1e-3} for s in sources for name in names}
 
-    slower = merge_sources(read_sources(paths), MergeOptions(measured=measured(2.5e-3)))
-    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured(1.5e-3), rates=_SLOW_MEMORY))
+    slower = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(2.5e-3)))
+    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=_SLOW_MEMORY))
     assert not slower.report.merged
     own = sum(1.0 for _ in names)
     assert faster.report.gain_s < 0.5e-3 * own  # copies at the border are still counted
     quick = replace(_SLOW_MEMORY, bytes_per_s=1e9)
-    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured(1.5e-3), rates=quick))
+    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=quick))
     assert len(faster.report.merged) == 2
     assert faster.report.gain_s == pytest.approx(0.5e-3 * own, rel=0.05)
 
 
 def _frozen(part: float) -> list[ModelProto]:
     base = residual(blocks=3, channels=16, side=8)
-    return [finetuned(base, part, seed) for seed in (1, 2)]
+    return [finetune_model(base, part, seed) for seed in (1, 2)]
 
 
 @pytest.mark.parametrize("part", [0.3, 0.5, 0.7])
@@ -144,7 +144,7 @@ def test_a_merge_that_could_not_leave_an_absent_model_out_runs_apart(
     monkeypatch.setattr("gpuprof.merging.run_choice.image_branches", lambda plan: ())
     base = residual(blocks=3, channels=16, side=8)
     # A projection beside the convolutions of the last block: a sum of two branches that part at a cut.
-    paths = [save(_projected(base, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    paths = [save(_add_projection(base, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
     options = MergeOptions(rates=Rates(1e12, 1e6, 1e-3, cache_bytes=1e12))
     merged = merge_sources(read_sources(paths), options)
     assert merged.report.merged
@@ -158,7 +158,7 @@ def test_a_merge_that_could_not_leave_an_absent_model_out_runs_apart(
     assert write_merged(merge_sources(read_sources(paths), forced), tmp_path / "f.onnx", forced).merged
 
 
-def _projected(model: ModelProto, seed: int) -> ModelProto:
+def _add_projection(model: ModelProto, seed: int) -> ModelProto:
     copy, random = ModelProto(), np.random.default_rng(seed)
     copy.CopyFrom(model)
     nodes = list(copy.graph.node)

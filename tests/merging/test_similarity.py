@@ -5,7 +5,7 @@ from pathlib import Path
 from gpuprof.merging.pipeline import read_weights
 from gpuprof.merging.similarity import compare_models
 from gpuprof.merging.similarity_grid import similarity_grid
-from tests.merging.models import finetuned, residual, save
+from tests.merging.models import finetune_model, residual, save
 
 
 def test_layers_of_the_same_name_keep_rows_of_their_own(tmp_path: Path) -> None:
@@ -13,7 +13,7 @@ def test_layers_of_the_same_name_keep_rows_of_their_own(tmp_path: Path) -> None:
     for node in model.graph.node:
         if node.op_type == "Conv":
             node.name = "conv"
-    paths = [save(model, tmp_path, "a"), save(finetuned(model, 0.5), tmp_path, "b")]
+    paths = [save(model, tmp_path, "a"), save(finetune_model(model, 0.5), tmp_path, "b")]
     first, second = read_weights(paths)
     rows, columns, grid = similarity_grid(compare_models(first, second), "conv")
     assert rows == columns == ["conv", *(f"conv ({i})" for i in range(2, 6))]

@@ -11,7 +11,7 @@ from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.pipeline.interference import over_all_neighbours
 from gpuprof.simulator.cluster import places_of
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 
 class Half:
@@ -38,7 +38,7 @@ def test_a_batch_beside_some_neighbours_is_compared_with_one_beside_all() -> Non
     from gpuprof.domain.catalogue import device
 
     places = places_of(
-        deployed([[replica("a", [5.0]), replica("b", [5.0]), replica("c", [5.0])], [replica("d", [1.0])]])
+        make_map([[replica("a", [5.0]), replica("b", [5.0]), replica("c", [5.0])], [replica("d", [1.0])]])
     )
     said = Half()
     ask = over_all_neighbours(said, {"a100-80": device("a100-80")})

@@ -18,37 +18,37 @@ from gpuprof.placement.problem import Options, Problem
 UNSURE = LinearEstimator(interval=0.5, source="roofline")
 
 
-def given(time_limit_s: float | None = None) -> Problem:
+def make_problem(time_limit_s: float | None = None) -> Problem:
     options = Options(latency_budget=1.0, time_limit_s=time_limit_s)
     return problem([demand("m", 1500.0, 100.0)], estimator=UNSURE, options=options)
 
 
 def test_a_plan_on_estimates_says_what_it_comes_to_at_both_of_their_ends() -> None:
-    planned = plan_map(given(), Optimal())
-    found = add_interval_ends(given(), Optimal(), planned, Limit(), least_s=300.0).predicted
+    planned = plan_map(make_problem(), Optimal())
+    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(), least_s=300.0).predicted
     assert found.gpus == 3  # 533 requests/s each at the upper end
     assert found.at_lower_ends is not None and found.at_upper_ends is not None
     assert (found.at_lower_ends.gpus, found.at_lower_ends.lower_bound_gpus) == (1, 1)
     assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
     assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
-    on_means = replace(given(), options=Options(latency_budget=1.0, confidence=0.0))
+    on_means = replace(make_problem(), options=Options(latency_budget=1.0, confidence=0.0))
     assert plan_map(on_means, Optimal()).predicted.gpus == 2
 
 
 @pytest.mark.parametrize("source", ["measured", "interpolated"])
 def test_nothing_is_planned_again_where_everything_was_observed(source: str) -> None:
-    class Counting(Optimal):
+    class CountingOptimal(Optimal):
         def place(self, problem: Problem) -> Placement:
             raise AssertionError("planned again")
 
-    sure = replace(given(), estimator=LinearEstimator(interval=0.5, source=source))
+    sure = replace(make_problem(), estimator=LinearEstimator(interval=0.5, source=source))
     planned = plan_map(sure, Optimal())
-    assert add_interval_ends(sure, Counting(), planned, Limit()) == planned
+    assert add_interval_ends(sure, CountingOptimal(), planned, Limit()) == planned
 
 
 def test_with_the_time_used_up_the_ends_are_not_known() -> None:
-    planned = plan_map(given(), Optimal())
-    found = add_interval_ends(given(), Optimal(), planned, Limit(1e-9)).predicted
+    planned = plan_map(make_problem(), Optimal())
+    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(1e-9)).predicted
     for end in (found.at_lower_ends, found.at_upper_ends):
         assert end is None or end.gpus is None
 

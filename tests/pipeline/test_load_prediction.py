@@ -19,12 +19,12 @@ from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 SLO_MS = 300.0
 #: Two replicas of one model that do 80 and 50 requests/s, and another model beside them.
 PAIR = [replica("m", [30.0, 50.0], max_wait_ms=10.0, cv=0.1), replica("m", [20.0])]
-MAP = deployed([PAIR, [replica("n", [10.0], cv=0.2)]], slo_ms=SLO_MS)
+MAP = make_map([PAIR, [replica("n", [10.0], cv=0.2)]], slo_ms=SLO_MS)
 SETTINGS = LoadSettings(duration_s=20.0, warmup_s=3.0, seed=7)
 
 
@@ -32,7 +32,7 @@ def streams(**rates: float) -> list[RequestStream]:
     return [RequestStream(model, rate, SLO_MS) for model, rate in rates.items()]
 
 
-def predicted(
+def predict_model(
     deployment: DeploymentMap, asked: list[RequestStream], settings: LoadSettings = SETTINGS
 ) -> LoadPrediction:
     return dict(predict_load(deployment, asked, settings).predicted)["m"]
@@ -43,7 +43,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
 ) -> None:
     asked = streams(m=160.0, n=60.0)
     settings = PlannedWith(overhead_ms=1.5, host=RecordedHostWork(host_ms=0.5, host_cores=2))
-    priced = deployed([[one.model_copy(update={"sm_share_pct": 30.0}) for one in (*PAIR, replica("n", [9.0]))]], SLO_MS)
+    priced = make_map([[one.model_copy(update={"sm_share_pct": 30.0}) for one in (*PAIR, replica("n", [9.0]))]], SLO_MS)
     priced = priced.model_copy(update={"planned_with": settings})
     got = predict_load(priced, asked, SETTINGS).predicted
     sent = zip(asked, send_times(asked, SETTINGS), strict=True)
@@ -63,12 +63,12 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
 
 
 def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() -> None:
-    deployment = deployed([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
+    deployment = make_map([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
     few = streams(m=0.5)
-    assert predicted(deployment, few).infer_ms == pytest.approx(20.0)
+    assert predict_model(deployment, few).infer_ms == pytest.approx(20.0)
     told = deployment.model_copy(update={"planned_with": PlannedWith(host=RecordedHostWork(handover_ms=0.5))})
-    assert predicted(told, few).infer_ms == pytest.approx(19.5)
-    assert 28.0 < (predicted(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
+    assert predict_model(told, few).infer_ms == pytest.approx(19.5)
+    assert 28.0 < (predict_model(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
 
 
 @pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
@@ -80,15 +80,15 @@ def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
     settings = replace(SETTINGS, warmup_s=0.0)
     asked = streams(m=rate_rps)
     (times_s,) = send_times(asked, settings)
-    got = predicted(deployed([steady], slo_ms=SLO_MS), asked, settings)
-    refused, goodput_rps, p99_ms = served(steady, times_s.tolist(), settings.duration_s)
+    got = predict_model(make_map([steady], slo_ms=SLO_MS), asked, settings)
+    refused, goodput_rps, p99_ms = play_requests(steady, times_s.tolist(), settings.duration_s)
     assert refused >= at_least
     assert got.refused == pytest.approx(refused, rel=0.02, abs=2)
     assert got.goodput_rps == pytest.approx(goodput_rps, rel=0.02)
     assert got.p99_ms == pytest.approx(p99_ms, rel=0.05)
 
 
-def served(replicas: Sequence[Replica], times_s: list[float], duration_s: float) -> tuple[int, float, float]:
+def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s: float) -> tuple[int, float, float]:
     """Play the requests through the router in virtual time: how many it refuses, its goodput and its p99."""
     seen = serve(replicas, [1000.0 * time for time in times_s], slo_ms=SLO_MS)
     latencies = np.array(list(seen.latencies_ms.values()))
@@ -114,7 +114,9 @@ def test_what_a_loaded_server_refuses_was_predicted(
 def test_requests_of_the_warm_up_fill_the_queues_but_do_not_count() -> None:
     recorded = replace(streams(m=30.0)[0], times_s=(0.0, 0.1, 0.2, 2.5))
     settings = LoadSettings(duration_s=3.0, warmup_s=2.0, seed=1)
-    alone, behind = (predicted(MAP, [replace(recorded, rate_rps=rate_rps)], settings) for rate_rps in (1e-3, 2000.0))
+    alone, behind = (
+        predict_model(MAP, [replace(recorded, rate_rps=rate_rps)], settings) for rate_rps in (1e-3, 2000.0)
+    )
     assert alone.goodput_rps == pytest.approx(4 / 3)
     assert (alone.p99_ms or 0.0) < 80.0
     # The warm-up leaves full queues: of the four, those that come at once are refused or wait for long.

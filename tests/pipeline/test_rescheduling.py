@@ -20,9 +20,9 @@ from gpuprof.placement.problem import Problem
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.reschedule import MoveCosts
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
-ONE = deployed([[replica("m", [10.0])]], slo_ms=100.0)
+ONE = make_map([[replica("m", [10.0])]], slo_ms=100.0)
 LOAD = {"m": RecordedArrivals(np.arange(0, 30_000_000_000, 50_000_000), 30.0)}
 
 
@@ -74,7 +74,7 @@ def test_the_command_line_says_what_is_wrong(
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Path:
+def planned_folder(tmp_path: Path) -> Path:
     """A database of one model in three sizes of instance, and a map for 200 requests/s of it."""
     measured = {1: 60, 2: 130, 7: 500}  # slices: requests/s of one process
     rows = [f"{size},{batch},1,{rate},{batch / rate:.3f}" for size, rate in measured.items() for batch in (1, 2)]
@@ -88,7 +88,7 @@ def planned(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_policies_are_compared_on_the_same_load(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     load = [
         "--rate",
@@ -102,10 +102,18 @@ def test_policies_are_compared_on_the_same_load(planned: Path, capsys: pytest.Ca
         "--load-time",
         "2s",
     ]
-    words = [*load, "--policy", "parvagpu,optimal", "--db", str(planned / "db"), "-o", str(planned / "both.json")]
-    assert main(["simulate", str(planned / "map.json"), *words, "--json"]) == 0
+    words = [
+        *load,
+        "--policy",
+        "parvagpu,optimal",
+        "--db",
+        str(planned_folder / "db"),
+        "-o",
+        str(planned_folder / "both.json"),
+    ]
+    assert main(["simulate", str(planned_folder / "map.json"), *words, "--json"]) == 0
     rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
-    documents = json.loads((planned / "both.json").read_text())
+    documents = json.loads((planned_folder / "both.json").read_text())
     assert list(rows) == list(documents) == ["parvagpu", "optimal"]
     assert documents["parvagpu"]["requests"] == documents["optimal"]["requests"]
     for name, row in rows.items():
@@ -114,14 +122,24 @@ def test_policies_are_compared_on_the_same_load(planned: Path, capsys: pytest.Ca
         assert row["goodput_rps"] == pytest.approx(documents[name]["goodput_rps"])
 
 
-def test_one_policy_shows_its_maps(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_policy_shows_its_maps(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    words = ["--duration", "30s", "--reschedule", "10s", "--policy", "ffd", "--db", str(planned / "db"), "--json"]
-    assert main(["simulate", str(planned / "map.json"), *words]) == 0
+    words = [
+        "--duration",
+        "30s",
+        "--reschedule",
+        "10s",
+        "--policy",
+        "ffd",
+        "--db",
+        str(planned_folder / "db"),
+        "--json",
+    ]
+    assert main(["simulate", str(planned_folder / "map.json"), *words]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"][0]["gpus"] == 1
 
 
-def test_each_map_is_planned_from_the_one_before(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[DeploymentMap | None] = []
     plan = planning.plan_map
 
@@ -130,8 +148,8 @@ def test_each_map_is_planned_from_the_one_before(planned: Path, monkeypatch: pyt
         return plan(problem, policy)
 
     monkeypatch.setattr(planning, "plan_map", spy)
-    first = read_map(planned / "map.json")
-    scheduler = make_scheduler(first, "ffd", 1.2, planned / "db")
+    first = read_map(planned_folder / "map.json")
+    scheduler = make_scheduler(first, "ffd", 1.2, planned_folder / "db")
     second = scheduler({"m": 600.0})
     scheduler({"m": 100.0})
     assert seen == [first, second]

@@ -103,11 +103,11 @@ def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: py
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def measured(device: str) -> RequestOverhead:
+    def measure_cost(device: str) -> RequestOverhead:
         asked.append(device)
         return RequestOverhead(0.25, 1.0)
 
-    monkeypatch.setattr(overhead, "measure_overhead", measured)
+    monkeypatch.setattr(overhead, "measure_overhead", measure_cost)
     db, device = KernelDb.create(tmp_path), local_cpu()
     measure_serving(db, device)
     measure_serving(db, device)

@@ -31,10 +31,10 @@ from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.pipeline.simulation_settings import Rescheduling, ServiceSettings, SimulatedTraffic
-from tests.estimators.rows import database, measured
-from tests.simulator.maps import deployed, replica
+from tests.estimators.rows import database, measured_row
+from tests.simulator.maps import make_map, replica
 
-MAP = deployed([[replica("m", [5.0, 6.0])], [replica("n", [10.0])]], slo_ms=100.0)
+MAP = make_map([[replica("m", [5.0, 6.0])], [replica("n", [10.0])]], slo_ms=100.0)
 SHORT = SimulatedTraffic(rates_rps={"m": 50.0, "n": 20.0}, duration_s=4.0, seed=3)
 
 
@@ -96,9 +96,9 @@ class TwiceAsLong(DatabaseEstimator):
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Path:
+def planned_folder(tmp_path: Path) -> Path:
     """Return the folder of a database and the map of a model that takes 5 ms at batch 1."""
-    gpu = [measured("m", batch, 4.0 + batch, device="v100") for batch in (1, 2)]
+    gpu = [measured_row("m", batch, 4.0 + batch, device="v100") for batch in (1, 2)]
     database(tmp_path / "db", gpu)
     demand = gpuprof.Demand("m", rate_rps=50.0, slo=gpuprof.Slo(100.0))
     options = gpuprof.PlanningOptions(max_batch=1)
@@ -106,26 +106,28 @@ def planned(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(planned: Path) -> None:
+def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(planned_folder: Path) -> None:
     name, traffic = f"{__name__}:TwiceAsLong", SimulatedTraffic(duration_s=4.0, seed=3)
-    by_map = gpuprof.simulate(planned / "map.json", traffic, db=planned / "db")
-    other = gpuprof.simulate(planned / "map.json", traffic, db=planned / "db", estimator=name)
+    by_map = gpuprof.simulate(planned_folder / "map.json", traffic, db=planned_folder / "db")
+    other = gpuprof.simulate(planned_folder / "map.json", traffic, db=planned_folder / "db", estimator=name)
     own, twice = (one.outcome.models[0].stage_mean_ms["service"] for one in (by_map, other))
     assert own is not None and twice == pytest.approx(2.0 * own, rel=1e-3)
-    timed = time_map_by(gpuprof.read_map(planned / "map.json"), name, planned / "db", planned)
+    timed = time_map_by(gpuprof.read_map(planned_folder / "map.json"), name, planned_folder / "db", planned_folder)
     assert timed.planned_with.estimator == name
-    with gpuprof.serve(planned / "map.json", ServeSettings(port=0, simulate=True)) as server:
+    with gpuprof.serve(planned_folder / "map.json", ServeSettings(port=0, simulate=True)) as server:
         short = LoadTraffic(duration_s=0.5, warmup_s=0.0)
-        seen = gpuprof.load(server.url, planned / "map.json", traffic=short, db=planned / "db", estimator=name)
+        seen = gpuprof.load(
+            server.url, planned_folder / "map.json", traffic=short, db=planned_folder / "db", estimator=name
+        )
     predicted = seen.predictions.predicted["m"].infer_ms if seen.predictions is not None else None
     assert predicted == pytest.approx(10.0, rel=1e-2)
 
 
-def test_an_estimator_without_a_database_or_that_knows_nothing_is_refused(planned: Path) -> None:
+def test_an_estimator_without_a_database_or_that_knows_nothing_is_refused(planned_folder: Path) -> None:
     with pytest.raises(InputError, match="unknown estimator"):
-        gpuprof.simulate(planned / "map.json", db=planned / "db", estimator="nobody's")
+        gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="nobody's")
     with pytest.raises(InputError, match="holds no kernels of v100"):
-        gpuprof.simulate(planned / "map.json", db=planned / "db", estimator="gk")
+        gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="gk")
 
 
 def test_the_command_line_has_the_functions_defaults() -> None:

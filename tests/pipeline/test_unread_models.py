@@ -15,41 +15,53 @@ from tests.small_models import write_classifier
 REASON = "node scaled .*Scaler.* of domain ai.onnx.ml gives, cannot be inferred, so that nothing can be estimated"
 
 
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
-    result = gpuprof.profile(
-        [write_classifier(tmp_path / "classes.onnx")],
-        batches=(1, 4),
-        shares=("1core",),
-        device="cpu",
-        db=tmp_path / "db",
-        settings=gpuprof.ProfileSettings(time_limit_s=0.2, keep_unstable=True),
-    )
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with such a model and the database of it."""
+    folder = tmp_path_factory.mktemp("unread")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
+        result = gpuprof.profile(
+            [write_classifier(folder / "classes.onnx")],
+            batches=(1, 4),
+            shares=("1core",),
+            device="cpu",
+            db=folder / "db",
+            settings=gpuprof.ProfileSettings(time_limit_s=0.2, keep_unstable=True),
+        )
     assert any("measured as a whole" in note and "Scaler" in note for note in result.notes)
-    return tmp_path / "db"
+    return folder
 
 
-def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured: Path, tmp_path: Path) -> None:
-    rows = KernelDb(measured).read("models").to_pylist()
+@pytest.fixture
+def measured_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder / "db"
+
+
+def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured_database: Path, folder: Path) -> None:
+    rows = KernelDb(measured_database).read("models").to_pylist()
     assert [(row["batch"], row["flops"], row["weight_bytes"]) for row in rows] == [(1, None, None), (4, None, None)]
-    for model in ("classes", str(tmp_path / "classes.onnx")):
-        result = gpuprof.estimate([model], batches=(1, 2, 4), share="1core", device="cpu", db=measured)
+    for model in ("classes", str(folder / "classes.onnx")):
+        result = gpuprof.estimate([model], batches=(1, 2, 4), share="1core", device="cpu", db=measured_database)
         assert [row["latency_source"] for row in result.rows()] == ["measured", "interpolated", "measured"]
 
 
-def test_elsewhere_the_true_reason_is_given_and_not_that_the_file_is_gone(measured: Path, tmp_path: Path) -> None:
-    for model in ("classes", str(tmp_path / "classes.onnx")):
+def test_elsewhere_the_true_reason_is_given_and_not_that_the_file_is_gone(
+    measured_database: Path, folder: Path
+) -> None:
+    for model in ("classes", str(folder / "classes.onnx")):
         with pytest.raises(InputError, match=REASON) as refused:
-            gpuprof.estimate([model], device="a100-80", db=measured)
+            gpuprof.estimate([model], device="a100-80", db=measured_database)
         assert refused.value.fix == "measure it on the device: gpuprof profile MODEL"
 
 
-def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(measured: Path, tmp_path: Path) -> None:
-    demands = tmp_path / "slo.csv"
+def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(
+    measured_database: Path, folder: Path
+) -> None:
+    demands = folder / "slo.csv"
     demands.write_text("model,rate_rps,slo_ms\nclasses.onnx,5,200\n")
-    placed = gpuprof.place(demands, db=measured)
+    placed = gpuprof.place(demands, db=measured_database)
     assert {row["model"] for row in placed.rows()} == {"classes"}
-    refused = gpuprof.place(demands, db=measured, fleet="a100-80", output=gpuprof.MapOutput(best_effort=True))
+    refused = gpuprof.place(demands, db=measured_database, fleet="a100-80", output=gpuprof.MapOutput(best_effort=True))
     assert re.search(REASON, " ".join(refused.notes))

@@ -94,6 +94,7 @@ def test_without_an_older_map_nothing_is_said_of_moves() -> None:
     assert old(whole("a")).predicted.moves is None
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @drawn(
     rates=st.lists(st.floats(1.0, 900.0), min_size=1, max_size=5),
@@ -102,7 +103,7 @@ def test_without_an_older_map_nothing_is_said_of_moves() -> None:
 )
 @example(rates=[637.0], mig=False, policy=Optimal())  # what is left over makes the second of its replicas larger
 @example(rates=[157.6, 782.5, 178.9, 777.8], mig=False, policy=Optimal())  # two of the devices are the same in all
-@example(rates=[817.0], mig=False, policy=Optimal())  # two replicas in one room were made one
+@example(rates=[817.0], mig=False, policy=Optimal())  # two replicas in one partition were made one
 def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy: Optimal | ParvaGpu) -> None:
     fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]
     asked = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
@@ -114,7 +115,7 @@ def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy
 
 
 @pytest.mark.parametrize("count", [300])
-def test_many_devices_that_are_all_different_are_seated(count: int) -> None:
+def test_many_devices_that_are_all_different_keep_their_places(count: int) -> None:
     gpus = [whole(f"m{i}", f"m{i + 1}") for i in range(count)]
     given = problem([demand(f"m{i}") for i in range(count + 1)])
     before = to_map(given, Placement("old", tuple(gpus)))

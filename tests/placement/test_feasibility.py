@@ -320,7 +320,7 @@ def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
 
 
 def test_the_replicas_of_a_merge_are_one_queue() -> None:
-    def merged(count: int, slo_ms: float) -> DeploymentMap:
+    def make_merge(count: int, slo_ms: float) -> DeploymentMap:
         parts = [{"model": name, "rate_rps": 300.0 / count, "goodput_rps": 300.0 / count} for name in ("a", "b")]
         said = {"latency_ms": 10.0, "throughput_rps": 400.0, "goodput_rps": 600.0 / count}
         one = {
@@ -351,5 +351,5 @@ def test_the_replicas_of_a_merge_are_one_queue() -> None:
     pooled = queue.pool(Arrivals(600.0), (server,) * 3).whole.percentile(99)
     assert pooled < 0.9 * alone
     against = Evidence({"plain": plain_device()}, queue)
-    assert not check(merged(3, 0.5 * (alone + pooled)), against)
-    assert [one.rule for one in check(merged(3, 0.95 * pooled), against)] == ["slo", "slo"]
+    assert not check(make_merge(3, 0.5 * (alone + pooled)), against)
+    assert [one.rule for one in check(make_merge(3, 0.95 * pooled), against)] == ["slo", "slo"]

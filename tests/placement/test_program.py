@@ -15,7 +15,7 @@ from gpuprof.placement.contract import ExponentialQueue, plain_device
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.program import Program
-from gpuprof.placement.scaling import Columns, Vector, breach, dual_bound
+from gpuprof.placement.scaling import Columns, Vector, dual_bound, find_violated_row
 
 
 def knapsack() -> Program:
@@ -161,7 +161,7 @@ def test_a_solution_that_breaks_a_row_is_told_and_rounding_is_not() -> None:
         row_lows=np.array([1.0, 0.0]),
         row_highs=np.array([math.inf, 6.0 * gib]),
     )
-    assert breach(columns, np.array([2.0])) is None
-    assert breach(columns, np.array([2.0 + 1e-12])) is None
-    assert breach(columns, np.array([0.0])) == 0
-    assert breach(columns, np.array([2.001])) == 1
+    assert find_violated_row(columns, np.array([2.0])) is None
+    assert find_violated_row(columns, np.array([2.0 + 1e-12])) is None
+    assert find_violated_row(columns, np.array([0.0])) == 0
+    assert find_violated_row(columns, np.array([2.001])) == 1

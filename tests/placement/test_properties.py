@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +207,7 @@ def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, f
     return tight, loose
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=DRAWN, names=ELASTIC, looser=st.floats(1.0, 3.0))
 def test_a_looser_slo_never_costs_more_where_neighbours_do_not_disturb(
@@ -225,11 +227,12 @@ def test_a_looser_slo_never_costs_more_beside_neighbours_where_all_that_can_stan
     assert loose <= tight + 1e-6
 
 
-def test_a_looser_slo_does_not_cost_more_where_only_room_to_be_disturbed_shows_how_few_devices_suffice() -> None:
+def test_a_looser_slo_does_not_cost_more_where_only_spare_capacity_shows_how_few_devices_suffice() -> None:
     tight, loose = costs(CROWDED, ("big", "plain"), 2.5487498492771063)
     assert loose <= tight + 1e-6
 
 
+@pytest.mark.slow
 def test_a_looser_slo_does_not_cost_more_where_only_improved_maps_show_how_few_devices_suffice() -> None:
     tight, loose = costs(DISTURBED, ("plain", "sliced"), 1.5695772965172576)
     assert loose <= tight + 1e-6

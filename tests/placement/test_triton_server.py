@@ -25,7 +25,7 @@ pytestmark = [
 _TAKEN = "unable to find backend library for backend 'onnxruntime'"
 
 
-def _read(repository: Path) -> str:
+def _ask_triton(repository: Path) -> str:
     """Return what the server says of a repository; it ends, since no model can be loaded."""
     quiet = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", "--exit-on-error=true"]
     command = [str(SERVER), f"--model-repository={repository}", "--backend-directory=/nonexistent", *quiet]
@@ -42,7 +42,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_its_server_takes_the_repository_with_the_version_of_the_map(repository: Path) -> None:
-    said = _read(repository)
+    said = _ask_triton(repository)
     assert f"failed to load 'net' version 3: Invalid argument: {_TAKEN}" in said
     assert "Poll failed" not in said
 
@@ -50,5 +50,5 @@ def test_its_server_takes_the_repository_with_the_version_of_the_map(repository:
 def test_its_server_refuses_a_configuration_that_is_wrong(repository: Path) -> None:
     (path,) = repository.rglob("config.pbtxt")
     path.write_text(path.read_text() + "nonsense: 1\n")
-    said = _read(repository)
+    said = _ask_triton(repository)
     assert "Poll failed" in said and _TAKEN not in said

@@ -21,7 +21,7 @@ from tests.profiling.models import write_mlp
 
 
 @pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def cpu_fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """An ONNX Runtime that lists the provider for GPUs and opens every session on the CPU, as the real one does."""
     asked: list[Any] = []
     opened = ort.InferenceSession
@@ -39,17 +39,17 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_an_error_that_names_the_library(
-    listed: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cpu_fallback: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UnavailableError, match=r"on the CPU because its CUDA.* libcublas\.so\.13 cannot be loaded"):
         open_session(write_mlp(tmp_path / "m.onnx"), threads=1, provider=ORT_CUDA)
     assert capsys.readouterr().out == ""  # what preloading prints would stand among our own lines
 
 
-def test_the_options_that_are_recorded_are_those_that_are_set(listed: list[Any], tmp_path: Path) -> None:
+def test_the_options_that_are_recorded_are_those_that_are_set(cpu_fallback: list[Any], tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
         open_session(write_mlp(tmp_path / "m.onnx"), threads=1, provider=ORT_CUDA)
-    assert listed == [[(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]]
+    assert cpu_fallback == [[(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]]
     assert CUDA_OPTIONS.items() <= session_settings(1, ORT_CUDA).items()
     assert not CUDA_OPTIONS.keys() & session_settings(1).keys()
     assert CUDA_OPTIONS["use_tf32"] == session_settings(1, TORCH_CUDA)["use_tf32"] == "1"

@@ -18,7 +18,7 @@ node = helper.make_node
 Weights = dict[str, np.ndarray]
 
 
-def freed(path: Path, batch: int | None = None) -> Path:
+def write_free(path: Path, batch: int | None = None) -> Path:
     output = path.with_name(f"free-{path.name}")
     rebatch(path, output, batch)
     return output
@@ -37,7 +37,7 @@ def model(
 
 def test_a_model_that_holds_no_batch_only_changes_its_declarations(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
-    free = freed(path)
+    free = write_free(path)
     assert load_graph(free, 5).outputs[0].shape == (5, 3)
     assert [n.op_type for n in onnx.load(free).graph.node] == ["Relu"]
 
@@ -51,7 +51,7 @@ def test_a_reshape_follows_the_batch(
 ) -> None:
     nodes = [node("Reshape", ["x", "t"], ["y"])]
     path = model(tmp_path, nodes, [fixed, 2, 3], [fixed, *result], {"t": integers(fixed, *target)})
-    assert run(freed(path), 7)[0].shape == (7, *result)
+    assert run(write_free(path), 7)[0].shape == (7, *result)
 
 
 def test_heads_that_are_folded_into_the_batch_follow_it(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_heads_that_are_folded_into_the_batch_follow_it(tmp_path: Path) -> None:
             "join": integers(1, 5, 12),
         },
     )
-    assert run(freed(path), 6)[0].shape == (6, 5, 12)
+    assert run(write_free(path), 6)[0].shape == (6, 5, 12)
 
 
 def test_a_batch_in_the_second_place_follows(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_batch_in_the_second_place_follows(tmp_path: Path) -> None:
         [2, 5, 4],
         {"fold": integers(10, 3), "w": floats(3, 4), "unfold": integers(5, 2, 4)},
     )
-    assert run(freed(path), 6)[0].shape == (6, 5, 4)
+    assert run(write_free(path), 6)[0].shape == (6, 5, 4)
 
 
 def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> No
         [1, 5, 3],
         {"token": floats(1, 1, 3)},
     )
-    y = run(freed(path), 3)[0]
+    y = run(write_free(path), 3)[0]
     assert y.shape == (3, 5, 3)
     np.testing.assert_array_equal(y[:, 0], np.repeat(floats(1, 1, 3)[0], 3, axis=0))
 
@@ -123,7 +123,7 @@ def test_initial_states_are_repeated(tmp_path: Path, opset: int) -> None:
         {"w": floats(1, 8, 3), "r": floats(1, 8, 2), "h": floats(1, 1, 2), "c": floats(1, 1, 2)},
         opset,
     )
-    assert run(freed(path), 4)[0].shape == (5, 1, 4, 2)
+    assert run(write_free(path), 4)[0].shape == (5, 1, 4, 2)
 
 
 def test_bounds_that_hold_the_batch_are_lifted(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_bounds_that_hold_the_batch_are_lifted(tmp_path: Path) -> None:
         [2, 3],
         {"starts": integers(0, 1), "ends": integers(2, 4)},
     )
-    assert run(freed(path), 6)[0].shape == (6, 3)
+    assert run(write_free(path), 6)[0].shape == (6, 3)
 
 
 def test_sizes_and_targets_that_hold_the_batch_follow(tmp_path: Path) -> None:
@@ -148,15 +148,15 @@ def test_sizes_and_targets_that_hold_the_batch_follow(tmp_path: Path) -> None:
         [2, 3, 4, 4],
         {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)},
     )
-    assert run(freed(path), 5)[0].shape == (5, 3, 4, 4)
+    assert run(write_free(path), 5)[0].shape == (5, 3, 4, 4)
 
 
 def test_another_fixed_batch_is_set(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], [1, 2, 3], [1, 6], {"t": integers(1, 6)})
-    fixed = freed(path, 8)
+    fixed = write_free(path, 8)
     assert [d.dim_value for d in onnx.load(fixed).graph.output[0].type.tensor_type.shape.dim] == [8, 6]
     assert run(fixed, 8)[0].shape == (8, 6)
-    assert load_graph(freed(fixed, 2), 2).outputs[0].shape == (2, 6)
+    assert load_graph(write_free(fixed, 2), 2).outputs[0].shape == (2, 6)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_a_node_that_mixes_or_loses_samples_is_named(
     path = write_model(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": None}, weights)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InputError, match=name if name != "normalise" else "output y differs"):
-        freed(path)
+        write_free(path)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_weights_of_each_sample_are_refused(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Add", ["x", "w"], ["y"], name="own")], [4, 3], [4, 3], {"w": floats(4, 3)})
     with pytest.raises(InputError, match=r"node own \(Add\) stands in the way"):
-        freed(path)
+        write_free(path)
 
 
 def test_a_model_without_a_batch_is_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_model_without_a_batch_is_refused(tmp_path: Path) -> None:
         {"w": floats(1, 3)},
     )
     with pytest.raises(InputError, match="no output follows the batch"):
-        freed(path)
+        write_free(path)
 
 
 def test_a_free_model_is_left_as_it_is(tmp_path: Path) -> None:
@@ -244,4 +244,4 @@ def test_a_model_that_rounds_to_eight_bits_may_move_by_a_step_with_the_batch(tmp
         node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
     ]
     path = model(tmp_path, nodes, [1, 30], [1, 30])
-    assert run(freed(path), 5)[0].shape == (5, 30)
+    assert run(write_free(path), 5)[0].shape == (5, 30)

@@ -277,11 +277,11 @@ def test_the_first_run_keeps_no_activation_after_its_last_reader(
     alive: list[int] = []
     execute = session._execute
 
-    def watched(node: Any, values: dict[str, Any], *more: Any) -> None:
+    def count_alive(node: Any, values: dict[str, Any], *more: Any) -> None:
         execute(node, values, *more)
         alive.append(len(values))
 
-    monkeypatch.setattr(session, "_execute", watched)
+    monkeypatch.setattr(session, "_execute", count_alive)
     x = np.full(64, 1.0, np.float32)
     (first,) = session.run(None, {"x0": x})
     (later,) = session.run(None, {"x0": x})

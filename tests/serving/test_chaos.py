@@ -102,7 +102,7 @@ class Chaos:
                 writer.transport.abort()
             else:
                 await asyncio.sleep(0.3 * self._random.random() if what == DAWDLE else 0.0)
-                await self._read(reader, data)
+                await self._read_answer(reader, data)
         finally:
             writer.close()
 
@@ -119,7 +119,7 @@ class Chaos:
         if what == LEAVE:
             await asyncio.sleep(0.01 * self._random.random())
 
-    async def _read(self, reader: asyncio.StreamReader, data: bytes) -> None:
+    async def _read_answer(self, reader: asyncio.StreamReader, data: bytes) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head[9:12])
         body = await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))

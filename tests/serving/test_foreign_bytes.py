@@ -35,12 +35,12 @@ def addresses(server: RunningServer) -> dict[str, tuple[str, int]]:
     return {scheme: (where.rsplit(":", 1)[0], int(where.rsplit(":", 1)[1])) for scheme, where in words}
 
 
-def answered(server: RunningServer, model: str) -> int:
+def count_answered(server: RunningServer, model: str) -> int:
     """Return how many requests have been answered by the model's workers."""
     return int(server.get(f"/v2/models/{model}/stats")[1]["model_stats"][0]["inference_count"])
 
 
-def buffered(server: RunningServer) -> float:
+def count_buffered(server: RunningServer) -> float:
     """Return the bytes that requests and answers hold."""
     lines = server.get("/metrics")[1].decode().splitlines()
     return float(next(line for line in lines if line.startswith("gpuprof_buffer_bytes ")).split()[1])
@@ -72,18 +72,18 @@ def test_a_slow_reader_gets_its_own_tensors_whatever_others_do_meanwhile(
     with running(tmp_path, document, "--grpc-port", "0") as server:
         host, port = addresses(server)[scheme]
         reader = (SlowHttpReader if scheme == "http" else SlowGrpcReader)(host, port, "large", size, requests)
-        assert eventually(lambda: answered(server, "large") >= requests // 4)
+        assert eventually(lambda: count_answered(server, "large") >= requests // 4)
         if half_closes:  # some answers are on their way, as far as the socket takes them, others not yet there
             reader.half_close()
         for number in range(20):
             other = np.full(size, number, np.uint8).tobytes()
             assert infer_binary(server, "large", other) == other
-        tensors = reader.read()
+        tensors = reader.read_answers()
         reader.close()
         assert foreign_bytes(tensors) == 0
         whole = sum(len(tensor) == size for tensor in tensors)
         assert whole == requests or (half_closes and scheme == "grpc")  # whose calls end with their connection
-        assert eventually(lambda: buffered(server) == 0)
+        assert eventually(lambda: count_buffered(server) == 0)
 
 
 @dataclass(frozen=True)
@@ -140,4 +140,4 @@ def test_no_client_finds_a_byte_that_is_not_its_own_whatever_others_do(servers: 
     got = send_all(requests, at_once=16)
     assert (got.foreign, got.refused) == (0, 0)
     assert got.answers >= sum(request.manner in ("reads", "reads slowly") for request in requests)
-    assert eventually(lambda: buffered(servers.plain) == buffered(servers.secured) == 0)
+    assert eventually(lambda: count_buffered(servers.plain) == count_buffered(servers.secured) == 0)

@@ -31,7 +31,7 @@ def address_of(server: RunningServer) -> str:
     return next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
 
 
-def buffered(server: RunningServer) -> float:
+def count_buffered(server: RunningServer) -> float:
     """Return the bytes of tensors that the server holds."""
     lines = server.get("/metrics")[1].decode().splitlines()
     return float(next(line for line in lines if line.startswith("gpuprof_buffer_bytes ")).split()[1])
@@ -150,7 +150,7 @@ def test_large_tensors_by_many_calls_and_by_a_stream_leave_no_memory_behind(
         assert error is None
         assert np.array_equal(result.as_numpy("OUTPUT0"), sent[int(result.get_response().id)])
     client.stop_stream()
-    assert buffered(server) == 0
+    assert count_buffered(server) == 0
 
 
 def test_what_does_not_speak_the_protocol_is_hung_up_on_and_what_is_refused_is_forgotten(
@@ -169,9 +169,9 @@ def test_what_does_not_speak_the_protocol_is_hung_up_on_and_what_is_refused_is_f
     with pytest.raises(InferenceServerException):
         client.infer("large", [tensor(np.zeros((1, 3_000_000), np.float32))])
     deadline = time.monotonic() + 30
-    while buffered(server) and time.monotonic() < deadline:
+    while count_buffered(server) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert buffered(server) == 0 and client.is_server_live()
+    assert count_buffered(server) == 0 and client.is_server_live()
 
 
 def test_a_method_that_there_is_not_is_said(server: RunningServer) -> None:
@@ -257,7 +257,7 @@ def test_a_message_that_inflates_beyond_the_limit_is_refused(tmp_path: Path) -> 
             with pytest.raises(grpc.RpcError) as raised:
                 call(request.SerializeToString(), timeout=30, compression=grpc.Compression.Gzip)
         assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert buffered(server) == 0
+        assert count_buffered(server) == 0
 
 
 def test_calls_that_are_cancelled_leave_no_memory_behind(server: RunningServer) -> None:
@@ -273,4 +273,4 @@ def test_calls_that_are_cancelled_leave_no_memory_behind(server: RunningServer) 
             if number % 3:
                 one.cancel()
         assert all(len(one.result()) > 600_000 for one in begun[::3])
-    assert eventually(lambda: buffered(server) == 0)
+    assert eventually(lambda: count_buffered(server) == 0)

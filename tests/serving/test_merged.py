@@ -17,7 +17,7 @@ from gpuprof.cli.main import main
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import propose_merges
 from gpuprof.serving.load.load import RequestStream
-from tests.merging.models import Array, finetuned, residual, save, transformer
+from tests.merging.models import Array, finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_shadow import decisions
 from tests.serving.running import RunningServer, map_of, replica, running, send_until
@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with two fine-tuned transformers and the merged file of both."""
     directory = tmp_path_factory.mktemp("merged")
     base = transformer(layers=2)
-    paths = [save(finetuned(base, 0.7, seed), directory, name) for seed, name in ((1, "tuned-a"), (2, "tuned-b"))]
+    paths = [save(finetune_model(base, 0.7, seed), directory, name) for seed, name in ((1, "tuned-a"), (2, "tuned-b"))]
     propose_merges(paths, MergeOptions(force=True)).merges[0].write(directory / "both.onnx")
     return directory
 

@@ -162,21 +162,21 @@ def test_a_large_request_is_refused_by_its_json_before_its_tensor_has_come(tmp_p
         headers = {"Inference_Header_Content_Length": str(len(text))}
         busy = [pool.submit(server.get, "/v2/models/m/infer", "POST", body, **headers) for _ in range(4)]
         assert eventually(lambda: figure(server, "gpuprof_queue_requests") >= 1)
-        assert eventually(lambda: _refused(server) >= 1)
-        before = _refused(server)
+        assert eventually(lambda: _count_refused(server) >= 1)
+        before = _count_refused(server)
         with server.connect() as connection:
             connection.sendall(head + text + bytes(1000))
-            assert eventually(lambda: _refused(server) == before + 1)
+            assert eventually(lambda: _count_refused(server) == before + 1)
             connection.sendall(bytes(599_000))
             status, answer = read_answer(connection)
             assert status == 503 and b"overloaded" in answer
             connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert read_answer(connection)[0] == 200
         assert {future.result()[0] for future in busy} == {200, 503}
-        assert _refused(server) == before + 1
+        assert _count_refused(server) == before + 1
 
 
-def _refused(server: RunningServer) -> int:
+def _count_refused(server: RunningServer) -> int:
     statistics = server.get("/v2/models/m/stats")[1]["model_stats"][0]["inference_stats"]
     return int(statistics["fail"]["count"])
 

@@ -40,7 +40,7 @@ def replica(
     )
 
 
-def deployed(
+def make_map(
     gpus: Sequence[Sequence[Replica]], slo_ms: float = 1e6, gpus_a_node: int = 8, rate_rps: float = 1.0
 ) -> DeploymentMap:
     """A map with these replicas on each GPU; all models have the same SLO."""

@@ -13,7 +13,7 @@ from gpuprof.simulator.choice import choose, rank_again, set_alive
 from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.ranking import LEAST
 from gpuprof.simulator.state import ClusterArrays, State, new_state
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 MS = 1_000_000
 
@@ -23,7 +23,7 @@ class Play:
 
     def __init__(self, replicas: Sequence[Replica], random: np.random.Generator) -> None:
         self.replicas, self.random = replicas, random
-        deployment = deployed([[one] for one in replicas])
+        deployment = make_map([[one] for one in replicas])
         self.cluster: ClusterArrays = build_cluster(deployment, places_of(deployment), SimulationOptions(1.0))
         self.state: State = new_state(self.cluster, 64, 64, 64)
         self.now = 10 * MS

@@ -24,7 +24,7 @@ from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure, parse_failure
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 from tests.simulator.reference import play
 
 
@@ -37,7 +37,7 @@ def outcome(
 ) -> ModelOutcome:
     """Each replica on a GPU of its own, and one model."""
     done = simulate(
-        deployed([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or SimulationOptions(1.0)
+        make_map([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or SimulationOptions(1.0)
     )
     return done.models[0]
 
@@ -91,8 +91,8 @@ def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
     server = replica("m", [4.0], cv=0.01)
     predicted = server.predicted.model_copy(update={"pause_factor": 1.5, "pause_cv": 0.5})
     cold = server.model_copy(update={"predicted": predicted})
-    resting = simulate(deployed([[cold]]), {"m": Constant(10.0)}, SimulationOptions(200.0)).models[0]
-    busy = simulate(deployed([[cold]]), {"m": Constant(1000.0)}, SimulationOptions(2.0, refuse_hopeless=False)).models[
+    resting = simulate(make_map([[cold]]), {"m": Constant(10.0)}, SimulationOptions(200.0)).models[0]
+    busy = simulate(make_map([[cold]]), {"m": Constant(1000.0)}, SimulationOptions(2.0, refuse_hopeless=False)).models[
         0
     ]
     assert resting.mean_ms == pytest.approx(6.0, rel=0.05)
@@ -114,14 +114,14 @@ def test_both_legs_of_the_network_count() -> None:
 
 def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
     done = simulate(
-        deployed([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, SimulationOptions(1.0)
+        make_map([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, SimulationOptions(1.0)
     )
     assert [r.answered for r in done.replicas] == [1, 2]
 
 
 def test_round_robin_takes_each_in_turn() -> None:
     done = simulate(
-        deployed([[replica("m", [10.0])], [replica("m", [4.0])]]),
+        make_map([[replica("m", [10.0])], [replica("m", [4.0])]]),
         {"m": at(0.0, 0.0, 0.0, 0.0)},
         SimulationOptions(1.0, routing="round-robin"),
     )
@@ -150,7 +150,7 @@ def test_a_miss_has_a_cause() -> None:
 
 def test_what_a_gpu_that_fails_had_to_do_is_done_elsewhere() -> None:
     seen = simulate(
-        deployed([[replica("m", [100.0])], [replica("m", [100.0])]]),
+        make_map([[replica("m", [100.0])], [replica("m", [100.0])]]),
         {"m": at(0.0, 0.0, 1.0, 1.0)},
         SimulationOptions(1.0, failures=(Failure("node0", 0, 0.010),)),
     )
@@ -170,7 +170,7 @@ def test_a_node_that_comes_back_serves_again() -> None:
 
 
 def test_a_model_without_replicas_answers_nothing() -> None:
-    deployment = deployed([[replica("m", [5.0])]])
+    deployment = make_map([[replica("m", [5.0])]])
     models = {**deployment.models, "other": deployment.models["m"]}
     seen = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, SimulationOptions(1.0))
     assert seen.models[1].missed["failed"] == 1
@@ -178,14 +178,14 @@ def test_a_model_without_replicas_answers_nothing() -> None:
 
 def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
     options = SimulationOptions(1.0, max_in_system=512)
-    seen = simulate(deployed([[replica("m", [10.0])]]), {"m": Constant(100_000.0)}, options).models[0]
+    seen = simulate(make_map([[replica("m", [10.0])]]), {"m": Constant(100_000.0)}, options).models[0]
     assert seen.missed["full"] + seen.answered == seen.requests == 99_999
     assert seen.answered == pytest.approx(512 + 100, abs=2)
 
 
 def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput() -> None:
     options = SimulationOptions(1.0, refuse_hopeless=False)
-    done = simulate(deployed([[replica("m", [10.0, 10.0])]]), {"m": Constant(1000.0)}, options).replicas[0]
+    done = simulate(make_map([[replica("m", [10.0, 10.0])]]), {"m": Constant(1000.0)}, options).replicas[0]
     assert done.answered == 999
     assert done.throughput_rps == pytest.approx(200.0, abs=3)
     assert done.mean_batch == pytest.approx(2.0, abs=0.01)
@@ -198,12 +198,12 @@ def test_what_arrives_before_the_warm_up_ends_is_not_counted() -> None:
 
 def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
     with pytest.raises(InputError, match="the map holds no replicas"):
-        simulate(deployed([[]]), {}, SimulationOptions(1.0))
+        simulate(make_map([[]]), {}, SimulationOptions(1.0))
     with pytest.raises(InputError) as error:
-        simulate(deployed([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, SimulationOptions(1.0))
+        simulate(make_map([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, SimulationOptions(1.0))
     assert str(error.value) == "the map has no model 'x' (it has m)"
     with pytest.raises(InputError, match="unknown routing rule 'slowest'"):
-        simulate(deployed([[replica("m", [5.0])]]), {}, SimulationOptions(1.0, routing="slowest"))
+        simulate(make_map([[replica("m", [5.0])]]), {}, SimulationOptions(1.0, routing="slowest"))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
     ],
 )
 def test_failures_are_read_from_text(text: str, expected: Failure) -> None:
-    assert parse_failure(text, deployed([[replica("m", [5.0])], [replica("m", [5.0])]])) == expected
+    assert parse_failure(text, make_map([[replica("m", [5.0])], [replica("m", [5.0])]])) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_failures_are_read_from_text(text: str, expected: Failure) -> None:
 )
 def test_failures_that_cannot_be(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        parse_failure(text, deployed([[replica("m", [5.0])]]))
+        parse_failure(text, make_map([[replica("m", [5.0])]]))
     assert message in str(error.value)
 
 
@@ -254,7 +254,7 @@ def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replic
     times = (np.cumsum(gaps) * 250_000).tolist()
     expected = play(replicas, times, routing_rule(rule))
     seen = simulate(
-        deployed([[r] for r in replicas]),
+        make_map([[r] for r in replicas]),
         {"m": RecordedArrivals(np.array(times), 1.0)},
         SimulationOptions(1.0, routing=rule),
     ).models[0]
@@ -281,7 +281,7 @@ def test_every_request_is_answered_or_missed_once(
     options = SimulationOptions(
         1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64
     )
-    done = simulate(deployed(gpus, 20.0), {"a": Gamma(800 * load), "b": Gamma(1300 * load, 3.0)}, options)
+    done = simulate(make_map(gpus, 20.0), {"a": Gamma(800 * load), "b": Gamma(1300 * load, 3.0)}, options)
     for model in done.models:
         late = sum(count for cause, count in model.missed.items() if cause not in ("refused", "full", "failed"))
         assert model.requests == model.in_time + sum(model.missed.values())
@@ -297,7 +297,7 @@ print(mix())
 
 
 def mixed_map() -> DeploymentMap:
-    return deployed(
+    return make_map(
         [
             [replica("a", [4.0, 5.0, 5.5], max_wait_ms=1.0, cv=0.3), replica("b", [3.0], processes=2)],
             [replica("a", [3.0, 4.0], processes=2, cv=0.1)],
@@ -340,7 +340,7 @@ def test_compiled_and_plain_python_give_the_same_bytes() -> None:
 
 def long_run(server: Replica, rate_rps: float, seconds: float) -> SimulationOutcome:
     return simulate(
-        deployed([[server]]), {"m": Gamma(rate_rps)}, SimulationOptions(seconds, warmup_s=seconds / 50, seed=1)
+        make_map([[server]]), {"m": Gamma(rate_rps)}, SimulationOptions(seconds, warmup_s=seconds / 50, seed=1)
     )
 
 

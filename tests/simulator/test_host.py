@@ -16,7 +16,7 @@ from gpuprof.rules.host_work import HostWork, LoadedReplica, disturb_servers
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import SimulationOutcome
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 TWO_CORES = HostWork(host_ms=2.0, host_cores=2)
 
@@ -33,7 +33,7 @@ def run(
         for model, own in arrivals_ms.items()
     }
     spread = [replicas[i::gpus] for i in range(gpus)]
-    return simulate(deployed(spread), times, SimulationOptions(1.0, host=host))
+    return simulate(make_map(spread), times, SimulationOptions(1.0, host=host))
 
 
 def longest(outcome: SimulationOutcome) -> list[float]:
@@ -83,7 +83,7 @@ def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
     rates = {model: load * 1000.0 / time for model, time in ms.items()}
     arrivals: dict[str, ArrivalProcess] = {model: Gamma(rate) for model, rate in rates.items()}
     parts = [half(model, time) for model, time in ms.items()]
-    found = simulate(deployed([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
+    found = simulate(make_map([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
     running = [LoadedReplica(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
     expected = disturb_servers(host, running, BatchQueue())
     for model, calm, server in zip(found.models, ms.values(), expected, strict=True):

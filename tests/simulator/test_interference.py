@@ -15,7 +15,7 @@ from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.outcome import SimulationOutcome
 from gpuprof.simulator.slowdown import factor_now, new_slowdown, with_factor
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 A, B, C = replica("a", [10.0]), replica("b", [4.0]), replica("c", [4.0])
 
@@ -36,7 +36,7 @@ class Asked:
 
 
 def run(gpus: Sequence[Sequence[Replica]], asked: Asked, **arrivals: ArrivalProcess) -> SimulationOutcome:
-    return simulate(deployed(gpus), arrivals, SimulationOptions(1.0), interference=asked)
+    return simulate(make_map(gpus), arrivals, SimulationOptions(1.0), interference=asked)
 
 
 def means(seen: SimulationOutcome) -> list[float | None]:
@@ -71,7 +71,7 @@ def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
     options = SimulationOptions(1.0, failures=(Failure("node0", 0, 0.001, 0.001),))
     # a is run anew from 2 until 12, alone; b comes after it has ended.
     arrivals: dict[str, ArrivalProcess] = {"a": at(0.0), "b": at(13.0)}
-    assert means(simulate(deployed([[A, B]]), arrivals, options, interference=Asked())) == [12.0, 4.0]
+    assert means(simulate(make_map([[A, B]]), arrivals, options, interference=Asked())) == [12.0, 4.0]
 
 
 def test_each_combination_is_asked_once_for_all_gpus_that_are_alike() -> None:
@@ -105,14 +105,14 @@ def test_a_table_that_grows_keeps_what_it_has() -> None:
 
 def test_no_interference_is_what_the_map_says() -> None:
     arrivals: dict[str, ArrivalProcess] = {"a": Gamma(80.0), "b": Gamma(200.0)}
-    plain = simulate(deployed([[A, B]]), arrivals, SimulationOptions(2.0))
-    neutral = simulate(deployed([[A, B]]), arrivals, SimulationOptions(2.0), interference=lambda place, beside: 1.0)
+    plain = simulate(make_map([[A, B]]), arrivals, SimulationOptions(2.0))
+    neutral = simulate(make_map([[A, B]]), arrivals, SimulationOptions(2.0), interference=lambda place, beside: 1.0)
     assert plain == neutral
 
 
 def test_a_slowdown_that_is_none_and_a_gpu_beyond_counting_are_refused() -> None:
     with pytest.raises(InputError, match="a slowdown must be above 0 and below a million but node0/0 has -1"):
-        simulate(deployed([[A, B]]), {"a": at(0.0)}, SimulationOptions(1.0), interference=lambda place, beside: -1.0)
+        simulate(make_map([[A, B]]), {"a": at(0.0)}, SimulationOptions(1.0), interference=lambda place, beside: -1.0)
     crowd = [replica(f"m{i}", [5.0]) for i in range(60)]
     with pytest.raises(InputError, match="too many different replicas"):
-        simulate(deployed([crowd]), {}, SimulationOptions(1.0), interference=lambda place, beside: 1.0)
+        simulate(make_map([crowd]), {}, SimulationOptions(1.0), interference=lambda place, beside: 1.0)

@@ -13,10 +13,10 @@ from gpuprof.simulator.autoscaling import autoscaling
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
-ONE = deployed([[replica("m", [10.0])]], slo_ms=100.0)
-TWO = deployed([[replica("m", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
+ONE = make_map([[replica("m", [10.0])]], slo_ms=100.0)
+TWO = make_map([[replica("m", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
 
 
 def rising() -> dict[str, ArrivalProcess]:
@@ -68,19 +68,21 @@ def test_a_replica_that_ends_finishes_what_it_has() -> None:
 
 
 def test_what_is_replaced_goes_on_until_its_successor_is_loaded() -> None:
-    faster = deployed([[replica("m", [5.0])]], slo_ms=100.0)
+    faster = make_map([[replica("m", [5.0])]], slo_ms=100.0)
     table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: faster, MoveCosts(4.0, 9.0))
     assert table.switches == (Switch(14.0, end=(0,)), Switch(14.0, begin=(1,)))
 
 
 def test_another_mig_layout_ends_what_runs_on_the_gpu_at_once_and_takes_longer() -> None:
-    def sliced(profile: str) -> DeploymentMap:
+    def map_of_slice(profile: str) -> DeploymentMap:
         content = ONE.model_dump(by_alias=True)
         place = MigPlace(profile=profile, start=0).model_dump()
         content["nodes"][0]["gpus"][0]["partitions"][0]["mig"] = place
         return DeploymentMap.model_validate(content)
 
-    table = timetable(sliced("3g.40gb"), [{"m": 1.0}] * 2, 10.0, lambda rates: sliced("4g.40gb"), MoveCosts(4.0, 9.0))
+    table = timetable(
+        map_of_slice("3g.40gb"), [{"m": 1.0}] * 2, 10.0, lambda rates: map_of_slice("4g.40gb"), MoveCosts(4.0, 9.0)
+    )
     assert table.switches == (Switch(10.0, end=(0,)), Switch(23.0, begin=(1,)))
 
 
@@ -92,7 +94,7 @@ def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
 
 
 def test_devices_that_change_hands_are_held_by_both_maps() -> None:
-    elsewhere = deployed([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
+    elsewhere = make_map([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
     only = {"models": ONE.models, "nodes": (_second_gpu(elsewhere),), "predicted": ONE.predicted}
     moved = elsewhere.model_copy(update=only)
     table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0))

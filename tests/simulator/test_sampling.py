@@ -11,12 +11,12 @@ from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_process, slot_rate
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 
 def test_a_shrunken_map_keeps_every_kind_of_replica_and_says_how_much_is_left() -> None:
     kinds = [[replica("a", [5.0])]] * 30 + [[replica("a", [10.0], processes=2)]] * 10 + [[replica("b", [2.0])]]
-    small, kept = shrink(deployed(kinds), 8)
+    small, kept = shrink(make_map(kinds), 8)
     models = [r.model for _, _, _, r in small.places()]
     assert models.count("a") == 8
     assert models.count("b") == 1
@@ -37,7 +37,7 @@ def test_the_rate_of_a_slot_is_the_mean_in_it(process: ArrivalProcess, expected:
 
 
 def test_a_sample_comes_close_to_the_whole() -> None:
-    deployment = deployed([[replica("m", [5.0, 5.5, 6.0, 6.5], max_wait_ms=2.0, cv=0.1)]] * 40, slo_ms=15.0)
+    deployment = make_map([[replica("m", [5.0, 5.5, 6.0, 6.5], max_wait_ms=2.0, cv=0.1)]] * 40, slo_ms=15.0)
     arrivals: dict[str, ArrivalProcess] = {"m": Diurnal(40 * 350.0, 3.0, 60.0)}
     options = SimulationOptions(60.0)
     whole = simulate(deployment, arrivals, options).models[0]
@@ -49,7 +49,7 @@ def test_a_sample_comes_close_to_the_whole() -> None:
 
 
 def test_work_that_is_left_over_delays_the_slots_after() -> None:
-    deployment = deployed([[replica("m", [10.0])]], slo_ms=100.0)
+    deployment = make_map([[replica("m", [10.0])]], slo_ms=100.0)
     busy_then_quiet = np.concatenate([np.linspace(0, 10e9, 2001)[:-1], np.linspace(10e9, 20e9, 501)[:-1]])
     arrivals: dict[str, ArrivalProcess] = {"m": RecordedArrivals(busy_then_quiet.astype(np.int64), 20.0)}
     options = SimulationOptions(20.0, refuse_hopeless=False)
@@ -63,7 +63,7 @@ def test_work_that_is_left_over_delays_the_slots_after() -> None:
 
 
 def test_what_cannot_be_sampled_is_refused() -> None:
-    deployment = deployed([[replica("m", [10.0])]])
+    deployment = make_map([[replica("m", [10.0])]])
     with pytest.raises(InputError, match="failures cannot be sampled"):
         options = SimulationOptions(1000.0, failures=(Failure("node0", None, 1.0),))
         simulate_sampled(deployment, {"m": Constant(1.0)}, options, Sampling())

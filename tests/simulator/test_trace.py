@@ -14,7 +14,7 @@ from gpuprof.simulator.azure import read_azure
 from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_text(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "trace.csv"
     path.write_text(text, encoding="utf-8")
     return path
@@ -41,7 +41,7 @@ def test_requests_that_come_once_in_ages_leave_an_empty_trace(shape: str, rate_r
 
 
 def test_a_trace_may_name_no_model(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, "time_s\n0\n0.5\n0.5\n"))
+    trace = read_trace(write_text(tmp_path, "time_s\n0\n0.5\n0.5\n"))
     assert trace.times[""].tolist() == [0, 500_000_000, 500_000_000]
 
 
@@ -72,7 +72,7 @@ def test_gaps_and_counts() -> None:
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        read_trace(written(tmp_path, text))
+        read_trace(write_text(tmp_path, text))
     assert message in str(error.value)
 
 
@@ -88,7 +88,7 @@ AZURE_2019 = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f,http,1,0,2\no,
 
 
 def test_counts_of_minutes_become_that_many_requests_in_each(tmp_path: Path) -> None:
-    trace = read_azure(written(tmp_path, AZURE_2019), busiest=2, seed=1)
+    trace = read_azure(write_text(tmp_path, AZURE_2019), busiest=2, seed=1)
     assert list(trace.times) == ["o/a/g", "o/a/f"]
     assert trace.duration_s == 180.0
     assert trace.counts(3)["o/a/f"].tolist() == [1, 0, 2]
@@ -97,7 +97,7 @@ def test_counts_of_minutes_become_that_many_requests_in_each(tmp_path: Path) -> 
 
 def test_an_invocation_begins_its_duration_before_its_end(tmp_path: Path) -> None:
     text = "app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,10.25,1.25\na,f,12,0\n"
-    trace = read_azure(written(tmp_path, text), busiest=9)
+    trace = read_azure(write_text(tmp_path, text), busiest=9)
     assert trace.times["a/g"].tolist() == [0]
     assert trace.times["a/f"].tolist() == [1_000_000_000, 3_000_000_000]
 
@@ -121,5 +121,5 @@ def test_an_invocation_begins_its_duration_before_its_end(tmp_path: Path) -> Non
 )
 def test_bad_azure_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        read_azure(written(tmp_path, text), busiest=3)
+        read_azure(write_text(tmp_path, text), busiest=3)
     assert message in str(error.value)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
-from gpuprof.errors import InputError
 from gpuprof.estimators.creq.launch_model import LaunchModel
 from gpuprof.estimators.creq.requirement import fill_of
-from gpuprof.estimators.cross_gpu.cross_gpu import UnmeasuredModel, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import UnmeasuredModel, read_trained_texts, shipped_model
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 
 SOURCE = "creq from launches"
 METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
-_METADATA = "provenance.json"
 _WHOLE = 100.0
 
 
@@ -54,16 +49,8 @@ def shipped_creq() -> CreqModel:
     InputError
         When a file is missing or is not the one that was trained.
     """
-    folder = datasets() / "creq"
-    try:
-        known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        texts = {name: (folder / file_name(name)).read_text(encoding="utf-8") for name in known["sha256"]}
-        interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the regressors of launches cannot be read: {error}", "reinstall gpuprof") from None
-    for name, text in texts.items():
-        if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
-            raise InputError(f"{file_name(name)} is not the regressor that was trained", "reinstall gpuprof")
+    known, texts = read_trained_texts(datasets() / "creq", file_name)
+    interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
     return CreqModel(LaunchModel.of_texts(texts), interval)
 
 

@@ -301,15 +301,33 @@ def shipped_model() -> CrossGpuModel:
     InputError
         When a file is missing or is not the one that was trained.
     """
-    folder = trained_folder()
+    known, texts = read_trained_texts(trained_folder())
+    trees = {name.removesuffix(".txt"): text for name, text in texts.items() if name != _INTERVALS}
+    return CrossGpuModel(CostModel.of_texts(trees, known["floor_s"]), ErrorScales.of_text(texts[_INTERVALS]))
+
+
+def read_trained_texts(
+    folder: Traversable, file_name: Callable[[str], str] = str
+) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Return the provenance of what ships in a folder, and each text that it has the hash of, by name.
+
+    Parameters
+    ----------
+    folder : Traversable
+    file_name : callable, optional
+        Name → file; left out: they are the same.
+
+    Raises
+    ------
+    InputError
+        When a file is missing or is not the one that was trained.
+    """
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        texts = {name: (folder / name).read_text(encoding="utf-8") for name in known["sha256"]}
-        scales = ErrorScales.of_text(texts[_INTERVALS])
-    except (OSError, ValueError, KeyError) as error:
+        texts = {name: (folder / file_name(name)).read_text(encoding="utf-8") for name in known["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the trained regressors cannot be read: {error}", "reinstall gpuprof") from None
     for name, text in texts.items():
         if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
-            raise InputError(f"{name} is not the file that was trained", "reinstall gpuprof")
-    trees = {name.removesuffix(".txt"): text for name, text in texts.items() if name != _INTERVALS}
-    return CrossGpuModel(CostModel.of_texts(trees, known["floor_s"]), scales)
+            raise InputError(f"{file_name(name)} is not the file that was trained", "reinstall gpuprof")
+    return known, texts

@@ -96,7 +96,7 @@ class GkEstimator:
         key = (model, device.name, batch)
         if key not in self._known:
             table = self._table(device)
-            graph = self._database.graph(model, batch)
+            graph = self._database.known.read_graph(model, batch)
             required = require(graph, table)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)
             self._known[key] = _Known(required, work)
@@ -125,7 +125,7 @@ class GkEstimator:
         return self._spreads[device.name]
 
     def _ratio(self, model: str, device: Device) -> float | None:
-        if device.name not in self._database.devices_of(model):
+        if device.name not in self._database.known.devices_of(model):
             return None
         batch = self._database.batches(model, device, Share())[0]
         try:

@@ -11,15 +11,11 @@ from typing import Any
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.kernel_db.importers.igniter_profile import BATCHES, L2_BATCH, SHARES_PCT, parse_tables
 
 SCHEMA = "gpuprof.igniter/1"
 _FOLDER = ".calibrated"  # hidden, so that the database does not take it for a run
 _MAX_BYTES = 16 * 2**20
-#: Configurations of iGniter's published profiles: rows of its matrices are batches, columns shares.
-_BATCHES = (1, 16, 32)
-_SHARES = (0.1, 0.5, 1.0)
-#: Their third line of L2 utilisation was measured at this batch over the shares.
-_L2_BATCH = 16
 
 
 def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
@@ -30,16 +26,7 @@ def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, Workloa
     InputError
         When it cannot be read, is no such file or lacks a key; the message names it.
     """
-    tables: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            for name, content in json.loads(line).items():
-                tables.setdefault(name, {}).update(content)
-        except (ValueError, AttributeError, TypeError):
-            raise InputError(f"{path}:{number}: not a line of an iGniter profile") from None
-    return profile_of_tables(tables, str(path))
+    return profile_of_tables(parse_tables(_text(path), path), str(path))
 
 
 def profile_of_tables(
@@ -140,14 +127,14 @@ def _workload(table: Mapping[str, Any]) -> WorkloadProfile:
     configurations = tuple(
         Configuration(
             batch,
-            share,
+            share_pct / 100.0,
             float(table["gpulatency"][row][column]),
             float(table["power"][row][column]),
             float(table["frequency"][row][column]),
-            float(table["l2caches"][column]) if batch == _L2_BATCH else None,
+            float(table["l2caches"][column]) if batch == L2_BATCH else None,
         )
-        for row, batch in enumerate(_BATCHES)
-        for column, share in enumerate(_SHARES)
+        for row, batch in enumerate(BATCHES)
+        for column, share_pct in enumerate(SHARES_PCT)
     )
     return WorkloadProfile(
         load_bytes=float(table["inputdata"]),

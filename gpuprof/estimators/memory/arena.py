@@ -103,14 +103,14 @@ class _Arena:
         """Keep a buffer until so many more reads; what nobody reads is free at once."""
         self._waiting[buffer] += reads
         if self._waiting[buffer] == 0:
-            self._let_go(buffer)
+            self._release_buffer(buffer)
 
     def release(self, buffer: int) -> None:
         """Count a read."""
         self._waiting[buffer] -= 1
         if self._waiting[buffer] == 0:
-            self._let_go(buffer)
+            self._release_buffer(buffer)
 
-    def _let_go(self, buffer: int) -> None:
+    def _release_buffer(self, buffer: int) -> None:
         self._in_use -= self._sizes[buffer]
         self._free.append(self._sizes[buffer])

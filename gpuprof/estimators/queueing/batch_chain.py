@@ -121,7 +121,7 @@ def solve(rate: float, max_wait: float, service: Service) -> Stationary:
     entering = _entering(rate, step, cells, service, live)
     backlog = np.linalg.solve(np.eye(cells) - moved, entering)
 
-    landing = _landing(on_lattice, cells, ratio)
+    landing = _transition_probabilities(on_lattice, cells, ratio)
     into_fresh = fresh_probabilities(rate, max_wait, batch, midpoints)[live] @ (landing @ backlog)
     into_fresh += _fresh_from_service(rate, max_wait, service, live)
     fresh = np.zeros(2 * batch)
@@ -201,7 +201,7 @@ def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float)
     return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
 
-def _landing(on_lattice: Array, cells: int, ratio: float) -> Array:
+def _transition_probabilities(on_lattice: Array, cells: int, ratio: float) -> Array:
     """Return P[i, j]: probability that backlog cell j becomes ``y`` in lattice cell i."""
     rows = cells + len(on_lattice)
     whole = toeplitz(on_lattice, rows, rows, 0)

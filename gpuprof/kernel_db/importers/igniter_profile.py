@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError
@@ -13,10 +14,10 @@ from gpuprof.kernel_db.store import Run
 
 DEVICE = "v100"
 #: Rows of the published matrices are batches, columns shares.
-_BATCHES = (1, 16, 32)
-_SHARES_PCT = (10.0, 50.0, 100.0)
+BATCHES = (1, 16, 32)
+SHARES_PCT = (10.0, 50.0, 100.0)
 #: Of these, L2 utilisation and the runs of two copies were measured at this one.
-_L2_BATCH = 16
+L2_BATCH = 16
 _HALF_PCT = 50.0
 _NOTES = "iGniter section 3.1; latency is the time on the GPU; what fits no column is in settings as published"
 
@@ -38,7 +39,7 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     InputError
         With the line number, for a line that is none of a profile's, or naming a key that is missing or garbled.
     """
-    tables = _tables(source)
+    tables = parse_tables(source.text, source.path)
     hardware = tables.pop("hardware", {})
     run = source.run(
         device or DEVICE,
@@ -60,23 +61,30 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     yield Run(run, devices=devices, models=models, colocations=pairs)
 
 
-def _tables(source: Source) -> dict[str, dict[str, Any]]:
+def parse_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the table of the hardware and of each model in a profile.
+
+    Raises
+    ------
+    InputError
+        With the line number, for a line that is none of a profile's.
+    """
     tables: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(source.text.splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             for name, content in json.loads(line).items():
                 tables.setdefault(name, {}).update(content)
         except (ValueError, AttributeError, TypeError):
-            raise InputError(f"{source.path}:{number}: not a line of an iGniter profile") from None
+            raise InputError(f"{path}:{number}: not a line of an iGniter profile") from None
     return tables
 
 
 def _models(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
-    for i, batch in enumerate(_BATCHES):
-        for j, share in enumerate(_SHARES_PCT):
-            alone_twice = (batch, share) == (_L2_BATCH, _HALF_PCT)
+    for i, batch in enumerate(BATCHES):
+        for j, share in enumerate(SHARES_PCT):
+            alone_twice = (batch, share) == (L2_BATCH, _HALF_PCT)
             yield ModelRow(
                 run_id=run_id,
                 model=name,
@@ -86,7 +94,7 @@ def _models(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> It
                 latency_mean_ms=float(table["gpulatency"][i][j]),
                 power_w=float(table["power"][i][j]),
                 clock_mhz=float(table["frequency"][i][j]),
-                l2_pct=float(table["l2caches"][j]) if batch == _L2_BATCH and "l2caches" in table else None,
+                l2_pct=float(table["l2caches"][j]) if batch == L2_BATCH and "l2caches" in table else None,
                 h2d_bytes=batch * int(table["inputdata"]),
                 d2h_bytes=batch * int(table["outputdata"]),
                 dispatch_ms=table.get("idletime_1") if alone_twice else None,
@@ -104,8 +112,8 @@ def _copies(run_id: str, device: str, group: int, name: str, table: Mapping[str,
             group=group,
             member=member,
             model=name,
-            batch=_L2_BATCH,
-            beside=workload_label(name, _L2_BATCH, _HALF_PCT, None, 1),
+            batch=L2_BATCH,
+            beside=workload_label(name, L2_BATCH, _HALF_PCT, None, 1),
             sm_share_pct=_HALF_PCT,
             latency_mean_ms=float(table["activetime_2"]),
             solo_latency_mean_ms=table.get("activetime_1"),

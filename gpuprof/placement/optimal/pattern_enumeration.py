@@ -75,16 +75,16 @@ class PatternEnumeration:
         return tuple(found)
 
     def _patterns_of(self, device: Device, mig: str | None) -> list[ReplicaPattern] | None:
-        palette = self._palette(device, mig)
-        if palette is None:
+        feasible = self._feasible_workloads(device, mig)
+        if feasible is None:
             return None
         found = []
-        for standing in self._extend(device, (), palette):
+        for standing in self._extend(device, (), feasible):
             replicas = tuple(one.replica(one.capacity_rps) for one in standing)
             found.append(ReplicaPattern(device.name, PlacedPartition(replicas, mig)))
         return found if self._left > 0 else None
 
-    def _palette(self, device: Device, mig: str | None) -> list[Workload] | None:
+    def _feasible_workloads(self, device: Device, mig: str | None) -> list[Workload] | None:
         """Return the workloads that keep their SLO alone in the partition, None where they leave too many to try."""
         tried = [
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
@@ -105,13 +105,13 @@ class PatternEnumeration:
         kept = set(able)
         return None if self._are_hopeless(able) else [one for _, one in tried if one in kept]
 
-    def _are_hopeless(self, palette: Sequence[Workload]) -> bool:
+    def _are_hopeless(self, feasible: Sequence[Workload]) -> bool:
         """Whether shares alone leave far too many combinations."""
-        units = [_units(one) for one in palette]
+        units = [_units(one) for one in feasible]
         return bool(units) and multisets(units, 100 * _PER_PERCENT) > _HOPELESS * self._left
 
-    def _extend(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
-        for position, workload in enumerate(palette):
+    def _extend(self, device: Device, standing: _Standing, feasible: Sequence[Workload]) -> Iterator[_Standing]:
+        for position, workload in enumerate(feasible):
             self._left -= 1
             if self._left <= 0 or self.limit.is_over:
                 self._left = 0
@@ -119,7 +119,7 @@ class PatternEnumeration:
             together = self._run_together(device, [*map(_workload, standing), workload])
             if together is not None:
                 yield together
-                yield from self._extend(device, together, palette[position:])
+                yield from self._extend(device, together, feasible[position:])
 
     def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
         """Return what each does beside the others, None where the partition does not hold them or one does nothing."""

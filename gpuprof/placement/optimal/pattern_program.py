@@ -159,7 +159,7 @@ def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]
     Where a demand limits the replicas, it needs no more of them either.
     """
     merits = {kind: _Merits() for kind in dict.fromkeys(one.kind for one in patterns)}
-    ranked = sorted(((_merit(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
+    ranked = sorted(((_dominance_key(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
     return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 
 
@@ -177,7 +177,7 @@ class _Merits:
         return True
 
 
-def _merit(pattern: ReplicaPattern, demands: Sequence[Demand]) -> tuple[float, ...]:
+def _dominance_key(pattern: ReplicaPattern, demands: Sequence[Demand]) -> tuple[float, ...]:
     """Return the rates of the demands, and how few replicas those have of which there may not be many."""
     rates, count = pattern.rates(), Counter(one.model for one in pattern.partition.replicas)
     few = (float(MPS_CLIENTS - count[one.model]) for one in demands if one.max_replicas is not None)

@@ -108,13 +108,13 @@ class _Cluster:
 
     def number(self, task: _Task) -> int:
         """Return the class of a task."""
-        key = (*self._likeness(task.demand), task.rate_rps)
+        key = (*self._equivalence_key(task.demand), task.rate_rps)
         if key not in self._class_of:
             self._class_of[key] = len(self.classes)
             self.classes.append(task)
         return self._class_of[key]
 
-    def _likeness(self, demand: Demand) -> tuple[object, ...]:
+    def _equivalence_key(self, demand: Demand) -> tuple[object, ...]:
         """Return what two demands must share for their replicas to behave alike."""
         file = self.segments.problem.files.get(demand.model)
         content = demand.model if file is None or file.sha256 is None else file.sha256
@@ -128,7 +128,7 @@ class _Cluster:
         return [] if task is None or parts is None else [task] * parts
 
     def _task(self, demand: Demand, rate_rps: float) -> _Task | None:
-        key = (*self._likeness(demand), rate_rps)
+        key = (*self._equivalence_key(demand), rate_rps)
         if key not in self._made:
             self._made[key] = self._find_lower_bound(demand, rate_rps)
         found = self._made[key]

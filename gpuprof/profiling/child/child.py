@@ -255,7 +255,7 @@ def measure_runs(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[
     limits = task["limits"]
     starts: list[int] = []
     latencies: list[int] = []
-    over = _rule(latencies, limits) if task["leads"] else _told_to_stop
+    over = _rule(latencies, limits) if task["leads"] else _is_stop_requested
     if task["beside_others"]:  # until all others are at full speed
         warm_up(run, task)
     begin = time.monotonic()
@@ -288,7 +288,7 @@ def _rule(latencies: list[int], limits: dict[str, Any]) -> Callable[[float], boo
     return over
 
 
-def _told_to_stop(elapsed_s: float) -> bool:
+def _is_stop_requested(elapsed_s: float) -> bool:
     return bool(select.select([_STDIN], [], [], 0)[0])
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpuprof.domain.model import Op, Tensor
-from gpuprof.graph.executed_graph import dearest
+from gpuprof.graph.executed_graph import find_costliest
 from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
@@ -15,12 +15,12 @@ _KERNEL_REPEATS = 3  # executions of the model whose kernels are kept one by one
 
 
 def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
-    """Return a row for each op of the model, in its order; the time of fused ops stands at the dearest."""
+    """Return a row for each op of the model, in its order; the time of fused ops stands at the costliest."""
     ops = request.job.graph.ops
     anchors: dict[int, GroupTime] = {}
     notes: dict[int, str] = {}
     for timed in times.groups:
-        anchor = dearest(timed.group.ops, ops)
+        anchor = find_costliest(timed.group.ops, ops)
         anchors[anchor] = timed
         notes |= {position: f"fused into {ops[anchor].name}" for position in timed.group.ops if position != anchor}
         if len(timed.group.ops) > 1:
@@ -58,7 +58,9 @@ def op_row(request: Request, position: int, op: Op, timed: GroupTime | None, rep
 def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
     """Return a row for each execution of a node in the last few runs of the model."""
     ops = request.job.graph.ops
-    owner = {index: ops[dearest(timed.group.ops, ops)] for timed in times.groups for index in timed.group.executed}
+    owner = {
+        index: ops[find_costliest(timed.group.ops, ops)] for timed in times.groups for index in timed.group.executed
+    }
     last = max((event.repeat for _, event in times.events), default=0)
     kept = [(index, event) for index, event in times.events if event.repeat > last - _KERNEL_REPEATS]
     origin = kept[0][1].start_ns if kept else 0

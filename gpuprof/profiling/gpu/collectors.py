@@ -39,7 +39,7 @@ from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version,
 from gpuprof.profiling.gpu.timelines import (
     Timelines,
     UnreadError,
-    blame_recording,
+    describe_recording_errors,
     join_recording,
     read_kineto_timelines,
 )
@@ -198,7 +198,7 @@ class GpuCollector:
         try:
             if unrecorded is not None:
                 raise unrecorded
-            with blame_recording():
+            with describe_recording_errors():
                 plain, nodes = (program.directory / f"{name}.json" for name in ("kineto", "kineto_nodes"))
                 timelines = read_kineto_timelines(plain, nodes)
         except GpuprofError as failure:
@@ -308,7 +308,7 @@ class GpuCollector:
     def _kineto_timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timelines:
         plain, nodes = program.directory / "trace.json", program.directory / "nodes.json"
         program.run(environment, kineto=str(plain), kineto_nodes=str(nodes), **more)
-        with blame_recording():
+        with describe_recording_errors():
             return read_kineto_timelines(plain, nodes)
 
     def _nsys_timeline(
@@ -316,7 +316,7 @@ class GpuCollector:
     ) -> Timeline:
         report, command = program.directory / name, program.command(**more)
         written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
-        with blame_recording(), export_report(written) as sqlite:
+        with describe_recording_errors(), export_report(written) as sqlite:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
@@ -327,7 +327,7 @@ class GpuCollector:
         command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
         try:
             limit_s = program.time_limit_s
-            with blame_recording():
+            with describe_recording_errors():
                 return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
         except UnavailableError as error:
             if not besides:

@@ -30,7 +30,7 @@ class UnreadError(UnavailableError):
 
 
 @contextmanager
-def blame_recording() -> Iterator[None]:
+def describe_recording_errors() -> Iterator[None]:
     """Read what was recorded here: where that fails, the model and the user's words are not to blame."""
     try:
         yield

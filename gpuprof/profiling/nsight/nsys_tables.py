@@ -46,7 +46,7 @@ class NsysTables:
                 name: tuple(row[1] for row in self._connection.execute(f'PRAGMA table_info("{name}")'))
                 for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
-            self.about = self._about()
+            self.about = self._read_metadata()
         except sqlite3.DatabaseError as error:
             self.close()
             raise self._damage_error(error) from error
@@ -114,7 +114,7 @@ class NsysTables:
             raise self._damage_error(error) from error
         return pd.DataFrame(dict(zip((wanted[name] for name in there), columns, strict=True)))
 
-    def _about(self) -> dict[str, str]:
+    def _read_metadata(self) -> dict[str, str]:
         table = next((name for name in _META if name in self._tables), None)
         if table is None or not {"name", "value"} <= set(self.columns(table)):
             raise InputError(f"{self.path} is a SQLite file, but not one that nsys export wrote", _EXPORT_FIX)

@@ -34,7 +34,7 @@ class NamedModel:
     data: InputData | None = field(default=None, compare=False)
     samples: tuple[Sample, ...] = field(default=(), compare=False)
 
-    def read(self, batch: int) -> ModelGraph:
+    def load_graph(self, batch: int) -> ModelGraph:
         """Return the model's graph at one batch size.
 
         Raises
@@ -52,7 +52,7 @@ class NamedModel:
         InputError
             When it cannot be read at this batch, or nobody gave a dimension a size that has no usual one.
         """
-        return Job(require_sizes(self.read(batch)), self.path, share, processes, self.data, self.samples)
+        return Job(require_sizes(self.load_graph(batch)), self.path, share, processes, self.data, self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +173,10 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
     """
     try:
         for batch in batches:
-            model.read(batch)
+            model.load_graph(batch)
     except InputError:
         only = only_batch(model.path) or 1
-        model.read(only)  # what is wrong at its own batch, too, is not the batch's fault
+        model.load_graph(only)  # what is wrong at its own batch, too, is not the batch's fault
         return replace(model, path=_free_copy(model.path, directory, only))
     return model
 

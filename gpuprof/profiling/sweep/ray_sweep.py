@@ -201,7 +201,7 @@ class RaySweep:
             try:
                 measured = self._ray.get(done)
             except self._ray.exceptions.RayActorError:
-                failures += self._again(ended, [other.group for other in running.values()], tell)
+                failures += self._measure_elsewhere(ended, [other.group for other in running.values()], tell)
                 continue
             ended.group.idle.append(ended.place)
             yield from self._keep(measured)
@@ -218,7 +218,9 @@ class RaySweep:
             measuring = place.measure.remote(task, group.device, self._seed_tables())
             running[measuring] = _Running(group, place, task, attempt)
 
-    def _again(self, ended: _Running, busy: Sequence[_Group], tell: Callable[[str], None]) -> list[GpuprofError]:
+    def _measure_elsewhere(
+        self, ended: _Running, busy: Sequence[_Group], tell: Callable[[str], None]
+    ) -> list[GpuprofError]:
         """Have a task whose place has gone measured elsewhere; return the failure when that cannot be."""
         group, task = ended.group, ended.task
         if ended.attempt < _ATTEMPTS and (group.idle or any(other is group for other in busy)):

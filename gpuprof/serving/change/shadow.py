@@ -97,12 +97,12 @@ class Shadows:
         """Return the replica with a standby that was late most often; among equals the one that has most to do."""
         able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
 
-        def badness(replica: AnyReplica) -> tuple[float, int]:
+        def rate_lateness(replica: AnyReplica) -> tuple[float, int]:
             seen = _since(start.replicas, replica.plan.name, [replica.statistics], start.at)
             late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
             return late, replica.in_flight
 
-        return max(able, key=badness, default=None)
+        return max(able, key=rate_lateness, default=None)
 
     def _now(self) -> _Look:
         models = self._router.all()

@@ -92,7 +92,7 @@ class Workforce:
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
-            started = [await self._staff(models, planned) for planned in self._rename_apart(fresh, kept)]
+            started = [await self._start_workers(models, planned) for planned in self._rename_apart(fresh, kept)]
             await self._until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
@@ -176,7 +176,7 @@ class Workforce:
         plan = replace(wanted.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in wanted.orders)
         models = {model.name: model for model, _ in staffed.members}
-        standby = await self._staff(models, replace(planned, plan=plan, orders=orders, standby=None))
+        standby = await self._start_workers(models, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._until_ready([standby])
         except GpuprofError as error:
@@ -207,7 +207,7 @@ class Workforce:
             return known
         return ServedModel(name, asked.slo_ms, routing_rule(self._routing), self._router.arena, public=public)
 
-    async def _staff(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
+    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
         workers = [
             WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)

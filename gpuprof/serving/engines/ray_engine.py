@@ -209,7 +209,7 @@ class RayEngine:
         assert keeper.stdout is not None and self._joined is not None
         while line := await keeper.stdout.readline():
             try:
-                self._hear(json.loads(line))
+                self._receive(json.loads(line))
             except ValueError:  # a library's own words
                 continue
         ended = UnavailableError("the process that speaks with Ray has ended", "see ray status")
@@ -221,7 +221,7 @@ class RayEngine:
             LOGGER.error("lost touch with Ray, joins again")
             self._rejoining = asyncio.ensure_future(self._rejoin())
 
-    def _hear(self, said: dict[str, Any]) -> None:
+    def _receive(self, said: dict[str, Any]) -> None:
         assert self._joined is not None
         node = said.get("node")
         waiting: asyncio.Future[Any] | None = self._joined if node is None else self._answers.get(node)

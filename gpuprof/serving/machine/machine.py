@@ -116,7 +116,7 @@ class MachineProcess:
         elif frame.kind == Kind.PING:
             self._send(Kind.PONG, None)
         elif frame.kind == Kind.CHALLENGE:
-            self._introduce(frame.head)
+            self._send_hello(frame.head)
         elif frame.kind == Kind.WELCOME:
             self._welcome = True
             self._gpus.inherit(frame.head or {})
@@ -133,7 +133,7 @@ class MachineProcess:
         else:
             self._send(Kind.PARTS, MachineParts.here().to_message())
 
-    def _introduce(self, challenge: str) -> None:
+    def _send_hello(self, challenge: str) -> None:
         who = f"machine:{self._order.node}"
         said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
         self._send(Kind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})

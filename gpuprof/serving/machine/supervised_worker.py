@@ -91,10 +91,10 @@ class SupervisedWorker:
             process = await self._start(self.number, self.order)
         except GpuprofError as error:
             self._on_refusal(self.number, error)
-            self._again()
+            self._schedule_restart()
         except OSError as error:
             self._on_refusal(self.number, GpuprofError(f"cannot start a process: {error.strerror or error}"))
-            self._again()
+            self._schedule_restart()
         else:
             self._hold(process)
 
@@ -111,9 +111,9 @@ class SupervisedWorker:
         process.release()
         self._on_exit(self.number, process.pid)
         self._empty.set()
-        self._again()
+        self._schedule_restart()
 
-    def _again(self) -> None:
+    def _schedule_restart(self) -> None:
         if self._dismissed:
             return
         lived_s = time.monotonic() - self._began if self._began else 0.0

@@ -90,7 +90,7 @@ class InferenceCalls:
         RefusedError
             When it is no request, does not come within ``limit_s``, or finds no memory.
         """
-        message = await self._reader.read(context, limit_s)
+        message = await self._reader.read_message(context, limit_s)
         if message is None:
             return None
         try:

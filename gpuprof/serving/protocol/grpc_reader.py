@@ -64,7 +64,7 @@ class MessageReader:
         self._trimmed_at = -math.inf
         self._inflating = asyncio.Semaphore(_INFLATED_AT_ONCE)
 
-    async def read(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
+    async def read_message(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
         """Return the next message of a call, None where the client sends no more; `release` must be called for it.
 
         Raises
@@ -119,7 +119,7 @@ class MessageReader:
                 text = f"the message has not arrived within {receiving.until - receiving.began:.0f} s"
                 self._end(task, receiving, RefusedError(HTTPStatus.REQUEST_TIMEOUT, text))
 
-    def forget_what_is_free(self) -> None:
+    def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when it has nothing to do."""
         if not self._receiving and not self._charged:
             self._empty_bytes = private_bytes()

@@ -139,9 +139,9 @@ class GrpcServer:
         """Calls and connections beyond those that an address may have."""
         return self._limits.peers.turned_away + self._connections.turned_away
 
-    def forget_what_is_free(self) -> None:
+    def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when nothing is asked of it."""
-        self._reader.forget_what_is_free()
+        self._reader.measure_idle_bytes()
 
     async def _weigh(self) -> None:
         while True:

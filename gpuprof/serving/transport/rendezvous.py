@@ -94,7 +94,7 @@ class Rendezvous:
     async def open_local(self) -> RendezvousKey:
         """Listen for processes of this machine."""
         name = f"gpuprof-{secrets.token_hex(8)}"
-        server = await asyncio.get_running_loop().create_unix_server(self._greet, f"\0{name}", backlog=1024)
+        server = await asyncio.get_running_loop().create_unix_server(self._make_connection, f"\0{name}", backlog=1024)
         self._listeners.append(server)
         return RendezvousKey(f"unix:{name}", self._secret)
 
@@ -108,7 +108,9 @@ class Rendezvous:
         OSError
             When it cannot be listened there.
         """
-        server = await asyncio.get_running_loop().create_server(self._greet, host, 0, ssl=context, backlog=1024)
+        server = await asyncio.get_running_loop().create_server(
+            self._make_connection, host, 0, ssl=context, backlog=1024
+        )
         self._listeners.append(server)
         port = server.sockets[0].getsockname()[1]
         return RendezvousKey(f"tcp:{host}:{port}", self._secret, certificate)
@@ -139,7 +141,7 @@ class Rendezvous:
         peer.on_join(connection, said)
         return True
 
-    def _greet(self) -> FrameConnection:
+    def _make_connection(self) -> FrameConnection:
         return _GreetedConnection(_UnknownPeer(self))
 
 

@@ -42,9 +42,9 @@ class StallMeter:
         while True:
             self._due = time.monotonic() + _BEAT_S
             await asyncio.sleep(_BEAT_S)
-            self.beat(time.monotonic())
+            self.observe_tick(time.monotonic())
 
-    def beat(self, now: float) -> None:
+    def observe_tick(self, now: float) -> None:
         """Take in that what was due ran only now."""
         late_s = now - self._due
         self._due = now + _BEAT_S

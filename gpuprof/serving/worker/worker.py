@@ -67,12 +67,12 @@ def work(number: str, key: RendezvousKey, arena: memoryview | None) -> int:
         return 0
     try:
         order = stream.receive()
-        return 0 if order is None else _obey(stream, order.head, arena)
+        return 0 if order is None else _serve_batches(stream, order.head, arena)
     except ConnectionError:  # the router has gone, perhaps while the model was loaded
         return 0
 
 
-def _obey(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
+def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
     """Load the model, say so, and run the batches that come; return the exit code of the process."""
     with ExitStack() as held:
         try:

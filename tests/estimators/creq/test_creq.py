@@ -23,7 +23,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
-from tests.estimators.rows import database, measured
+from tests.estimators.rows import database, measured_row
 
 V100 = device("v100")
 EAGER = parse_execution("float32", "eager")
@@ -37,7 +37,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def published() -> list[Launches]:
+def read_published() -> list[Launches]:
     return published_launches()
 
 
@@ -70,7 +70,7 @@ def test_a_batch_between_two_of_the_grid_lies_between_them(network: Path) -> Non
 
 
 def test_what_was_profiled_is_never_mixed_with_predictions(tmp_path: Path) -> None:
-    rows: list[ModelRow] = [measured("net", 4, 5.0, device="v100")]
+    rows: list[ModelRow] = [measured_row("net", 4, 5.0, device="v100")]
     estimator = DatabaseEstimator(database(tmp_path / "db", rows), {})
     assert estimator.estimate("net", V100, 4, Share()).creq_pct == ()
 
@@ -79,17 +79,17 @@ def test_under_a_part_of_the_gpu_nothing_is_said(network: Path) -> None:
     assert _creq(network, 4, 50.0) == {}
 
 
-def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(published: list[Launches]) -> None:
+def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(read_published: list[Launches]) -> None:
     # volta_sgemm_128x64_tn: 128 threads, 122 registers, 12.5 KiB: four blocks of four warps on an SM, 16 of 64.
     assert kernel_resources()["7.0", "volta_sgemm_128x64_tn"] == (122, 12800)
-    linear = next(part for part in published if part.measured.name == "linear")
+    linear = next(part for part in read_published if part.measured.name == "linear")
     own = linear.take(linear.measured.device == "v100-pcie-32")
     assert set(own.held.tolist()) == {8.0, 12.0, 16.0, 32.0}
     assert bool((own.warps <= own.held + 1e-9).all())
 
 
-def test_launches_of_an_excluded_gpu_are_not_learned(published: list[Launches]) -> None:
-    some = [part.take(np.arange(0, len(part.warps), 40)) for part in published]
+def test_launches_of_an_excluded_gpu_are_not_learned(read_published: list[Launches]) -> None:
+    some = [part.take(np.arange(0, len(part.warps), 40)) for part in read_published]
     known = [part.take(part.measured.device != "t4") for part in some]
     assert train_launches(some, excluded="t4", rounds=3) == train_launches(known, rounds=3)
     assert train_launches(some, rounds=3) != train_launches(known, rounds=3)
@@ -123,7 +123,7 @@ def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
     (folder / "provenance.json").write_text(json.dumps(known), encoding="utf-8")
     (folder / "norm_warps.txt").write_text("tree", encoding="utf-8")
     monkeypatch.setattr(creq_module, "datasets", lambda: tmp_path)
-    with pytest.raises(InputError, match=r"norm_warps\.txt is not the regressor that was trained"):
+    with pytest.raises(InputError, match=r"norm_warps\.txt is not the file that was trained"):
         shipped_creq.__wrapped__()
 
 

@@ -14,21 +14,23 @@ ROWS = RNG.normal(size=(500, 4))
 TARGET = np.where(ROWS[:, 0] > 0.2, ROWS[:, 1] ** 2, -1.0) + 0.1 * ROWS[:, 3]
 
 
-def _trained(rounds: int) -> lightgbm.Booster:
+def _train_booster(rounds: int) -> lightgbm.Booster:
     data = lightgbm.Dataset(ROWS, TARGET, params={"verbose": -1})
-    return lightgbm.train({"objective": "l1", "num_leaves": 9, "verbose": -1}, data, num_boost_round=rounds)
+    return lightgbm.train(
+        {"objective": "l1", "num_leaves": 9, "verbose": -1, "num_threads": 1}, data, num_boost_round=rounds
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 40])
 def test_the_sum_of_the_trees_is_what_lightgbm_says(rounds: int) -> None:
-    booster = _trained(rounds)
+    booster = _train_booster(rounds)
     others = RNG.normal(size=(300, 4)) * 2
     forest = read_forest(booster.model_to_string(), "test")
     assert forest.predict(others) == pytest.approx(booster.predict(others), rel=1e-12, abs=1e-12)
 
 
 def test_no_rows_give_no_sums() -> None:
-    assert read_forest(_trained(2).model_to_string(), "test").predict(np.zeros((0, 4))).shape == (0,)
+    assert read_forest(_train_booster(2).model_to_string(), "test").predict(np.zeros((0, 4))).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_no_rows_give_no_sums() -> None:
     ],
 )
 def test_a_damaged_file_is_refused(old: str, new: str) -> None:
-    text = _trained(2).model_to_string()
+    text = _train_booster(2).model_to_string()
     assert old in text
     with pytest.raises(InputError, match="test is no regressor that gpuprof trained"):
         read_forest(text.replace(old, new), "test")

@@ -10,7 +10,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.gk.gk_estimator import SOURCE, GkEstimator
 from gpuprof.kernel_db.store import KernelDb
-from tests.estimators.rows import GPU, database, measured, two_layers, with_kernels
+from tests.estimators.rows import GPU, database, measured_row, two_layers, with_kernels
 
 
 def test_a_model_takes_what_its_kernels_take_together(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_an_op_type_without_kernels_is_named_and_widens_the_interval(tmp_path: P
 def test_the_interval_is_what_measured_models_were_off_by(tmp_path: Path) -> None:
     files = [two_layers(tmp_path / f"net{i}.onnx", 32 + i) for i in range(4)]
     db = with_kernels(tmp_path / "db", files[0])
-    rows = [measured(file.stem, 1, 2.0 * 0.015, device=GPU.name, path=str(file), run_id="r2") for file in files]
+    rows = [measured_row(file.stem, 1, 2.0 * 0.015, device=GPU.name, path=str(file), run_id="r2") for file in files]
     database(tmp_path / "db", rows, run_id="r2")
     said = GkEstimator(KernelDb(db.path)).estimate("net0", GPU, 1, Share()).latency_ms
     assert said.high == pytest.approx(2.0 * said.value, rel=0.05) and said.low == pytest.approx(
@@ -42,7 +42,7 @@ def test_the_interval_is_what_measured_models_were_off_by(tmp_path: Path) -> Non
 
 def test_without_kernels_of_the_device_it_says_so(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "two.onnx")
-    db = database(tmp_path / "db", [measured("net", 1, 5.0)])
+    db = database(tmp_path / "db", [measured_row("net", 1, 5.0)])
     with pytest.raises(InputError, match="holds no kernels of gpu-test"):
         GkEstimator(db).estimate(str(path), GPU, 1, Share())
     with pytest.raises(InputError, match="holds no kernels"):

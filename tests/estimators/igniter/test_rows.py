@@ -20,7 +20,7 @@ from gpuprof.estimators.igniter.igniter import (
 from gpuprof.estimators.igniter.rows import profile_of
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
-from tests.estimators.rows import database, measured
+from tests.estimators.rows import database, measured_row
 
 GPU = Device("v100-test", "gpu", 80, 1530.0, {"float32": 1e13}, 2**34, 1e12, 2**22, max_power_w=300.0)
 TRUTH = HardwareCoefficients(300.0, 1530.0, 50.0, 1e7, -1.0, 0.005, -0.008)
@@ -30,7 +30,7 @@ NET = WorkloadCoefficients(6e5, 4e3, 50, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.00
 def _model(batch: int, share: float) -> ModelRow:
     said = predict(TRUTH, Placed(NET, batch, share / 100.0), ())
     return replace(
-        measured("net", batch, said.latency_ms, device=GPU.name, share=share),
+        measured_row("net", batch, said.latency_ms, device=GPU.name, share=share),
         power_w=140.0,
         idle_power_w=50.0,
         clock_mhz=1530.0,
@@ -69,7 +69,7 @@ def test_coefficients_are_recovered_from_the_rows_of_the_database(tmp_path: Path
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    db = database(tmp_path / "db", [measured("net", 1, 5.0, device=GPU.name)])
+    db = database(tmp_path / "db", [measured_row("net", 1, 5.0, device=GPU.name)])
     with pytest.raises(InputError, match="power_w, clock_mhz, dispatch_ms, kernel_count, h2d_bytes, d2h_bytes missing"):
         profile_of(db, GPU)
 

@@ -129,13 +129,13 @@ def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None
     rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
     seen: list[set[str]] = []
 
-    class Recording(ConstantInterference):
-        def fit(self, measured: Sequence[Colocated]) -> Recording:
+    class RecordingInterference(ConstantInterference):
+        def fit(self, measured: Sequence[Colocated]) -> RecordingInterference:
             seen.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
             super().fit(measured)
             return self
 
-    found = leave_models_out(Recording, rows)
+    found = leave_models_out(RecordingInterference, rows)
     assert seen == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
     own = [row for row in rows if row not in _with_names(rows, "bc")]
     assert sum(one.model == "a" for one in found) == len(own)

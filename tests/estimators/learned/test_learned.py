@@ -174,14 +174,14 @@ def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_t
 
 
 def test_a_new_head_makes_no_new_architecture_and_another_width_does(tmp_path: Path) -> None:
-    def read(name: str, channels: tuple[int, ...]) -> ModelGraph:
+    def read_network(name: str, channels: tuple[int, ...]) -> ModelGraph:
         return load_graph(convolutional(tmp_path / f"{name}.onnx", channels), name=name)
 
-    original = read("original", (8,) * 12)
+    original = read_network("original", (8,) * 12)
     head = original.ops[-1]
     weights = tuple(replace(one, shape=tuple(2 * size for size in one.shape)) for one in head.weights)
     tuned = replace(original, name="tuned", ops=(*original.ops[:-1], replace(head, weights=weights)))
-    names = name_architectures([tuned, read("wider", (16,) * 12), original])
+    names = name_architectures([tuned, read_network("wider", (16,) * 12), original])
     assert names == {"original": "original", "tuned": "original", "wider": "wider"}
 
 

@@ -11,14 +11,14 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
-from tests.estimators.rows import GPU, database, measured
+from tests.estimators.rows import GPU, database, measured_row
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> KernelDb:
-    rows = [measured("net", batch, 2.0 + batch, device=GPU.name, memory=1000 * batch) for batch in (1, 4)]
+    rows = [measured_row("net", batch, 2.0 + batch, device=GPU.name, memory=1000 * batch) for batch in (1, 4)]
     rows = [replace(row, max_occupancy_pct=40.0, wavg_sm_util_pct=30.0) for row in rows]
-    rows.append(measured("net", 4, 9.0, device=GPU.name, share=20.0))
+    rows.append(measured_row("net", 4, 9.0, device=GPU.name, share=20.0))
     rows.append(ModelRow("r1", "net", GPU.name, 8, 100.0, None, 1, error="out of memory"))
     return database(tmp_path / "db", rows)
 
@@ -52,7 +52,7 @@ def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelD
 def test_a_batch_that_is_not_full_is_as_quick_as_those_around_it_and_requires_what_the_larger_one_does(
     tmp_path: Path,
 ) -> None:
-    rows = [measured("net", batch, 2.0 + batch, device=GPU.name, memory=1000) for batch in (2, 4)]
+    rows = [measured_row("net", batch, 2.0 + batch, device=GPU.name, memory=1000) for batch in (2, 4)]
     rows = [replace(row, max_occupancy_pct=20.0 * row.batch, wavg_sm_util_pct=None) for row in rows]
     estimator = make_estimator("usher", database(tmp_path / "db", rows))
     times = {batch: estimator.estimate("net", GPU, batch, Share(80.0)).latency_ms for batch in (1, 2, 3, 4)}

@@ -13,14 +13,14 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
-from tests.estimators.rows import CPU, database, measured
+from tests.estimators.rows import CPU, database, measured_row
 from tests.small_models import write_text_model
 
 WHOLE = Share()
 
 
 def at(seq: int, batch: int, latency_ms: float, **more: object) -> ModelRow:
-    return replace(measured("text", batch, latency_ms, **more), dims=f"seq={seq}")  # type: ignore[arg-type]
+    return replace(measured_row("text", batch, latency_ms, **more), dims=f"seq={seq}")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_where_several_sizes_were_measured_none_is_guessed(estimator: DatabaseEs
 def test_where_one_size_was_measured_it_is_taken_and_said(tmp_path: Path, rows: list[ModelRow]) -> None:
     known = DatabaseEstimator(database(tmp_path / "one", [row for row in rows if row.dims == "seq=64"]))
     assert known.estimate("text", CPU, 1, WHOLE).latency_ms.value == pytest.approx(1.64)
-    assert known.describe_sizes("text") == "text: seq=64 as it was measured; another size: --dim seq=SIZE"
-    assert known.describe_sizes("text[seq=64]") is None
-    assert known.sizes_of("text") == (("seq", 64),)
+    assert known.known.describe_sizes("text") == "text: seq=64 as it was measured; another size: --dim seq=SIZE"
+    assert known.known.describe_sizes("text[seq=64]") is None
+    assert known.known.sizes_of("text") == (("seq", 64),)
 
 
 def test_rows_of_older_databases_are_of_the_usual_size(tmp_path: Path, rows: list[ModelRow]) -> None:
@@ -105,7 +105,7 @@ def test_a_file_is_known_by_its_content_at_its_sizes(tmp_path: Path, rows: list[
     known = DatabaseEstimator(database(tmp_path / "db", rows), {"mine": copy})
     assert known.estimate("mine[seq=64]", CPU, 1, WHOLE).latency_ms.source == MEASURED
     assert known.estimate("mine[seq=128]", CPU, 1, WHOLE).latency_ms.source == INTERPOLATED
-    assert known.list_dims("mine") == ("seq",)
+    assert known.known.list_dims("mine") == ("seq",)
     with pytest.raises(InputError, match="no free dimension 'width'"):
         known.estimate("mine[width=64]", CPU, 1, WHOLE)
 
@@ -116,7 +116,7 @@ def test_what_failed_at_a_size_is_ruled_out_at_larger_ones(tmp_path: Path, rows:
     with pytest.raises(InputError, match="out of memory"):
         known.estimate("text[seq=1024]", CPU, 4, WHOLE)
     assert known.estimate("text[seq=256]", CPU, 4, WHOLE).latency_ms.source == MEASURED
-    assert known.tried_runs("text[seq=1024]").failed[0].workload.model == "text[seq=1024]"
+    assert known.known.tried_runs("text[seq=1024]").failed[0].workload.model == "text[seq=1024]"
 
 
 def test_what_ran_beside_a_size_is_found_by_it(tmp_path: Path, rows: list[ModelRow]) -> None:

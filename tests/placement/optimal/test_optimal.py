@@ -134,6 +134,7 @@ def test_a_time_limit_still_gives_a_sound_map() -> None:
     assert 0 < placement.lower_bound_gpus <= len(best.gpus)
 
 
+@pytest.mark.slow
 @FEW
 @given(asked=ASKED, budget=st.booleans(), slowdown=st.sampled_from([0.0, 0.2]))
 def test_it_never_costs_more_than_first_fit_and_no_policy_goes_below_its_bound(
@@ -151,6 +152,7 @@ def test_it_never_costs_more_than_first_fit_and_no_policy_goes_below_its_bound(
             assert slowdown or len(best.gpus) <= len(other.gpus)
 
 
+@pytest.mark.slow
 @FEW
 @given(asked=ASKED, counts=st.tuples(st.integers(1, 2), st.integers(1, 2)), more=st.integers(1, 2))
 def test_more_devices_never_lower_the_goodput(
@@ -164,6 +166,7 @@ def test_more_devices_never_lower_the_goodput(
     assert goodput(more) >= goodput(0) * (1.0 - 1e-4)
 
 
+@pytest.mark.slow
 @FEW
 @given(asked=ASKED, looser=st.floats(1.0, 3.0), budget=st.booleans())
 def test_a_looser_slo_never_costs_more(asked: list[tuple[float, float]], looser: float, budget: bool) -> None:
@@ -178,6 +181,7 @@ def test_a_looser_slo_never_costs_more(asked: list[tuple[float, float]], looser:
         assert cost(loose) <= cost(tight)
 
 
+@pytest.mark.slow
 @FEW
 @given(
     asked=ASKED,

@@ -88,6 +88,7 @@ def stopped_after(limit_s: float, disturbance: float, monkeypatch: pytest.Monkey
     return placement, queueing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disturbance", [0.0, 0.1])
 def test_the_limit_holds_for_the_preparation_too(disturbance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     placement, queueing = stopped_after(5.0, disturbance, monkeypatch)

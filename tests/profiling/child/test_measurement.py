@@ -58,7 +58,7 @@ def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkey
     said: list[str] = []
     tell, expect = Child.tell, Child.expect
 
-    def told(self: Child, line: str) -> None:
+    def note_line(self: Child, line: str) -> None:
         said.append(line)
         tell(self, line)
 
@@ -67,7 +67,7 @@ def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkey
         said.append(event)
         return found
 
-    monkeypatch.setattr(Child, "tell", told)
+    monkeypatch.setattr(Child, "tell", note_line)
     monkeypatch.setattr(Child, "expect", heard)
     with keep_running([a_job(write_mlp(tmp_path / "mlp.onnx"))], [ShareBinding(ORT_CPU, {})]):
         assert said[-1] == "go"

@@ -40,17 +40,17 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         said.append(str(task.get("kind", "batches")))
         begin(self, task, what, *given, **more)
 
-    def expected(self: Child, event: str, within_s: float) -> dict[str, Any]:
+    def note_event(self: Child, event: str, within_s: float) -> dict[str, Any]:
         found = expect(self, event, within_s)
         said.append(event)
         return found
 
     monkeypatch.setattr(Child, "__init__", begun)
-    monkeypatch.setattr(Child, "expect", expected)
+    monkeypatch.setattr(Child, "expect", note_event)
     return said
 
 
-def _measured(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
+def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
     database = KernelDb.create(directory / "db")
     # on a busy machine a row may be unstable, and would be measured again
     results = list(Campaign(database, V100, collector, limits=QUICK, keep_unstable=True).run(cells))
@@ -63,7 +63,7 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
 ) -> None:
     pytest.importorskip("torch")
     path = write_mlp(tools / "m.onnx")
-    rows = _measured(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
+    rows = _run_campaign(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
     assert heard == ["check", "done", "batches", *["ready", "timed", "done"] * 3, *["recorded"] * 3]
     assert [row["batch"] for row in rows] == [1, 2, 4]
     assert all(row["latency_mean_ms"] > 0 and row["latency_paused_mean_ms"] > 0 for row in rows)
@@ -74,9 +74,9 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
 
 def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(tools: Path, heard: list[str]) -> None:
     path = write_mlp(tools / "m.onnx")
-    _measured(tools, GpuCollector(), [Cell(a_job(path, 1))])
+    _run_campaign(tools, GpuCollector(), [Cell(a_job(path, 1))])
     heard.clear()
-    rows = _measured(tools, GpuCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
+    rows = _run_campaign(tools, GpuCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
     assert len(rows) == 3 and heard.count("batches") == 1 and heard.count("timed") == 2
 
 
@@ -91,7 +91,7 @@ def test_shares_and_models_have_processes_of_their_own(
     monkeypatch.setattr(collectors, "bind_shares", shares)
     paths = [write_mlp(tools / f"{name}.onnx") for name in "ab"]
     cells = [Cell(a_job(path, batch, share)) for path in paths for share in (30.0, 60.0) for batch in (1, 2)]
-    rows = _measured(tools, GpuCollector(), cells)
+    rows = _run_campaign(tools, GpuCollector(), cells)
     assert heard.count("batches") == 4 and len(rows) == 8
     assert all(row["error"] is None for row in rows)  # outputs under the share are those without
 
@@ -100,7 +100,7 @@ def test_a_batch_size_that_fails_leaves_the_others(tools: Path, heard: list[str]
     fixed, free = write_mlp(tools / "fixed.onnx", batch=1), write_mlp(tools / "free.onnx")
     cells = [Cell(replace(a_job(free, batch), path=fixed)) for batch in (1, 2)]
     with pytest.raises(InputError):  # the runtime refuses the second: the user's error, said at the end
-        _measured(tools, GpuCollector(), cells)
+        _run_campaign(tools, GpuCollector(), cells)
     rows = KernelDb(tools / "db").read("models").to_pylist()
     assert [(row["batch"], row["latency_mean_ms"] is not None) for row in rows] == [(1, True)]
 
@@ -112,7 +112,9 @@ def test_a_share_that_cannot_be_given_is_remembered_for_each(tools: Path, monkey
         yield
 
     monkeypatch.setattr(collectors, "bind_shares", refuse)
-    rows = _measured(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), batch, 50.0)) for batch in (1, 2)])
+    rows = _run_campaign(
+        tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), batch, 50.0)) for batch in (1, 2)]
+    )
     assert [row["error"] for row in rows] == ["the MPS daemon does not start: busy"] * 2
 
 
@@ -123,14 +125,14 @@ def test_only_collectors_without_outside_tools_take_batches_together() -> None:
 
 def test_a_client_that_mps_refuses_shows_what_both_logs_end_with(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def refused(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
+    def refuse_server(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
         (tools / "server.log").write_text("Failed to start : invalid argument")
         yield ({PERCENTAGE: "50", LOG: str(tools)},)
 
     def no_gpu(*_: object) -> UnavailableError:
         return UnavailableError("this PyTorch sees no GPU: error 805")
 
-    monkeypatch.setattr(collectors, "bind_shares", refused)
+    monkeypatch.setattr(collectors, "bind_shares", refuse_server)
     monkeypatch.setattr(collectors, "time_batch", no_gpu)
-    (row,) = _measured(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), 1, 50.0))])
+    (row,) = _run_campaign(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), 1, 50.0))])
     assert row["error"].startswith("this PyTorch sees no GPU: error 805 (MPS says: server.log: Failed to start")

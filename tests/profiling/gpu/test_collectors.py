@@ -210,11 +210,11 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
     for name in ("begin", "stop"):
         act = getattr(NvmlSampler, name)
 
-        def acted(self: NvmlSampler, name: str = name, act: Any = act) -> None:
+        def note_call(self: NvmlSampler, name: str = name, act: Any = act) -> None:
             order.append(name)
             act(self)
 
-        monkeypatch.setattr(NvmlSampler, name, acted)
+        monkeypatch.setattr(NvmlSampler, name, note_call)
     expect = Child.expect
 
     def heard(self: Child, event: str, within_s: float) -> dict[str, Any]:
@@ -237,11 +237,11 @@ def test_nsys_records_once_without_ranges_around_nodes_and_where_pytorch_runs_on
     recorded: list[bool] = []
     record = nsys_tool.record_program
 
-    def listened(command: list[str], *given: Any, **more: Any) -> Path:
+    def note_recording(command: list[str], *given: Any, **more: Any) -> Path:
         recorded.append("only_runs" in Path(command[-1]).read_text())
         return record(command, *given, **more)
 
-    monkeypatch.setattr(collectors, "record_program", listened)
+    monkeypatch.setattr(collectors, "record_program", note_recording)
     NsysCollector().collect(_request(tools))
     assert recorded == [True]  # ONNX Runtime opens no ranges
     monkeypatch.setattr(GpuCollector, "provider", TORCH_CPU)

@@ -33,7 +33,7 @@ def ncu(tmp_path: Path) -> Path:
     return path
 
 
-def _ingested(tmp_path: Path, *reports: Path, model: str | None = "net") -> KernelDb:
+def _ingest_reports(tmp_path: Path, *reports: Path, model: str | None = "net") -> KernelDb:
     database = KernelDb.create(tmp_path / "db")
     ingest(database, ReplayCollector(reports), replayed_job(model, 4, Share(), reports), V100)
     return database
@@ -42,7 +42,7 @@ def _ingested(tmp_path: Path, *reports: Path, model: str | None = "net") -> Kern
 def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
     tmp_path: Path, nsys: Path, ncu: Path
 ) -> None:
-    database = _ingested(tmp_path, nsys, ncu)
+    database = _ingest_reports(tmp_path, nsys, ncu)
     kernels = database.read("kernels").to_pylist()
     assert [row["joined"] for row in kernels] == ["both"] * 6 + ["counters"]
     assert [row["achieved_occupancy_pct"] for row in kernels] == [20.0, 40.0, 60.0, 20.0, 40.0, 60.0, 5.0]
@@ -58,7 +58,7 @@ def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
 
 
 def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, nsys: Path, ncu: Path) -> None:
-    (run,) = _ingested(tmp_path, nsys, ncu).read("runs").to_pylist()
+    (run,) = _ingest_reports(tmp_path, nsys, ncu).read("runs").to_pylist()
     assert run["collector"] == "replay" and run["device"] == "v100" and run["batch"] == 4
     assert run["collector_version"] == "nsys 2022.4.2.1 (schema 3.0.0), ncu"
     assert run["source"] == f"{nsys} + {ncu}" and len(run["source_sha256"]) == 64
@@ -68,7 +68,7 @@ def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, ns
 
 
 def test_counters_alone_give_what_needs_no_order_in_time(tmp_path: Path, ncu: Path) -> None:
-    database = _ingested(tmp_path, ncu)
+    database = _ingest_reports(tmp_path, ncu)
     (model,) = database.read("models").to_pylist()
     assert model["max_occupancy_pct"] == 60.0 and model["kernel_count"] == 4
     assert model["wavg_occupancy_pct"] is None and model["dispatch_ms"] is None and model["h2d_bytes"] is None
@@ -99,7 +99,7 @@ def test_kernels_are_tied_to_the_nodes_whose_ranges_launched_them(tmp_path: Path
     export.kernel("strange", launched=35, start=160, end=170, correlation=3)
     export.kernel("own", launched=50, start=170, end=180, correlation=4)
     report = export.write(tmp_path / "r.sqlite")
-    database = _ingested(tmp_path, report, model=str(model))
+    database = _ingest_reports(tmp_path, report, model=str(model))
     kernels = database.read("kernels").to_pylist()
     assert [(row["op_name"], row["op_type"]) for row in kernels] == [
         ("matmul0", "MatMul"),
@@ -118,7 +118,7 @@ def test_all_kernels_of_a_model_of_one_op_are_that_ops(tmp_path: Path, nsys: Pat
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "one", [shape], [result])
     save(helper.make_model(graph, opset_imports=OPSET, ir_version=8), str(model))
-    database = _ingested(tmp_path, nsys, model=str(model))
+    database = _ingest_reports(tmp_path, nsys, model=str(model))
     assert {row["op_type"] for row in database.read("kernels").to_pylist()} == {"Relu"}
     assert [row["duration_mean_ns"] for row in database.read("ops").to_pylist()] == [180]
 

@@ -35,19 +35,19 @@ def job(tmp_path: Path) -> Job:
     return a_job(write_mlp(tmp_path / "mlp.onnx"))
 
 
-def _shared(program: RecordedProgram, **arrays: Any) -> Path:
+def _save_shared(program: RecordedProgram, **arrays: Any) -> Path:
     np.savez(program.outputs("shared"), **arrays)
     return program.outputs("shared")
 
 
 def test_the_answers_without_a_share_are_asked_for_once_a_batch(tmp_path: Path, job: Job) -> None:
     outputs, program = SharedOutputs(), _Played(job, tmp_path, {"y": np.ones(3, np.float32)})
-    assert outputs.difference(job, program, _shared(program, y=np.ones(3, np.float32))) is None
-    wrong = outputs.difference(job, program, _shared(program, y=np.full(3, 2.0, np.float32)))
+    assert outputs.difference(job, program, _save_shared(program, y=np.ones(3, np.float32))) is None
+    wrong = outputs.difference(job, program, _save_shared(program, y=np.full(3, 2.0, np.float32)))
     assert wrong is not None and "output y differs under the share by 1" in wrong
     assert program.asked == 1
     other = replace(job, graph=replace(job.graph, batch=64))
-    outputs.difference(other, program, _shared(program, y=np.ones(3, np.float32)))
+    outputs.difference(other, program, _save_shared(program, y=np.ones(3, np.float32)))
     assert program.asked == 2
 
 
@@ -55,7 +55,7 @@ def test_of_a_model_that_never_answers_the_same_nothing_is_said(tmp_path: Path, 
     program = _Played(job, tmp_path, None)
     assert SharedOutputs().difference(job, program, program.outputs("shared")) is None
     assert program.asked == 0
-    assert SharedOutputs().difference(job, program, _shared(program, y=np.ones(3))) is None
+    assert SharedOutputs().difference(job, program, _save_shared(program, y=np.ones(3))) is None
 
 
 @waits_for_processes

@@ -58,7 +58,7 @@ def test_a_tool_that_hangs_is_ended_with_all_its_children(
         UnavailableError, match=r"did not end within 1 s and was ended: working \(log: .*--profiler-limit"
     ):
         run_tool([str(tool)], log=tmp_path / "log", time_limit_s=1)
-    assert _ended(int(pid_file.read_text()))
+    assert _wait_for_end(int(pid_file.read_text()))
 
 
 def test_the_log_of_one_that_failed_outlives_the_directory_of_the_run(tmp_path: Path) -> None:
@@ -92,17 +92,17 @@ def test_a_tool_that_fails_hangs_or_is_not_there_has_no_answer(tmp_path: Path, m
     assert ask_tool([str(tmp_path / "nowhere")], 30) is None
     hangs = write_program(tmp_path / "b", f"sleep 600 & echo $! > {pid_file}; wait")
     assert ask_tool([str(hangs)], 1) is None
-    assert _ended(int(pid_file.read_text()))
+    assert _wait_for_end(int(pid_file.read_text()))
 
 
 def test_children_that_a_tool_leaves_behind_are_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tool = write_program(tmp_path / "tool", f"sleep 600 & echo $! > {pid_file}")
     run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30)
-    assert _ended(int(pid_file.read_text()))
+    assert _wait_for_end(int(pid_file.read_text()))
 
 
-def _ended(pid: int) -> bool:
+def _wait_for_end(pid: int) -> bool:
     for _ in range(200):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True

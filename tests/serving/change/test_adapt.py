@@ -30,14 +30,14 @@ from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.reruns import serves_in_real_time
-from tests.serving.change.test_bounds import observed
+from tests.serving.change.test_bounds import observe_window
 from tests.serving.change.test_shadow import decisions
 from tests.serving.running import eventually, map_of, replica, running
 
 pytestmark = serves_in_real_time
 
 
-def deployed(rate_rps: float, source: str = "") -> DeploymentMap:
+def map_for_rate(rate_rps: float, source: str = "") -> DeploymentMap:
     document = map_of({"m": "null:4"}, [replica("m")])
     document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["source"] = source
     document["models"]["m"]["rate_rps"] = rate_rps
@@ -59,11 +59,11 @@ class Played:
         self._settings = AdaptSettings(self._plan, tmp_path / "new.json", period_s=0.05, settle_periods=0)
 
     def adapter(self, rate_rps: float) -> Adapter:
-        return Adapter(Router(Arena(1 << 16)), deployed(rate_rps, self.source), self._settings, self._apply)
+        return Adapter(Router(Arena(1 << 16)), map_for_rate(rate_rps, self.source), self._settings, self._apply)
 
     def _plan(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         self.asked.append(load)
-        return deployed(load.rates_rps["m"], self.source) if self._finds else None
+        return map_for_rate(load.rates_rps["m"], self.source) if self._finds else None
 
     async def _apply(self, path: Path) -> dict[str, Any]:
         self.applied.append(read_map(path).models["m"].rate_rps)
@@ -79,91 +79,91 @@ class Played:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path, monkeypatch)
 
 
-def test_a_rate_that_doubles_is_planned_for_with_headroom(played: Played) -> None:
-    played.see(100.0, observed(200.0), observed(200.0))
-    (load,) = played.asked
+def test_a_rate_that_doubles_is_planned_for_with_headroom(player: Played) -> None:
+    player.see(100.0, observe_window(200.0), observe_window(200.0))
+    (load,) = player.asked
     assert load.rates_rps["m"] == pytest.approx(240.0)
     assert load.slowdowns == {}
-    assert played.applied == pytest.approx([240.0])
+    assert player.applied == pytest.approx([240.0])
 
 
-def test_after_the_move_the_same_load_is_within_bounds(played: Played) -> None:
-    played.see(100.0, *[observed(200.0)] * 20)
-    assert len(played.asked) == 1
+def test_after_the_move_the_same_load_is_within_bounds(player: Played) -> None:
+    player.see(100.0, *[observe_window(200.0)] * 20)
+    assert len(player.asked) == 1
 
 
-def test_one_period_is_not_enough(played: Played) -> None:
-    played.see(100.0, *[observed(200.0), observed(100.0)] * 10)
-    assert played.asked == []
+def test_one_period_is_not_enough(player: Played) -> None:
+    player.see(100.0, *[observe_window(200.0), observe_window(100.0)] * 10)
+    assert player.asked == []
 
 
-def test_too_little_load_is_borne_for_longer_than_too_much(played: Played) -> None:
-    played.see(100.0, *[observed(30.0)] * 5)
-    assert played.asked == []
-    played.see(100.0, *[observed(30.0)] * 6)
-    assert played.asked[0].rates_rps["m"] == pytest.approx(36.0)
+def test_too_little_load_is_borne_for_longer_than_too_much(player: Played) -> None:
+    player.see(100.0, *[observe_window(30.0)] * 5)
+    assert player.asked == []
+    player.see(100.0, *[observe_window(30.0)] * 6)
+    assert player.asked[0].rates_rps["m"] == pytest.approx(36.0)
 
 
-def test_a_model_that_nobody_asks_for_keeps_a_place(played: Played) -> None:
-    played.see(100.0, *[observed(0.0, None)] * 6)
-    assert played.applied == pytest.approx([1.0])
+def test_a_model_that_nobody_asks_for_keeps_a_place(player: Played) -> None:
+    player.see(100.0, *[observe_window(0.0, None)] * 6)
+    assert player.applied == pytest.approx([1.0])
 
 
-def test_slowdowns_go_to_the_placer_and_add_up(played: Played) -> None:
-    played.see(100.0, *[observed(100.0, 1.5)] * 2, *[observed(100.0, 2.0)] * 2)
-    assert [load.slowdowns["m"] for load in played.asked] == pytest.approx([1.5, 3.0])
+def test_slowdowns_go_to_the_placer_and_add_up(player: Played) -> None:
+    player.see(100.0, *[observe_window(100.0, 1.5)] * 2, *[observe_window(100.0, 2.0)] * 2)
+    assert [load.slowdowns["m"] for load in player.asked] == pytest.approx([1.5, 3.0])
 
 
 def beside(seen: Observed, heavy: float, alone: float | None = None) -> Observed:
     return replace(seen, neighbours=NeighbourCost(alone, {"heavy": heavy}))
 
 
-def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(played: Played) -> None:
-    played.source = "measured × traffic"
-    played.see(100.0, *[beside(observed(100.0, 1.5), 1.5)] * 2, *[beside(observed(100.0, 1.4), 1.4)] * 2)
-    assert [dict(load.slowdowns) for load in played.asked] == [{}, {}]
-    assert [load.beside["m", "heavy"] for load in played.asked] == pytest.approx([1.5, 2.1])
+def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(player: Played) -> None:
+    player.source = "measured × traffic"
+    player.see(100.0, *[beside(observe_window(100.0, 1.5), 1.5)] * 2, *[beside(observe_window(100.0, 1.4), 1.4)] * 2)
+    assert [dict(load.slowdowns) for load in player.asked] == [{}, {}]
+    assert [load.beside["m", "heavy"] for load in player.asked] == pytest.approx([1.5, 2.1])
 
 
-def test_what_replicas_alone_take_longer_is_the_models_own(played: Played) -> None:
-    played.see(100.0, *[beside(observed(100.0, 1.8), 1.5, alone=1.3)] * 2)
-    (load,) = played.asked
+def test_what_replicas_alone_take_longer_is_the_models_own(player: Played) -> None:
+    player.see(100.0, *[beside(observe_window(100.0, 1.8), 1.5, alone=1.3)] * 2)
+    (load,) = player.asked
     assert (load.slowdowns, load.beside) == ({"m": 1.3}, {("m", "heavy"): 1.5})
 
 
-def test_times_that_were_only_predicted_are_corrected_themselves(played: Played) -> None:
-    played.source = "learned"
-    played.see(100.0, *[beside(observed(100.0, 1.8), 1.8)] * 2)
-    (load,) = played.asked
+def test_times_that_were_only_predicted_are_corrected_themselves(player: Played) -> None:
+    player.source = "learned"
+    player.see(100.0, *[beside(observe_window(100.0, 1.8), 1.8)] * 2)
+    (load,) = player.asked
     assert (load.slowdowns, load.beside) == ({"m": 1.8}, {})
 
 
-def test_that_a_model_is_quick_beside_idle_neighbours_makes_no_pair_quick(played: Played) -> None:
-    played.source = "measured"
-    played.see(100.0, *[beside(observed(100.0, 0.5), 0.5)] * 6)
-    assert played.asked[0].beside == {}
+def test_that_a_model_is_quick_beside_idle_neighbours_makes_no_pair_quick(player: Played) -> None:
+    player.source = "measured"
+    player.see(100.0, *[beside(observe_window(100.0, 0.5), 0.5)] * 6)
+    assert player.asked[0].beside == {}
 
 
 def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(tmp_path, monkeypatch, finds=False)
+    player = Played(tmp_path, monkeypatch, finds=False)
 
     async def judge() -> None:
-        adapter = played.adapter(100.0)
+        adapter = player.adapter(100.0)
         adapter._wait_longer = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
-        for seen in [observed(200.0)] * 10 + [observed(400.0)] * 2:
+        for seen in [observe_window(200.0)] * 10 + [observe_window(400.0)] * 2:
             await adapter.decide({"m": seen})
 
     asyncio.run(judge())
-    assert [load.rates_rps["m"] for load in played.asked] == pytest.approx(
+    assert [load.rates_rps["m"] for load in player.asked] == pytest.approx(
         [240.0, 480.0]
     )  # another load is asked about
-    assert played.applied == []
+    assert player.applied == []
 
 
 def _fails(how: str) -> int:
@@ -193,7 +193,7 @@ def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
 
 
 @pytest.fixture
-def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def placed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a database and a map for 5 requests/s of a model that takes 40 ms on the whole of a V100."""
     rows = [
         ModelRow(
@@ -236,15 +236,15 @@ class Loaded:
 
 
 @pytest.mark.slow
-def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(placed: Path) -> None:
-    document = json.loads((placed / "first.json").read_text())
+def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(placed_folder: Path) -> None:
+    document = json.loads((placed_folder / "first.json").read_text())
     (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
     quarter = {"sm_share_pct": 25.0, "batch_latency_ms": [160.0], "rate_rps": 5.0}  # it bears 6/s
     partition["replicas"] = [partition["replicas"][0] | quarter]
-    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
-    with running(placed, document, *what, "--adapt-output", str(placed / "new.json")) as server:
+    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed_folder / "gpuprof-db"), "--log", "json")
+    with running(placed_folder, document, *what, "--adapt-output", str(placed_folder / "new.json")) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
-            assert eventually((placed / "new.json").exists, limit_s=300.0)
+            assert eventually((placed_folder / "new.json").exists, limit_s=300.0)
             # A busy machine may spoil a second of it, but not all.
             assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=300.0)
         _, errors = server.stop()
@@ -257,9 +257,9 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert asked[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
     assert moved[0]["started"]
     assert moved[0]["planned_rps"]["net"] > 12.0
-    assert read_map(placed / "new.json").models["net"].slo_ms == 800.0
+    assert read_map(placed_folder / "new.json").models["net"].slo_ms == 800.0
 
 
-def test_without_a_database_it_is_said_at_the_start(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "first.json", "--simulate", "--adapt", "--db", "nowhere"]) == 3
     assert "nowhere does not exist" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from tests.serving.running import map_of, replica
 PLAN = Planned(rate_rps=100.0, percentile=99.0, slowest=1.0)
 
 
-def observed(rate_rps: float, slowdown: float | None = 1.0, late: int = 0, seconds: float = 5.0) -> Observed:
+def observe_window(rate_rps: float, slowdown: float | None = 1.0, late: int = 0, seconds: float = 5.0) -> Observed:
     count = int(rate_rps * seconds)
     return Observed(ServiceWindow(seconds, count, count, late, 0, (0,) * (len(BUCKETS_MS) + 1)), slowdown)
 
@@ -19,18 +19,18 @@ def observed(rate_rps: float, slowdown: float | None = 1.0, late: int = 0, secon
 @pytest.mark.parametrize(
     ("seen", "how"),
     [
-        (observed(100.0), None),
-        (observed(120.0), None),
-        (observed(125.0), None),  # so much more may be chance
-        (observed(140.0), Leaving.RATE),
-        (observed(100.0, 1.2), None),
-        (observed(100.0, 1.3), Leaving.LATENCY),
-        (observed(100.0, late=100), Leaving.SLO),
-        (observed(45.0), None),
-        (observed(30.0), Leaving.IDLE),
-        (observed(0.0, None), Leaving.IDLE),
-        (observed(100.0, 0.7), Leaving.QUICK),
-        (observed(30.0, 1.5), Leaving.LATENCY),
+        (observe_window(100.0), None),
+        (observe_window(120.0), None),
+        (observe_window(125.0), None),  # so much more may be chance
+        (observe_window(140.0), Leaving.RATE),
+        (observe_window(100.0, 1.2), None),
+        (observe_window(100.0, 1.3), Leaving.LATENCY),
+        (observe_window(100.0, late=100), Leaving.SLO),
+        (observe_window(45.0), None),
+        (observe_window(30.0), Leaving.IDLE),
+        (observe_window(0.0, None), Leaving.IDLE),
+        (observe_window(100.0, 0.7), Leaving.QUICK),
+        (observe_window(30.0, 1.5), Leaving.LATENCY),
     ],
 )
 def test_a_model_leaves_its_bounds_by_more_than_chance(seen: Observed, how: Leaving | None) -> None:
@@ -39,8 +39,8 @@ def test_a_model_leaves_its_bounds_by_more_than_chance(seen: Observed, how: Leav
 
 def test_of_few_requests_more_is_taken_for_chance() -> None:
     few = Planned(1.0, 99.0, 1.0)
-    assert leaving(few, observed(2.0), Bounds()) is None
-    assert leaving(few, observed(2.0, seconds=100.0), Bounds()) is Leaving.RATE
+    assert leaving(few, observe_window(2.0), Bounds()) is None
+    assert leaving(few, observe_window(2.0, seconds=100.0), Bounds()) is Leaving.RATE
 
 
 def test_what_the_plan_leaves_open_is_borne() -> None:
@@ -48,5 +48,5 @@ def test_what_the_plan_leaves_open_is_borne() -> None:
     document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["latency_ms_interval"] = [1.0, 3.0]
     plan = read_planned(parse_map(document, "test"), "m")
     assert plan == Planned(50.0, 99.0, 1.5)
-    assert leaving(plan, observed(50.0, 1.4), Bounds()) is None
-    assert leaving(plan, observed(50.0, 1.6), Bounds()) is Leaving.LATENCY
+    assert leaving(plan, observe_window(50.0, 1.4), Bounds()) is None
+    assert leaving(plan, observe_window(50.0, 1.6), Bounds()) is Leaving.LATENCY

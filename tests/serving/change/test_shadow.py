@@ -30,7 +30,7 @@ from tests.serving.test_reliability import Askers, figure
 pytestmark = serves_in_real_time
 
 
-def planned(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
+def plan_standby(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
     placed = [("n/d:0", "", share) for share in (share_pct, *others)]
     plan = ReplicaPlan("m/0", 1, 0.0, (10.0,), place="n/d:0", share_pct=share_pct)
     return Spare(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
@@ -41,7 +41,7 @@ def on_cores(part: CpuSlice) -> WorkerOrder:
 
 
 def test_a_standby_has_ten_percent_more_of_the_cpu_first_of_its_own_cores() -> None:
-    got = planned(20.0, on_cores(CpuSlice((0,), 0.8)), [])  # of 4 cores
+    got = plan_standby(20.0, on_cores(CpuSlice((0,), 0.8)), [])  # of 4 cores
     assert got is not None and got.plan.share_pct == 30.0
     (order,) = got.orders
     assert order.cores[0] == 0 and len(order.cores) == 2
@@ -53,21 +53,21 @@ def test_a_standby_has_ten_percent_more_of_the_cpu_first_of_its_own_cores() -> N
 
 
 def test_a_standby_that_fills_its_cores_needs_no_quota() -> None:
-    got = planned(40.0, on_cores(CpuSlice((1,), 0.8)), [50.0], cores=2)  # the other has core 0
+    got = plan_standby(40.0, on_cores(CpuSlice((1,), 0.8)), [50.0], cores=2)  # the other has core 0
     assert got is not None
     assert (got.orders[0].cores, got.orders[0].quota_cores) == ((1,), None)
 
 
 def test_a_standby_has_what_is_left_and_there_is_none_where_nothing_is_left() -> None:
     gpu = WorkerOrder("m", "1", "m.onnx", 1, gpu=GpuShare("GPU-1", 60.0), with_mps=True)
-    got = planned(60.0, gpu, [34.0])
+    got = plan_standby(60.0, gpu, [34.0])
     assert got is not None and got.orders[0].gpu == GpuShare("GPU-1", 66.0)
-    assert planned(60.0, gpu, [40.0]) is None
+    assert plan_standby(60.0, gpu, [40.0]) is None
 
 
 def test_a_simulated_standby_is_faster_in_proportion() -> None:
     order = WorkerOrder("m", "1", "", 1, provider=SIMULATED_PROVIDER, latency_ms=(10.0,))
-    got = planned(40.0, order, [])
+    got = plan_standby(40.0, order, [])
     assert got is not None and got.orders[0].latency_ms == (8.0,) == got.plan.latency_ms
 
 

@@ -6,20 +6,20 @@ from gpuprof.serving.change.window import Counted, ServiceWindow, percentile_of
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 
-def counted(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> Counted:
+def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> Counted:
     statistics = ModelStatistics(arrived=len(latencies_ms) + refused, refused=refused)
     for ms in latencies_ms:
         statistics.add_answer(1, int(1e6 * ms), 0, ms <= slo_ms, 0)
     return Counted.of([statistics])
 
 
-def seen(late: int, answered: int, refused: int = 0) -> ServiceWindow:
+def make_window(late: int, answered: int, refused: int = 0) -> ServiceWindow:
     return ServiceWindow(1.0, answered + refused, answered, late, refused, (0,) * (len(BUCKETS_MS) + 1))
 
 
 def test_a_window_is_what_was_counted_meanwhile() -> None:
-    before = counted([1.0] * 10, 5.0)
-    got = before.until(counted([1.0] * 10 + [4.0] * 6 + [40.0] * 2, 5.0, refused=2), 2.0)
+    before = count_answers([1.0] * 10, 5.0)
+    got = before.until(count_answers([1.0] * 10 + [4.0] * 6 + [40.0] * 2, 5.0, refused=2), 2.0)
     assert (got.arrived, got.answered, got.late, got.refused) == (10, 8, 2, 2)
     assert (got.rate_rps, got.goodput_rps) == (5.0, 3.0)
     assert 3.0 < (got.percentile_ms(50.0) or 0.0) <= 5.0
@@ -48,12 +48,12 @@ def test_counts_of_replicas_add_up() -> None:
 def test_the_slo_is_broken_when_more_are_late_than_chance_explains(
     late: int, answered: int, refused: int, broken: bool
 ) -> None:
-    assert seen(late, answered, refused).breaks_slo(99.0) is broken
+    assert make_window(late, answered, refused).breaks_slo(99.0) is broken
 
 
 def test_a_laxer_percentile_allows_more() -> None:
-    assert seen(40, 1000).breaks_slo(99.0)
-    assert not seen(40, 1000).breaks_slo(95.0)
+    assert make_window(40, 1000).breaks_slo(99.0)
+    assert not make_window(40, 1000).breaks_slo(95.0)
 
 
 def test_percentiles_are_within_their_bucket() -> None:

@@ -54,7 +54,7 @@ def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> N
     assert merged == list(zip(alone.times, alone.models, strict=True))
 
 
-def sent(rows: list[tuple[float, float, int]]) -> SentRequests:
+def sent_requests(rows: list[tuple[float, float, int]]) -> SentRequests:
     """From rows of (sent, done, status)."""
     begun, done, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
     return SentRequests(begun, done, status)
@@ -62,7 +62,7 @@ def sent(rows: list[tuple[float, float, int]]) -> SentRequests:
 
 def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.5, 1.0, 1.2, 1.4, 1.6, 2.5], [0] * 6)
-    result = sent(
+    result = sent_requests(
         [(0.5, 9.0, 200), (1.1, 1.2, 200), (1.2, 1.5, 200), (1.4, 1.41, 503), (1.6, -1.0, 0), (2.5, 2.6, 200)]
     )
     got = summarize([schedule], [result], 0, "m", 250.0, (1.0, 2.0))
@@ -75,7 +75,7 @@ def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count()
 
 def test_measured_and_predicted_stand_side_by_side() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
-    got = summarize([schedule], [sent([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
+    got = summarize([schedule], [sent_requests([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
     planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=PredictionSource.MAP)
     row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=PredictionSource.REPLAY), planned)
     assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
@@ -111,7 +111,7 @@ def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> 
         }
 
     schedule = Schedule("h", 1, ((b"",),), [0.0], [0])
-    got = summarize([schedule], [sent([(0.0, 0.010, 200)])], 0, "m", 100.0, (0.0, 1.0))
+    got = summarize([schedule], [sent_requests([(0.0, 0.010, 200)])], 0, "m", 100.0, (0.0, 1.0))
     row = stage_row(got, statistics(10, 10.0, {1: 10}), statistics(15, 20.0, {1: 12, 4: 3}))
     assert row["queue_ms"] == 2.0
     assert row["router_ms"] == pytest.approx(2.0)
@@ -121,7 +121,7 @@ def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> 
 
 def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 1.0, 2.0], [0, 0, 0])
-    came = sent([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
+    came = sent_requests([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
     came.server_ms.extend([4.0, 6.0, -1.0])
     got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
     assert got.mean_ms == pytest.approx(15.0)

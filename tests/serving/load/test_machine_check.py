@@ -9,12 +9,12 @@ from gpuprof.serving.load import machine_check
 from gpuprof.serving.load.load import LoadOutcome, RequestStream
 from gpuprof.serving.load.machine_check import MachineCheck, check_machine, expected_ms, is_local, worker_cores
 from gpuprof.serving.load.target import Target
-from tests.simulator.maps import deployed, replica
+from tests.simulator.maps import make_map, replica
 
 
 def one_cpu(*shares_pct: float) -> DeploymentMap:
     parts = [replica(f"m{i}", [10.0]).model_copy(update={"sm_share_pct": pct}) for i, pct in enumerate(shares_pct)]
-    whole = deployed([parts])
+    whole = make_map([parts])
     (node,) = whole.nodes
     cpu = node.gpus[0].model_copy(update={"device": "cpu-some-machine"})
     return whole.model_copy(update={"nodes": (node.model_copy(update={"gpus": (cpu,)}),)})
@@ -26,7 +26,7 @@ def test_the_workers_cores_are_those_that_the_server_gives_them() -> None:
     assert worker_cores(one_cpu(share)) == {cores[0]}
     assert worker_cores(one_cpu(100.0)) == set(cores)
     assert worker_cores(one_cpu(80.0, 80.0)) == frozenset()
-    assert worker_cores(deployed([[replica("m", [10.0])]])) == frozenset()  # a GPU
+    assert worker_cores(make_map([[replica("m", [10.0])]])) == frozenset()  # a GPU
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pyte
     legacies: list[dict[str, Any]] = []
 
     @contextmanager
-    def played(uuid: str) -> Iterator[MpsDaemon]:
+    def play_daemon(uuid: str) -> Iterator[MpsDaemon]:
         running.append(uuid)
         yield MpsDaemon(f"/pipes/{uuid}")
         ended.append(uuid)
 
-    monkeypatch.setattr(gpu_holder, "mps_daemon", played)
+    monkeypatch.setattr(gpu_holder, "mps_daemon", play_daemon)
     orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
 
     async def bind() -> list[WorkerOrder]:

@@ -58,7 +58,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @given(st.binary(min_size=0, max_size=4000), st.integers(1, 60), st.sampled_from(COMPRESS))
 def test_a_compressed_message_is_what_it_was(part: bytes, times: int, compress: Callable[[bytes], bytes]) -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
-        message = await reader.read(Call(compress(part * times)))
+        message = await reader.read_message(Call(compress(part * times)))
         assert message == part * times
         assert arena.used == len(message)
         reader.release(len(message))
@@ -80,17 +80,17 @@ def test_a_compressed_message_is_what_it_was(part: bytes, times: int, compress: 
 def test_what_cannot_be_inflated_within_the_limit_is_refused_and_leaves_nothing(message: bytes, said: str) -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
         with pytest.raises(RefusedError, match=said):
-            await reader.read(Call(message))
+            await reader.read_message(Call(message))
 
     run(test)
 
 
 def test_messages_count_from_when_they_are_whole_until_they_are_released() -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
-        await reader.read(Call(bytes(5 * MIB)))
+        await reader.read_message(Call(bytes(5 * MIB)))
         assert arena.used == 5 * MIB
         with pytest.raises(RefusedError, match="no memory"):
-            await reader.read(Call(bytes(5 * MIB)))
+            await reader.read_message(Call(bytes(5 * MIB)))
         reader.release(5 * MIB)
 
     run(test)
@@ -100,7 +100,7 @@ def test_what_many_unfinished_messages_have_in_memory_counts_and_too_much_of_it_
     weights: list[int],
 ) -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
-        calls = [asyncio.ensure_future(reader.read(Call())) for _ in range(10)]
+        calls = [asyncio.ensure_future(reader.read_message(Call())) for _ in range(10)]
         await asyncio.sleep(0)
         weights.append(weights[0] + 5 * MIB)
         reader.weigh()
@@ -126,7 +126,7 @@ def test_what_many_unfinished_messages_have_in_memory_counts_and_too_much_of_it_
 
 def test_as_many_messages_as_there_is_memory_for_are_not_weighed(weights: list[int]) -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
-        calls = [asyncio.ensure_future(reader.read(Call())) for _ in range(8)]
+        calls = [asyncio.ensure_future(reader.read_message(Call())) for _ in range(8)]
         await asyncio.sleep(0)
         weights.append(weights[0] + 50 * MIB)
         reader.weigh()
@@ -140,7 +140,10 @@ def test_as_many_messages_as_there_is_memory_for_are_not_weighed(weights: list[i
 
 def test_a_message_that_does_not_come_in_time_is_refused() -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
-        limited, patient = asyncio.ensure_future(reader.read(Call(), 5.0)), asyncio.ensure_future(reader.read(Call()))
+        limited, patient = (
+            asyncio.ensure_future(reader.read_message(Call(), 5.0)),
+            asyncio.ensure_future(reader.read_message(Call())),
+        )
         await asyncio.sleep(0)
         reader.watch(time.monotonic() + 4.0)
         await asyncio.sleep(0)

@@ -119,7 +119,7 @@ def spec_of(max_batch: int, *inputs: tuple[str, list[int]]) -> ModelSpec:
     return ModelSpec("m", "1", "null", tensors, tensors, max_batch)
 
 
-def described(spec: ModelSpec) -> dict[str, Any]:
+def request_schema(spec: ModelSpec) -> dict[str, Any]:
     """The schema of what a model is asked."""
     operation = document([spec])["paths"]["/v2/models/m/infer"]["post"]
     schema: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -127,7 +127,7 @@ def described(spec: ModelSpec) -> dict[str, Any]:
 
 
 def test_the_inputs_of_a_request_have_one_batch_and_the_values_that_it_makes() -> None:
-    schema = described(spec_of(3, ("FP32", [-1, 2]), ("INT64", [-1, 4, -1])))
+    schema = request_schema(spec_of(3, ("FP32", [-1, 2]), ("INT64", [-1, 4, -1])))
 
     def request(rows: tuple[int, int], values: int) -> dict[str, Any]:
         first = {"name": "x0", "datatype": "FP32", "shape": [rows[0], 2], "data": [0.5] * values}
@@ -143,7 +143,7 @@ def test_the_inputs_of_a_request_have_one_batch_and_the_values_that_it_makes() -
 
 def test_each_output_is_asked_for_at_most_once() -> None:
     spec = spec_of(1, ("FP32", [-1, 1]), ("FP32", [-1, 1]))
-    schema = described(spec)
+    schema = request_schema(spec)
     inputs = [{"name": f"x{n}", "datatype": "FP32", "shape": [1, 1], "data": [1.0]} for n in range(2)]
     jsonschema.validate({"inputs": inputs, "outputs": [{"name": "x1"}, {"name": "x0"}]}, schema)
     for twice in ([{"name": "x1"}, {"name": "x1", "a": 1}], [{"name": "x0"}, {"name": "x0"}]):
@@ -152,14 +152,14 @@ def test_each_output_is_asked_for_at_most_once() -> None:
 
 
 def test_a_model_without_a_batch_has_exactly_its_values_and_one_that_json_cannot_carry_none() -> None:
-    schema = described(spec_of(0, ("UINT8", [2, 3])))
+    schema = request_schema(spec_of(0, ("UINT8", [2, 3])))
     tensor = {"name": "x0", "datatype": "UINT8", "shape": [2, 3], "data": [1] * 6}
     jsonschema.validate({"inputs": [tensor]}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"inputs": [{**tensor, "data": [1] * 5}]}, schema)
     bfloat = {"name": "x0", "datatype": "BF16", "shape": [1, 1], "data": [1.0]}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"inputs": [bfloat]}, described(spec_of(1, ("BF16", [-1, 1]))))
+        jsonschema.validate({"inputs": [bfloat]}, request_schema(spec_of(1, ("BF16", [-1, 1]))))
 
 
 class Asker:
@@ -239,7 +239,7 @@ def check(asker: Asker, request: tuple[str, str, bytes | None, dict[str, str]]) 
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
+def shared_asker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
     document = map_of({"small": "null:4", "large": "null:600"}, [replica("small", batch=4), replica("large")])
     with running(tmp_path_factory.mktemp("asked"), document) as server:
         asker = Asker(server)
@@ -271,7 +271,7 @@ class Spoiler:
             "parameters": {"timeout": 5_000_000, "priority": 1, "binary_data_output": pick([True, False])},
         }
         for _ in range(self._random.choice([0, 1, 1, 2, 3])):
-            request = self._spoiled(request)
+            request = self._spoil_node(request)
         body = json.dumps(request).encode("utf-8", "surrogatepass")
         headers = {}
         if self._random.random() < 0.2:
@@ -283,7 +283,7 @@ class Spoiler:
             path += pick(["/", "?x=%ff", "/%00", "%2e%2e", "/versions/9", "\xe9"])
         return pick([method] * 9 + ["PATCH"]), quote(path, safe="/?%="), body, headers
 
-    def _spoiled(self, node: Any) -> Any:
+    def _spoil_node(self, node: Any) -> Any:
         """Return a copy in which something somewhere is replaced, left away or said twice."""
         if self._random.random() < 0.15 or not isinstance(node, dict | list) or not node:
             return self._random.choice(JUNK)
@@ -292,27 +292,27 @@ class Spoiler:
             how = self._random.random()
             if how < 0.1:
                 return node + node
-            return node[:place] + ([] if how < 0.2 else [self._spoiled(node[place])]) + node[place + 1 :]
+            return node[:place] + ([] if how < 0.2 else [self._spoil_node(node[place])]) + node[place + 1 :]
         key = self._random.choice(list(node))
         if self._random.random() < 0.1:
             return {name: value for name, value in node.items() if name != key}
-        return node | {key: self._spoiled(node[key])}
+        return node | {key: self._spoil_node(node[key])}
 
 
 INFER = [f"/v2/models/{model}{version}/infer" for model in ("small", "large") for version in ("", "/versions/1")]
 
 
-def test_ten_thousand_spoiled_requests_give_no_server_error_and_no_traceback(asked: Asker) -> None:
-    _, text = asked.ask("GET", "/openapi.json", None, {})
+def test_ten_thousand_spoiled_requests_give_no_server_error_and_no_traceback(shared_asker: Asker) -> None:
+    _, text = shared_asker.ask("GET", "/openapi.json", None, {})
     spoiler = Spoiler(json.loads(text), seed=6)
     for _ in range(MANY):
-        check(asked, spoiler.request())
-    assert asked.statuses[200] > MANY / 10 and asked.statuses[400] > MANY / 10
+        check(shared_asker, spoiler.request())
+    assert shared_asker.statuses[200] > MANY / 10 and shared_asker.statuses[400] > MANY / 10
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(request_=requests())
 def test_random_requests_give_no_server_error_and_no_traceback(
-    asked: Asker, request_: tuple[str, str, bytes | None, dict[str, str]]
+    shared_asker: Asker, request_: tuple[str, str, bytes | None, dict[str, str]]
 ) -> None:
-    check(asked, request_)
+    check(shared_asker, request_)

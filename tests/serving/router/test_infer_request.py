@@ -25,13 +25,13 @@ X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
 S = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["é"]}
 
 
-def asked(head: object, binary: bytes = b"", offset: int | None = None) -> Any:
+def read_body(head: object, binary: bytes = b"", offset: int | None = None) -> Any:
     text = orjson.dumps(head)
     return read_request(SPEC, RequestBody(text + binary, len(text), offset))
 
 
 def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:
-    got = asked({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
+    got = read_body({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
     assert [bytes(tensor.data) for tensor in got.inputs] == [struct.pack("2f", 1, 2), b"\x02\x00\x00\x00\xc3\xa9"]
     assert (got.id, got.rows, got.timeout_ms, got.priority) == ("7", 1, 5.0, 2)
 
@@ -48,7 +48,7 @@ def test_how_urgent_a_request_is_can_be_read_of_its_json_alone() -> None:
 def test_nested_data_is_flattened() -> None:
     nested = {**X, "shape": [2, 2], "data": [[1, 2], [3, 4]]}
     two = {**S, "shape": [2, 1], "data": [["a"], ["b"]]}
-    got = asked({"inputs": [nested, two]})
+    got = read_body({"inputs": [nested, two]})
     assert got.rows == 2
     assert bytes(got.inputs[0].data) == struct.pack("4f", 1, 2, 3, 4)
 
@@ -58,9 +58,9 @@ def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena
     binary_s = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data_s)}}
     binary_x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
     head = {"inputs": [binary_s, binary_x]}
-    assert [bytes(tensor.data) for tensor in asked(head, data_s + data_x).inputs] == [data_x, data_s]
+    assert [bytes(tensor.data) for tensor in read_body(head, data_s + data_x).inputs] == [data_x, data_s]
     start = 4096 + len(orjson.dumps(head))
-    in_arena = asked(head, data_s + data_x, offset=4096)
+    in_arena = read_body(head, data_s + data_x, offset=4096)
     assert [tensor.data for tensor in in_arena.inputs] == [(start + 5, 8), (start, 5)]
 
 
@@ -98,7 +98,7 @@ def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena
 )
 def test_what_is_wrong_is_said(head: object, message: str) -> None:
     with pytest.raises(RefusedError, match=message) as refused:
-        asked(head)
+        read_body(head)
     assert refused.value.status == 400
 
 
@@ -113,7 +113,7 @@ def test_binary_data_of_another_size_than_said_is_refused(size: int, binary: byt
     except TypeError:
         return
     with pytest.raises(RefusedError):
-        asked(head, binary)
+        read_body(head, binary)
 
 
 JSON = st.recursive(
@@ -131,7 +131,7 @@ JSON = st.recursive(
 )
 def test_whatever_comes_is_read_or_refused_with_400(head: dict[str, Any], binary: bytes) -> None:
     try:
-        asked(head, binary)
+        read_body(head, binary)
     except RefusedError as refused:
         assert refused.status == 400
 
@@ -139,7 +139,7 @@ def test_whatever_comes_is_read_or_refused_with_400(head: dict[str, Any], binary
 @given(st.sampled_from(["name", "datatype", "shape", "data", "parameters"]), JSON)
 def test_a_request_with_one_wrong_field_is_read_or_refused_with_400(key: str, value: object) -> None:
     try:
-        asked({"inputs": [{**X, key: value}, S]})
+        read_body({"inputs": [{**X, key: value}, S]})
     except RefusedError as refused:
         assert refused.status == 400
 
@@ -148,7 +148,7 @@ OUTPUTS = [OutputTensor(0, [1, 2], struct.pack("2f", 1, 2)), OutputTensor(1, [1,
 
 
 def test_an_answer_in_json() -> None:
-    text, binary = write_response(SPEC, asked({"id": "7", "inputs": [X, S]}), OUTPUTS)
+    text, binary = write_response(SPEC, read_body({"id": "7", "inputs": [X, S]}), OUTPUTS)
     assert not binary
     assert orjson.loads(text) == {
         "model_name": "m",
@@ -163,7 +163,7 @@ def test_an_answer_in_json() -> None:
 
 def test_an_answer_has_the_outputs_that_were_asked_for_in_their_order_and_form() -> None:
     outputs = [{"name": "t", "parameters": {"binary_data": True}}, {"name": "y"}]
-    text, binary = write_response(SPEC, asked({"inputs": [X, S], "outputs": outputs}), OUTPUTS)
+    text, binary = write_response(SPEC, read_body({"inputs": [X, S], "outputs": outputs}), OUTPUTS)
     said = orjson.loads(text)["outputs"]
     assert [entry["name"] for entry in said] == ["t", "y"]
     assert said[0]["parameters"] == {"binary_data_size": 5}
@@ -171,5 +171,5 @@ def test_an_answer_has_the_outputs_that_were_asked_for_in_their_order_and_form()
 
 
 def test_all_outputs_are_binary_by_one_parameter() -> None:
-    _, binary = write_response(SPEC, asked({"inputs": [X, S], "parameters": {"binary_data_output": True}}), OUTPUTS)
+    _, binary = write_response(SPEC, read_body({"inputs": [X, S], "parameters": {"binary_data_output": True}}), OUTPUTS)
     assert binary == [output.data for output in OUTPUTS]

@@ -55,7 +55,7 @@ def foresee(model: ServedModel, timeout_ms: float | None = None, priority: int =
     return True
 
 
-def refused(model: ServedModel, request: Inference) -> bool:
+def is_refused(model: ServedModel, request: Inference) -> bool:
     try:
         model.submit(request)
     except RefusedError as refusal:
@@ -69,7 +69,7 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
             for timeout_ms in (None, 35.0, 255.0):
                 received = foresee(model, timeout_ms)
                 request = inference(0, deadline_ms=timeout_ms or SLO_MS)
-                assert refused(model, request) is not received
+                assert is_refused(model, request) is not received
                 model.replicas[0].remove(lambda one, request=request: one is request)  # type: ignore[misc,union-attr]
             fill(model, 1)
         assert not foresee(model) and foresee(model, 1e6)
@@ -109,7 +109,7 @@ def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> N
             model.replicas[0].submit(inference(0))
         before = model.statistics
         assert not foresee(model)
-        assert refused(model, inference(0, deadline_ms=SLO_MS))
+        assert is_refused(model, inference(0, deadline_ms=SLO_MS))
         after = model.statistics
         assert (after.arrived - before.arrived, after.refused - before.refused) == (2, 2)
         model.tracer = Tracer()
@@ -140,7 +140,7 @@ def test_a_request_is_judged_by_what_goes_before_it() -> None:
         for _ in range(40):
             model.replicas[0].submit(inference(0, priority=5))
         assert not foresee(model, priority=5) and foresee(model, priority=4)
-        assert refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
+        assert is_refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
         urgent = inference(2, deadline_ms=SLO_MS, priority=4)
         model.submit(urgent)
         assert next(iter(model.replicas[0].waiting())) is urgent  # type: ignore[union-attr]
@@ -158,7 +158,7 @@ def test_where_answers_come_later_than_expected_fewer_are_let_in(late_ms: float)
             waits.arrived -= (80.0 + late_ms) / 1000.0
             model.answer(waits, _Answer(), 0)  # type: ignore[arg-type]
         count = 0
-        while not refused(model, inference(0, deadline_ms=SLO_MS)):
+        while not is_refused(model, inference(0, deadline_ms=SLO_MS)):
             count += 1
         assert count == (6 if late_ms else 9)  # of 73 and of 96 ms; two are ahead in any case
 

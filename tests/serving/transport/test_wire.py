@@ -15,7 +15,7 @@ pytestmark = serves_in_real_time
 MESSAGES = st.lists(st.tuples(st.sampled_from(list(Kind)), st.lists(st.integers(0, 9)), st.binary(max_size=300)))
 
 
-def received(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, bytes]]:
+def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, bytes]]:
     """Put ``data`` into the buffer, as a socket does, and return the frames that come out."""
     got = []
     while data:
@@ -32,25 +32,25 @@ def test_frames_survive_any_way_of_cutting_the_stream(messages: list[tuple[Kind,
     buffer = FrameBuffer()
     got = []
     for start in range(0, len(stream), step):
-        got += received(buffer, stream[start : start + step])
+        got += receive_frames(buffer, stream[start : start + step])
     assert got == messages
 
 
 def test_frames_that_outgrow_the_buffer_stand_among_small_ones() -> None:
     messages = [(Kind.RUN, [1], b"a"), (Kind.DONE, [2], b"b" * 400_000), (Kind.RUN, [3], b""), (Kind.PONG, [4], b"c")]
     stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
-    assert received(FrameBuffer(), stream) == messages
+    assert receive_frames(FrameBuffer(), stream) == messages
 
 
 def test_rubbish_is_no_frame() -> None:
     with pytest.raises(ValueError, match="no sense"):
-        received(FrameBuffer(), b"HTTP/1.1 200 OK\r\n")
+        receive_frames(FrameBuffer(), b"HTTP/1.1 200 OK\r\n")
 
 
 def test_a_frame_beyond_the_limit_is_refused_before_memory_is_taken_for_it() -> None:
     (large,) = encode(Kind.HELLO, "x" * 300)
     with pytest.raises(ValueError, match="no sense"):
-        received(FrameBuffer(limit=200), bytes(large[:20]))
+        receive_frames(FrameBuffer(limit=200), bytes(large[:20]))
 
 
 def test_a_blocking_stream_takes_small_and_large_frames_and_sees_the_end() -> None:

@@ -12,7 +12,7 @@ from gpuprof.serving.watch.stalls import StallMeter
 def test_what_runs_late_is_a_stall_and_what_is_nearly_in_time_is_none() -> None:
     meter = StallMeter(0.0)
     for now in (0.06, 0.12, 3.12, 3.18):
-        meter.beat(now)
+        meter.observe_tick(now)
     assert meter.count == 1 and meter.longest_s == pytest.approx(2.95)
     assert meter.stalled_since(1.0, 3.2) == pytest.approx(2.95)
     assert meter.stalled_since(3.13, 3.2) == 0.0
@@ -22,7 +22,7 @@ def test_a_stall_that_goes_on_counts_already() -> None:
     meter = StallMeter(0.0)
     assert meter.stalled_since(0.0, 10.0) == pytest.approx(9.95)
     assert meter.awake_s(10.0) == pytest.approx(0.05)
-    meter.beat(10.0)
+    meter.observe_tick(10.0)
     assert meter.awake_s(10.0) == pytest.approx(0.05) and meter.awake_s(10.04) == pytest.approx(0.09)
 
 

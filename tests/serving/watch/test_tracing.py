@@ -36,7 +36,7 @@ def _never(*_: object) -> None:
     raise AssertionError
 
 
-def answered(traceparent: str = "") -> Inference:
+def answered_request(traceparent: str = "") -> Inference:
     """A request that came 50 ms ago: 20 ms in the queue, 1 + 25 + 2 ms in its worker."""
     times = StageTimes(20_000_000, 1_000_000, 25_000_000, 2_000_000)
     return Inference(
@@ -46,14 +46,14 @@ def answered(traceparent: str = "") -> Inference:
 
 
 @pytest.fixture
-def traced() -> tuple[SpanTracer, InMemorySpanExporter]:
+def make_tracer() -> tuple[SpanTracer, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     return span_tracer(exporter, 1.0), exporter
 
 
-def test_a_request_has_a_span_for_each_stage(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
-    tracer, exporter = traced
-    tracer.record_answer("m", answered())
+def test_a_request_has_a_span_for_each_stage(make_tracer: tuple[SpanTracer, InMemorySpanExporter]) -> None:
+    tracer, exporter = make_tracer
+    tracer.record_answer("m", answered_request())
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"infer m", "queue", "gather", "infer", "scatter"}
@@ -69,19 +69,19 @@ def test_a_request_has_a_span_for_each_stage(traced: tuple[SpanTracer, InMemoryS
     assert attributes["gpuprof.rows"] == 2 and attributes["gpuprof.in_slo"] is True
 
 
-def test_a_refusal_is_an_error_without_stages(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
-    tracer, exporter = traced
-    tracer.record_refusal("m", answered(), RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much"))
+def test_a_refusal_is_an_error_without_stages(make_tracer: tuple[SpanTracer, InMemorySpanExporter]) -> None:
+    tracer, exporter = make_tracer
+    tracer.record_refusal("m", answered_request(), RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much"))
     tracer.close()
     (span,) = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR and span.status.description == "too much"
     assert dict(span.attributes or {})["http.response.status_code"] == 503
 
 
-def test_the_span_belongs_to_that_of_the_client(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
-    tracer, exporter = traced
-    tracer.record_answer("m", answered(PARENT))
-    tracer.record_answer("m", answered("rubbish"))
+def test_the_span_belongs_to_that_of_the_client(make_tracer: tuple[SpanTracer, InMemorySpanExporter]) -> None:
+    tracer, exporter = make_tracer
+    tracer.record_answer("m", answered_request(PARENT))
+    tracer.record_answer("m", answered_request("rubbish"))
     tracer.close()
     first, second = (span for span in exporter.get_finished_spans() if span.name == "infer m")
     assert first.parent is not None and f"{first.parent.span_id:016x}" == "b7ad6b7169203331"
@@ -92,8 +92,8 @@ def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it() -> None:
     exporter = InMemorySpanExporter()
     tracer = span_tracer(exporter, 0.0)
     for _ in range(20):
-        tracer.record_answer("m", answered())
-    tracer.record_answer("m", answered(PARENT))
+        tracer.record_answer("m", answered_request())
+    tracer.record_answer("m", answered_request(PARENT))
     tracer.close()
     assert len(exporter.get_finished_spans()) == 5
 

@@ -57,11 +57,11 @@ def test_a_worker_does_not_come_back_with_another_model(tmp_path: Path) -> None:
         adder(path, 7.0)
         server.workers()[0].kill()
 
-        def refused() -> bool:
+        def is_refused() -> bool:
             lines = server.get("/metrics")[1].decode().splitlines()
             return any(line.startswith("gpuprof_worker_refusals_total") and not line.endswith(" 0.0") for line in lines)
 
-        assert eventually(refused)
+        assert eventually(is_refused)
         assert server.infer("m", [1.0])[0] == 503
         _, log = server.stop()
         assert "m.onnx is not the file that the map was planned with" in log

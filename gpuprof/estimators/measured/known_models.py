@@ -1,0 +1,253 @@
+"""Which models there are, by the database and by files, and what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.failure import TriedRuns
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
+from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.measured.measured import MeasuredModel, Point, read_measured
+from gpuprof.estimators.measured.sized import choose_sizes, group_by_model, unmeasured_at
+from gpuprof.estimators.roofline.op_work import WorkByBatch
+from gpuprof.kernel_db.store import COPIES, KernelDb
+
+
+class KnownModels:
+    """The models of a kernel database and of files that are given.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+    graphs : mapping of str to Path, optional
+        As for `gpuprof.estimators.database.DatabaseEstimator`.
+
+    Attributes
+    ----------
+    measured : mapping of str to MeasuredModel
+        What the database holds, by name and sizes.
+    """
+
+    def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
+        self.measured = read_measured(db) if db is not None else {}
+        self._copies = None if db is None else db.path / COPIES
+        self._graphs = dict(graphs or {})
+        self._sized = group_by_model(self.measured)
+        self._files: dict[str, MeasuredModel] = {}
+        self._works: dict[str, WorkByBatch | None] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models in the database, sorted."""
+        return tuple(sorted(self.measured))
+
+    def has_measured(self, model: str) -> bool:
+        """Return whether the database holds a model of this name, at whatever sizes."""
+        return split_name(model)[0] in self._sized
+
+    def count_superseded(self, model: str) -> int:
+        """Return how many other files were measured before under the name of ``model``; they do not count."""
+        return self.find_model(model).superseded
+
+    def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
+        """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
+        return self.find_model(model).variants.get(device, ())
+
+    def list_dims(self, model: str) -> tuple[str, ...]:
+        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else those measured.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown.
+        """
+        from gpuprof.graph.load import read_free
+
+        name, _ = split_name(model)
+        said = self._sized.get(name, {})
+        path = self._graphs.get(name) or (Path(name) if not said and _is_path(name) else None)
+        if path is None and not said:
+            raise unknown_name("model", name, [*self._sized, *self._graphs])
+        recorded = path or Path(next((one.path or "" for one in said.values()), ""))
+        if recorded.is_file():
+            try:
+                return tuple(one.name for one in read_free(recorded))
+            except InputError:
+                if not said:
+                    raise  # nothing else is known of it; of a measured model, what was measured is
+        return tuple(dict.fromkeys(dim for sizes in said for dim, _ in sizes))
+
+    def sizes_of(self, model: str) -> Sizes:
+        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown, or nothing says which sizes are meant.
+        """
+        return self.find_model(model).sizes
+
+    def describe_sizes(self, model: str) -> str | None:
+        """Return a remark on sizes that ``model`` does not give, with the way to give them; None: there is none.
+
+        Raises
+        ------
+        InputError
+            As `sizes_of`.
+        """
+        name, given = split_name(model)
+        known = self.find_model(model)
+        taken = [(dim, size) for dim, size in known.sizes if dim not in dict(given)]
+        if not taken:
+            return None
+        how = "as it was measured" if known.points else "assumed"
+        return f"{name}: {describe_sizes(taken)} {how}; another size: --dim {taken[0][0]}=SIZE"
+
+    def devices_of(self, model: str) -> tuple[str, ...]:
+        """Return the names of the devices that ``model`` was measured on, sorted."""
+        known = self.find_model(model)
+        return tuple(sorted({device for one in (known, *known.others) for device in one.points}))
+
+    def unknown_ops(self, model: str) -> tuple[str, ...]:
+        """Return the op types of ``model`` of which nothing is known; none where its file is not there."""
+        work = self.read_work(self.find_model(model))
+        return () if work is None else work.smallest.unknown_ops
+
+    def tried_runs(self, model: str) -> TriedRuns:
+        """Return what was measured of ``model`` and what failed, on any device."""
+        return self.find_model(model).tried_runs(model)
+
+    def read_graph(self, model: str, batch: int) -> ModelGraph:
+        """Return the graph of ``model`` bound to ``batch``.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown or its file is not there, has become another or does not take the batch.
+        """
+        known = self.find_model(model)
+        if self.read_work(known) is None:
+            require_readable(known)
+            raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
+        return self.bind_graph(known, batch)
+
+    def find_model(self, model: str) -> MeasuredModel:
+        """Return what is known of a model by its name in the database, a name given with a file, or a path."""
+        if model not in self._files:
+            name, sizes = split_name(model)
+            path = self._graphs.get(name)
+            if path is not None or (name not in self._sized and _is_path(name)):
+                self._files[model] = self._of_file(name, sizes, path or Path(name))
+            elif name in self._sized:
+                self._files[model] = choose_sizes(name, self._sized[name], sizes)
+            else:
+                raise unknown_name("model", name, [*self._sized, *self._graphs])
+        return self._files[model]
+
+    def list_points(self, model: str, device: Device) -> list[Point]:
+        """Return what was measured of a model on a device; at other sizes where nothing was at these."""
+        known = self.find_model(model)
+        own = known.points.get(device.name)
+        return own or [point for one in known.others for point in one.points.get(device.name, ())]
+
+    def only_batch(self, model: str) -> int | None:
+        """Return the batch that the file of a model fixes, None where it takes any or is not there."""
+        from gpuprof.graph.load import only_batch
+
+        path = self.find_model(model).path
+        return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
+
+    def read_work(self, known: MeasuredModel) -> WorkByBatch | None:
+        """Return the work of a model by batch, None where its file is gone or has become another."""
+        if known.name not in self._works:
+            self._works[known.name] = _read_work(known)
+        return self._works[known.name]
+
+    def bind_graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
+        """Return the graph of a model at its own sizes and ``batch``.
+
+        Raises
+        ------
+        InputError
+            As `gpuprof.graph.load.load_graph`.
+        """
+        from gpuprof.graph.load import load_graph
+
+        return load_graph(Path(known.path or ""), batch, dims=dict(known.sizes))
+
+    def select_comparable(self, device: Device) -> dict[str, MeasuredModel]:
+        """Return the models whose figures on ``device`` may stand in one fit."""
+        variants = {
+            name: known.variants[device.name][0]
+            for name, known in self.measured.items()
+            if device.name in known.variants
+        }
+        first = next(iter(rank_variants(variants.values())), None)
+        return {
+            name: known
+            for name, known in self.measured.items()
+            if first is not None and name in variants and variants[name].is_comparable(first)
+        }
+
+    def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
+        """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
+        from gpuprof.graph.load import load_runnable, only_batch, require_sizes
+        from gpuprof.runtime.free_batch import freed_copy
+
+        path = (self._copies and freed_copy(path, self._copies)) or path
+        graph = load_runnable(path, only_batch(path) or 1, dims=dict(sizes))
+        weight_bytes = None if graph.unread else graph.weight_bytes
+        file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)
+        same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == graph.sha256}
+        return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
+
+
+def _as_file(known: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
+    """Return what was measured of a content under the name and at the place of the file that is given."""
+    return replace(
+        known,
+        name=sized_name(file.name, known.sizes),
+        path=file.path,
+        sha256=file.sha256,
+        weight_bytes=file.weight_bytes,
+        superseded=0,
+    )
+
+
+def _is_path(model: str) -> bool:
+    return model.endswith(".onnx") or "/" in model or Path(model).is_file()
+
+
+def _read_work(known: MeasuredModel) -> WorkByBatch | None:
+    """Return the work of a model, None where its file is gone or has become another."""
+    from gpuprof.graph.load import load_graph, only_batch
+
+    path = Path(known.path or "")
+    if not path.is_file():
+        return None
+    try:
+        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), only_batch(path))
+    except InputError:
+        return None
+    return work if known.sha256 in (None, work.graph.sha256) else None
+
+
+def require_readable(known: MeasuredModel) -> None:
+    """Do nothing where the file of a model is gone, has become another, or says what its ops cost.
+
+    Raises
+    ------
+    InputError
+        As `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
+    """
+    from gpuprof.graph.file import read_onnx
+    from gpuprof.graph.load import load_graph, only_batch
+
+    path = Path(known.path or "")
+    if path.is_file() and known.sha256 in (None, read_onnx(path).sha256):
+        load_graph(path, only_batch(path) or 1, dims=dict(known.sizes))
