@@ -170,15 +170,13 @@ def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
         400, saying what is wrong.
     """
     request = call.message
-    data = _tensors(spec, request, call)
+    inputs = _tensors(spec, request, call)
     urgency = read_urgency(request)
-    outputs = _outputs(spec, request)
-    rows = check_rows(spec, [InputTensor(shape, b"") for shape, _ in data])
     return InferRequest(
         id=request.id or None,
-        rows=rows,
-        inputs=[InputTensor(shape, own) for shape, own in data],
-        outputs=outputs,
+        rows=check_rows(spec, inputs),
+        inputs=inputs,
+        outputs=_outputs(spec, request),
         binary=None,
         timeout_ms=urgency.timeout_ms,
         priority=urgency.priority,
@@ -210,12 +208,12 @@ def write_stream_error(message: str, request_id: str) -> bytes:
     return data
 
 
-def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[int], Buffer]]:
-    """Return shape and bytes of each input, in the order of the model's."""
+def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor]:
+    """Return the inputs, in the order of the model's."""
     raw = call.raw
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
-    found: dict[int, tuple[list[int], Buffer]] = {}
+    found: dict[int, InputTensor] = {}
     for number, entry in enumerate(request.inputs):
         position = spec.input_index.get(entry.name)
         if position is None or position in found:
@@ -227,7 +225,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, own)
-        found[position] = (shape, own)
+        found[position] = InputTensor(shape, own)
     missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in found]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")

@@ -65,7 +65,7 @@ class Router:
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
         if not version:
-            return versions[max(versions, key=version_order)]
+            return versions[max(versions, key=version_order) if len(versions) > 1 else next(iter(versions))]
         if version not in versions:
             known = ", ".join(sorted(versions, key=version_order))
             raise RefusedError(

@@ -96,3 +96,10 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
     refuse_long_text(MAX_TEXT_BYTES)
     with pytest.raises(RefusedError, match="send tensors as binary data"):
         refuse_long_text(MAX_TEXT_BYTES + 1)
+
+
+def test_a_request_of_small_tensors_is_placed_as_it_is_and_holds_nothing() -> None:
+    text = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}).encode()
+    request, arena = read_large_request(SPEC, text, len(text)), Arena(1 << 16)
+    placed, slots = place_inputs(request, arena)
+    assert placed is request and slots == [] and arena.used == 0
