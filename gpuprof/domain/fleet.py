@@ -59,6 +59,11 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     find_device : callable
         Name → `Device`; raises `InputError` for a name that it does not know.
     priced : sequence of Device, optional
+
+    Raises
+    ------
+    InputError
+        For an item that is no name with a count, or a device that is unknown.
     """
     entries: list[FleetEntry] = []
     every = False

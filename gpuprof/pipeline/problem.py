@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet
     from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.estimators.measured.known_models import KnownModels
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.pipeline.planning_options import PlanningOptions
     from gpuprof.placement.problem import ModelFile, Options, Problem
@@ -76,34 +77,34 @@ def build_problem(
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()
-    known = make_database_estimator(database, graphs, note, execution)
+    measured = make_database_estimator(database, graphs, note, execution)
+    known = measured.known
     named = size_demands(named, known, planning.dims, note)
     sources = source_names(named)
-    estimator = known if planning.estimator == DEFAULT else make_named_estimator(planning.estimator, database, graphs)
+    default = planning.estimator == DEFAULT
+    estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_host_work(database, devices, named))
-    if options.max_processes is None and planning.estimator == DEFAULT:
+    if options.max_processes is None and default:
         kinds = {entry.device.name for entry in devices.entries}
-        if not any(kinds.intersection(known.known.devices_of(name)) for name in names):
+        if not any(kinds.intersection(known.devices_of(name)) for name in names):
             options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
         options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
     for demand in named:
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
-    if planning.estimator == DEFAULT:
-        require_precision(
-            devices, execution, lambda name: all(name in known.known.devices_of(model) for model in names)
-        )
-        _judge_doubts(known, names, devices, planning.strict, note)
+    if default:
+        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
+        _judge_doubts(measured, names, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
-    for remark in (*describe_superseded(known, names), *describe_variants(known, names, targets)):
+    for remark in (*describe_superseded(measured, names), *describe_variants(measured, names, targets)):
         note(remark)
     files = _find_files(database, graphs)
     if options.max_batch > 1:
-        _note_mixing_models(known.verdicts, files, list(dict.fromkeys(models.values())), note)
+        _note_mixing_models(measured.verdicts, files, list(dict.fromkeys(models.values())), note)
     files |= {service: files[model] for service, model in models.items() if model in files}
     return Problem(
         demands=named,
@@ -128,14 +129,14 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
 
 
 def size_demands(
-    demands: Sequence[Demand], known: DatabaseEstimator, dims: Mapping[str, int], note: NoteCallback = ignore_note
+    demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = ignore_note
 ) -> tuple[Demand, ...]:
     """Return the demands with the sizes that they are planned at; those that nobody gave are noted.
 
     Parameters
     ----------
     demands : sequence of Demand
-    known : DatabaseEstimator
+    known : KnownModels
     dims : mapping of str to int
         Sizes of dimensions that demands do not give themselves.
     note : callable, optional
@@ -145,7 +146,7 @@ def size_demands(
     InputError
         When a model has no such dimension, or nobody says how large one is of which no size is usual.
     """
-    free = {demand.model: known.known.list_dims(demand.source_model or demand.model) for demand in demands}
+    free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
     for name in dims:
         if not any(name in own for own in free.values()):
             listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
@@ -158,22 +159,22 @@ def size_demands(
         whole = []
         for sizes, part in parts:
             asked = sized_name(model, {**dict(more), **dict(sizes)}.items())
-            whole.append((known.known.sizes_of(asked), part))
-            if demand.dims is None and (remark := known.known.describe_sizes(asked)):
+            whole.append((known.sizes_of(asked), part))
+            if demand.dims is None and (remark := known.describe_sizes(asked)):
                 note(remark)
         said = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
         sized.append(replace(demand, dims=said))
     return tuple(sized)
 
 
-def collect_tried_runs(estimator: DatabaseEstimator, models: Iterable[str]) -> TriedRuns:
+def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return what the database knows to have run, and to have failed, of the models that it knows."""
     from gpuprof.domain.failure import TriedRuns
 
     found = []
     for model in models:
         with suppress(InputError):
-            found.append(estimator.known.tried_runs(model))
+            found.append(known.tried_runs(model))
     return TriedRuns(
         tuple(failed for one in found for failed in one.failed),
         frozenset(measured for one in found for measured in one.measured),

@@ -81,7 +81,7 @@ def restore_problem(
     execution = _recorded_execution(settings, OtherTimes())
     measured = make_database_estimator(database, note=note)
     graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
-    known = make_database_estimator(database, graphs, note, execution)
+    measured = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
     return Problem(
         demands=tuple(
@@ -89,8 +89,8 @@ def restore_problem(
             for name, m in deployment.models.items()
         ),
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
-        estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
-        tried=name_tried_services(collect_tried_runs(known, _list_parts(sources.values())), sources),
+        estimator=name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
+        tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals),
         options=Options(
             confidence=settings.confidence,
@@ -210,7 +210,7 @@ def collect_map_evidence(
         known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
         measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
-        tried = name_tried_services(collect_tried_runs(measured, _list_parts(sources.values())), sources)
+        tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
         asked = name_services(asked, sources)
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(

@@ -108,6 +108,12 @@ def make_scheduler(
 
     Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
     devices there are, leave the map as it is.
+
+    Raises
+    ------
+    InputError
+        When the policy is unknown, or the database lacks what the map was planned from; the scheduler itself, when
+        planning fails otherwise than for lack of capacity.
     """
     from gpuprof.pipeline.planning import plan_map
     from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
