@@ -74,13 +74,13 @@ class SlowSearch:
 
     def _fitness(self, deployment: Deployment) -> tuple[float, int, float]:
         """Return the requests/s that are served, up to what is asked for; fewer GPUs; what could be served beyond."""
-        served = self._served(deployment)
+        served = self._count_instances(deployment)
         asked = self.services.rates
         within = math.fsum(min(rate, self.services.rps(served, model)) for model, rate in asked.items())
         beyond = math.fsum(self.services.rps(served, model) / rate for model, rate in asked.items())
         return round(within, 6), -len(deployment), round(beyond, 9)
 
-    def _served(self, deployment: Sequence[MigConfiguration]) -> Counter[str]:
+    def _count_instances(self, deployment: Sequence[MigConfiguration]) -> Counter[str]:
         """Return how many instances of each profile each service has, as ``model/profile``."""
         return Counter(key for one in deployment for key in one.keys)
 
@@ -122,7 +122,7 @@ class SlowSearch:
 
     def _search(self, kept: Sequence[MigConfiguration], before: int, random: Random) -> Deployment:
         """Return the fewest configurations that the tree search finds for what ``kept`` leaves unserved."""
-        root = self._node(self._served(kept))
+        root = self._node(self._count_instances(kept))
         room = math.inf if self.most is None else self.most - len(kept)
         best: tuple[tuple[float, int, float], Deployment] | None = None
         for _ in range(_DESCENTS):

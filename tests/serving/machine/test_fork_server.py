@@ -35,24 +35,24 @@ def fork_server() -> Iterator[ForkServerLink]:
     link.close()
 
 
-def nursery_of(server: RunningServer) -> psutil.Process:
+def fork_server_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.process.pid).children(recursive=True)
     (found,) = [child for child in children if "gpuprof.serving.machine.fork_server" in child.cmdline()]
     return found
 
 
-def test_a_forked_worker_is_called_by_its_own_name_and_is_the_nurserys(tmp_path: Path) -> None:
+def test_a_forked_worker_is_called_by_its_own_name_and_is_the_fork_servers(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m"), replica("m")])) as server:
-        parent = nursery_of(server)
+        parent = fork_server_of(server)
         names = {worker.cmdline()[3] for worker in server.workers()}
         assert names == {"worker:here/m/0", "worker:here/m/1"}
         assert {worker.ppid() for worker in server.workers()} == {parent.pid}
 
 
-def test_a_killed_nursery_costs_no_worker_and_another_forks_the_next(tmp_path: Path) -> None:
+def test_a_killed_fork_server_costs_no_worker_and_another_forks_the_next(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
         (worker,) = server.workers()
-        before = nursery_of(server)
+        before = fork_server_of(server)
         with Askers(server, "m", 2) as askers:
             before.kill()
             assert eventually(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
@@ -61,7 +61,7 @@ def test_a_killed_nursery_costs_no_worker_and_another_forks_the_next(tmp_path: P
             worker.kill()
             assert eventually(lambda: figure(server, "gpuprof_worker_restarts_total") == 1)
             assert eventually(lambda: len(server.workers()) == 1)
-        assert nursery_of(server).pid != before.pid
+        assert fork_server_of(server).pid != before.pid
         assert askers.wrong == askers.lost == []
         assert server.stop()[0] == 0
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE

@@ -29,7 +29,7 @@ def test_slowdowns_of_several_neighbours_multiply_and_are_told_apart_by_other_se
     assert attribute_times([time_of("a", ("b", "b"), 4.0)])["a"].beside == pytest.approx({"b": 2.0})
 
 
-def served(name: str, place: str, took_ms: float, count: int = 10, mig: str = "") -> Any:
+def served_replica(name: str, place: str, took_ms: float, count: int = 10, mig: str = "") -> Any:
     plan = SimpleNamespace(name=name, place=place, mig=mig, latency_ms=(5.0, 8.0))
     batches = {2: BatchStatistics(count, 0, int(took_ms * 1e6) * count, 0)} if count else {}
     return SimpleNamespace(plan=plan, batches=batches)
@@ -41,16 +41,16 @@ def model_of(name: str, *replicas: Any) -> Any:
 
 def test_neighbours_are_those_that_ran_on_the_same_device_or_instance() -> None:
     models = [
-        model_of("a", served("a/0", "n/0", 16.0), served("a/1", "n/1", 8.0, mig="1g@0")),
-        model_of("heavy", served("heavy/0", "n/0", 8.0), served("heavy/1", "n/1", 8.0, mig="1g@1")),
-        model_of("idle", served("idle/0", "n/0", 8.0, count=0)),
+        model_of("a", served_replica("a/0", "n/0", 16.0), served_replica("a/1", "n/1", 8.0, mig="1g@0")),
+        model_of("heavy", served_replica("heavy/0", "n/0", 8.0), served_replica("heavy/1", "n/1", 8.0, mig="1g@1")),
+        model_of("idle", served_replica("idle/0", "n/0", 8.0, count=0)),
     ]
     times = {(one.model, one.beside): one.took_ns / one.predicted_ns for one in list_replica_times(models)}
     assert times == {("a", ("heavy",)): 2.0, ("a", ()): 1.0, ("heavy", ("a",)): 1.0, ("heavy", ()): 1.0}
 
 
 def test_only_what_came_since_counts() -> None:
-    (model,) = models = [model_of("a", served("a/0", "n/0", 16.0))]
+    (model,) = models = [model_of("a", served_replica("a/0", "n/0", 16.0))]
     earlier = {"a/0": {2: (6, int(6 * 8e6))}}  # the first six took 8 ms each, the last four the rest
     (one,) = list_replica_times(models, earlier)
     assert one.took_ns / one.predicted_ns == pytest.approx((160.0 - 48.0) / 32.0)
