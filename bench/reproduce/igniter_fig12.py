@@ -40,12 +40,13 @@ _WHY = (
 
 @dataclass(frozen=True)
 class Pair:
-    """One of two neighbours: what ran, beside what, what was observed and what is predicted, in ms."""
+    """One of two neighbours: what ran, beside what; what was observed, is predicted and was observed alone, in ms."""
 
     workload: Workload
     beside: Workload
     observed_ms: float
     predicted_ms: float
+    solo_ms: float = 0.0
 
     @property
     def error_pct(self) -> float:
@@ -96,7 +97,8 @@ def read_pairs(directory: Path) -> list[Pair]:
         workload = Workload(row["model"], int(row["batch"]), Share(float(row["mps_share_pct"])))
         beside = Workload(row["beside"], int(row["beside_batch"]), Share(float(row["beside_mps_share_pct"])))
         said = estimator.estimate(workload.model, v100, workload.batch, workload.share, [beside])
-        found.append(Pair(workload, beside, float(row["latency_ms"]), said.latency_ms.value))
+        solo_ms = float(row.get("solo_latency_ms") or 0.0)
+        found.append(Pair(workload, beside, float(row["latency_ms"]), said.latency_ms.value, solo_ms))
     return found
 
 

@@ -32,6 +32,7 @@ from gpuprof.placement.published.usher import Usher
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.network import THESIS
+from gpuprof.simulator.outcome import SimulationOutcome
 
 #: MAX_WAIT_TIME of the router (§4.3.3).
 TIMEOUT_MS = 100.0
@@ -176,6 +177,18 @@ def _arrivals(experiment: Experiment, model: str, seed: int) -> Times:
 def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
     if made.policy == OWN:
         return _run_own(made, experiment, seed)
+    in_time = dict.fromkeys(experiment.models, 0.0)
+    outcome = simulate_cluster(made, experiment, seed)
+    for one in () if outcome is None else outcome.models:
+        in_time[one.model.split("@")[0]] += one.goodput_rps
+    return in_time
+
+
+def simulate_cluster(made: Plan, experiment: Experiment, seed: int) -> SimulationOutcome | None:
+    """Return what a map's clients see by the rules of the thesis's cluster; None where nothing is placed.
+
+    Each replica is a model of its own, ``model@0``, ``model@1`` …
+    """
     served = as_served(made)
     arrivals: dict[str, ArrivalProcess] = {}
     for model in experiment.models:
@@ -183,15 +196,11 @@ def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
         batches = [replica.batch for replica in made.replicas(model)]
         parts = in_turn(_arrivals(experiment, model, seed), batches)
         arrivals |= {name: RecordedArrivals(part, SECONDS) for name, part in zip(streams, parts, strict=True)}
-    in_time = dict.fromkeys(experiment.models, 0.0)
-    if arrivals:
-        legs = {replica.model: (_leg_ms(replica.model, replica.batch), 0.0) for _, _, _, replica in served.places()}
-        options = SimulationOptions(
-            SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS
-        )
-        for outcome in simulate(served, arrivals, options).models:
-            in_time[outcome.model.split("@")[0]] += outcome.goodput_rps
-    return in_time
+    if not arrivals:
+        return None
+    legs = {replica.model: (_leg_ms(replica.model, replica.batch), 0.0) for _, _, _, replica in served.places()}
+    options = SimulationOptions(SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS)
+    return simulate(served, arrivals, options)
 
 
 def _run_own(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:

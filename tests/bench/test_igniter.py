@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bench.igniter_profiles import table_3
-from bench.reproduce import igniter_fig12, igniter_fig14, igniter_fig18, igniter_fig20, igniter_fig21
+from bench.reproduce import (
+    igniter_fig4,
+    igniter_fig12,
+    igniter_fig14,
+    igniter_fig18,
+    igniter_fig20,
+    igniter_fig21,
+    igniter_table1,
+)
 from bench.reproduce.igniter_runs import Blind, place, problem, scale_coefficients, with_interference
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
@@ -133,3 +142,72 @@ def test_figure_21_gives_optimal_as_many_workloads_and_no_more_gpus(
     found = igniter_fig21.compute(tmp_path, (3, 14))
     assert [row[0] for row in found.rows] == ["3", "14"]
     assert all(isinstance(row[3], float) and isinstance(row[5], float) and row[5] <= row[3] for row in found.rows)
+
+
+def write_profile(folder: Path) -> None:
+    """Write a profile of one model in the words of iGniter's tools, and a pair of it."""
+    folder.mkdir()
+    figures: dict[str, object] = {
+        "inputdata": 602112,
+        "outputdata": 4000,
+        "gpulatency": [[7.7, 2.9, 2.4], [91.7, 20.1, 11.5], [180.5, 38.4, 21.3]],
+        "power": [[80.0, 120.0, 133.0], [85.0, 187.0, 288.0], [85.0, 186.0, 293.0]],
+        "frequency": [[1530.0] * 3] * 3,
+        "l2cache": 16.9,
+        "l2caches": [2.9, 17.0, 33.0],
+        "idletime_1": 0.07,
+        "activetime_1": 20.3,
+        "activetime_2": 21.3,
+        "frequency_2": 1509.0,
+        "kernel": 80,
+    }
+    hardware: dict[str, object] = {
+        "idlepower": 53.5,
+        "power": [118.0, 185.0, 259.0, 296.0, 295.0],
+        "frequency": [1530.0, 1530.0, 1530.0, 1486.0, 1431.0],
+        "idletime": [0.0014, 0.0017, 0.0068, 0.0119, 0.017],
+        "maxGPUfrequency": 1530,
+        "maxGPUpower": 300,
+        "unit": 2.5,
+        "bandwidth": 10000000,
+    }
+    tables = {"hardware": hardware, "resnet50": figures}
+    lines = [json.dumps({name: {key: value}}) for name, table in tables.items() for key, value in table.items()]
+    (folder / "config.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_figures_4_to_9_set_what_was_published_beside_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_profile(tmp_path / "igniter_v100")
+    pairs = [
+        igniter_fig12.Pair(
+            Workload("resnet50", 16, Share(50.0)), Workload("vgg19", batch, Share(50.0)), seen, said, 20.0
+        )
+        for batch, seen, said in ((2, 21.0, 20.5), (32, 23.0, 22.0))
+    ]
+    other = igniter_fig12.Pair(Workload("resnet50", 8, Share(50.0)), Workload("vgg19", 2, Share(50.0)), 30.0, 9.0, 20.0)
+    monkeypatch.setattr(igniter_fig4, "read_pairs", lambda _: [*pairs, other])
+    found = igniter_fig4.compute(tmp_path)
+    slower = [row[3:5] for row in found.rows if row[0] == "4"]
+    assert slower == [pytest.approx((5.0, 2.5)), pytest.approx((15.0, 10.0))]
+    assert [row[0] for row in found.rows].count("8") == 9
+    delay = [row for row in found.rows if row[0] == "5"]
+    assert [row[3] for row in delay] == [0.0014, 0.0017, 0.0068, 0.0119, 0.017]
+    clock = [row[4] for row in found.rows if row[1] == "frequency, MHz"]
+    assert clock[:3] == [1530.0] * 3
+    assert isinstance(clock[4], float) and clock[4] < 1530.0
+    assert [fact.agrees for fact in found.facts] == [False, False, True]
+    active = [row[5] for row in found.rows if row[0] == "8"]
+    assert all(isinstance(error, float) and abs(error) < 25.0 for error in active)
+
+
+def test_table_1_is_igniters_and_blind_gpulets_break_slos() -> None:
+    estimator = IgniterEstimator(None, coefficients={"v100": (HARDWARE, MODELS)})
+    found = igniter_table1.compare_plans(estimator)
+    assert found.sound
+    assert all(fact.agrees for fact in found.facts if fact.what.startswith("igniter"))
+    assert found.row("igniter")[0] == 1.0 and found.row("igniter")[2] == "none"
+    assert found.row("gpulet blind")[0] == 2.0 and found.row("gpulet blind")[2] != "none"
+    optimal = found.row("optimal")[0]
+    assert isinstance(optimal, float) and optimal <= 1.0

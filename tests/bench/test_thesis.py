@@ -17,6 +17,7 @@ from bench.reproduce import (
     thesis_fig6_1,
     thesis_fig6_10,
     thesis_fig6_15,
+    thesis_latencies,
     thesis_placements,
 )
 from bench.reproduce.shared_v100 import SharedV100
@@ -168,3 +169,34 @@ def test_the_appendix_has_a_row_for_each_figure_and_policy(monkeypatch: pytest.M
     found = thesis_appendix.compute(NOWHERE, [replace(setting, at=setting.at[:1])])
     assert [row[:2] for row in found.rows] == [("A.1", policy) for policy in thesis_cluster.POLICIES]
     assert len(found.charts) == 1
+
+
+def test_the_router_waits_for_large_batches_and_few_of_them_are_full() -> None:
+    # Figures 6.6 and 6.19
+    found = thesis_latencies.compute(NOWHERE, thesis_latencies.list_watched_by_hand())
+    assert found.sound
+    rows = {(row[0], row[1]): dict(zip(found.header[3:], row[3:], strict=True)) for row in found.rows}
+    small, large = rows["6.6", "two replicas of batch 8"], rows["6.6", "two replicas of batch 64"]
+    assert number(large["batching"]) > 2.0 * number(small["batching"])
+    assert number(large["in time/s"]) < 0.6 * number(small["in time/s"])
+    assert number(large["answered/s"]) == pytest.approx(number(small["answered/s"]), rel=0.05)
+    few, many = rows["6.19", "batch 64, 600 requests/s"], rows["6.19", "batch 64, 1000 requests/s"]
+    assert number(few["mean batch"]) < number(many["mean batch"]) <= 64.0
+
+
+def test_near_capacity_requests_wait_for_the_worker() -> None:
+    # Figure 6.17: batches of 16 answer some 830 requests/s
+    seen = []
+    for rate_rps in (600.0, 820.0):
+        experiment = Experiment(("densenet121",), rate_rps, 250.0)
+        made = rebuild_map(experiment, [{"densenet121": 16}])
+        one = thesis_latencies.Watched("6.17", f"{rate_rps:g}", made, experiment, "densenet121")
+        found = thesis_latencies.compute(NOWHERE, [one])
+        seen.append(number(found.column("queue")[0]))
+    assert seen[1] > 2.0 * seen[0]
+
+
+def number(cell: object) -> float:
+    """Return a cell that must be a number."""
+    assert isinstance(cell, float)
+    return cell
