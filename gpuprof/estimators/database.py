@@ -37,6 +37,7 @@ from gpuprof.estimators.measured.known_models import KnownModels, require_readab
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point
 from gpuprof.estimators.measured.sized import blend_measured
 from gpuprof.estimators.measured.surface import Reading, Surface
+from gpuprof.estimators.memory.reserved import predict_reserved
 from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
@@ -413,6 +414,8 @@ class DatabaseEstimator:
         if (learned := self._learned(_Identity(device))) and learned.memory:
             return learned.memory_figure(self.known.bind_graph(known, workload.batch))
         at = work.at(workload.batch)
+        if device.kind == "gpu":
+            return predict_reserved(at.weight_bytes, at.activation_bytes)
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
 
     def _memory_beyond(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:

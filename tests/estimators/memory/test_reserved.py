@@ -1,0 +1,38 @@
+"""Memory of models that nobody measured on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.domain.catalogue import device, v100_profiles
+from gpuprof.domain.estimate import PREDICTED, kind_of_source
+from gpuprof.domain.share import Share
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.estimators.memory.reserved import predict_reserved
+
+_MIB = 2.0**20
+
+
+def test_the_interval_holds_what_the_thesis_measured_of_resnet50_and_vgg19() -> None:
+    v100 = device("v100")
+    rows = v100_profiles().rows
+    measured = {(row.model, row.batch): (row.memory_pct or 0.0) / 100.0 * v100.dram_bytes for row in rows}
+    # Weights, and activations of one image: a convolution's input and output, the largest of which are at the start.
+    for model, weights, activations in (("resnet50", 97.5 * _MIB, 9.19 * _MIB), ("vgg19", 548.0 * _MIB, 24.5 * _MIB)):
+        for batch in (4, 16, 64, 128):
+            figure = predict_reserved(weights, batch * activations)
+            assert figure.low is not None and figure.low <= measured[model, batch] <= figure.upper()
+            assert figure.low >= weights and kind_of_source(figure.source) == PREDICTED
+
+
+def test_an_unmeasured_model_has_more_memory_than_its_weights_with_an_interval(tmp_path: Path) -> None:
+    file = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
+    estimator = make_estimator("database", None, {"mlp": file})
+    small, large = (estimator.estimate("mlp", device("v100"), batch, Share()).memory_bytes for batch in (1, 64))
+    assert small is not None and large is not None and small.low is not None and large.low is not None
+    assert small.low < small.value < small.upper()
+    assert large.value > small.value > file.stat().st_size
+    assert small.low == pytest.approx(file.stat().st_size, rel=0.05)  # nearly all of it is weights
