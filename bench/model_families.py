@@ -1,10 +1,10 @@
 """Takes models of many kinds from their files to a server, and prints what became of each.
 
-    python -m bench.model_families [--only NAME ...] [--json FILE] [--models DIRECTORY]
+    python -m bench.model_families [--only NAME ...] [--json FILE] [--models DIRECTORY] [--files FILE ...]
 
 Each kind is written as its users' tools write it (`bench.model_kinds`), then profiled on this machine's CPU, estimated
-for a GPU, planned onto this machine, checked, served and asked for answers, by the functions that are gpuprof's
-commands. Where one refuses, the table has its reason. It takes minutes. Kinds whose writer is not installed
+for a GPU, planned onto this machine, checked, served and asked for answers, each by the command that a user would
+type. Where one refuses, the table has its reason. It takes minutes. Kinds whose writer is not installed
 (scikit-learn's converters, XGBoost, torch, transformers) are left out, which the table says.
 """
 
@@ -13,11 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gpuprof
 from bench.model_kinds import Kind
@@ -26,7 +31,6 @@ from bench.model_kinds.graphs import GRAPHS
 from bench.model_kinds.networks import NETWORKS
 from bench.model_kinds.pipelines import PIPELINES
 from gpuprof.domain.sizes import describe_sizes
-from gpuprof.errors import GpuprofError, InputError
 
 KINDS = (*NETWORKS, *CONVERTED, *PIPELINES, *GRAPHS)
 #: What the estimates are for: a GPU of which nothing here was measured.
@@ -34,8 +38,8 @@ GPU = "a100-80"
 LOAD_S = 2.0
 #: The rate asked for: at most this, and a fifth of what a core can do; the objective: at least this, twenty batches.
 MOST_RPS, LEAST_SLO_MS, LOAD, SLO_FACTOR = 20.0, 1000.0, 0.2, 20.0
-_BATCHES = (1, 2)
-_ONLY_BATCH = re.compile(r"--batch (\d+)")
+_LIMIT_S = 300.0
+_ADDRESS = re.compile(r"http://\S+")
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=[kind.name for kind in KINDS], help="kinds to take")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--models", type=Path, help="where the models are kept and found again; default: nowhere")
+    parser.add_argument("--files", nargs="*", type=Path, default=[], help="ONNX files of your own to take, too")
     options = parser.parse_args()
-    kinds = [kind for kind in KINDS if not options.only or kind.name in options.only]
+    chosen = options.only if options.only is not None or options.files else [kind.name for kind in KINDS]
+    kinds = [kind for kind in KINDS if kind.name in (chosen or [])]
+    kinds += [Kind(file.name, partial(shutil.copyfile, file)) for file in options.files]
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as folder:
         outcomes = take_kinds(kinds, Path(folder), options.models or Path(folder))
     print(f"\n{render_table(outcomes)}\n")
@@ -97,7 +104,7 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]
     Parameters
     ----------
     work : Path
-        Where the database is made.
+        Where the commands run, which make the database there.
     models : Path
         Where the models are written; one that is there is taken as it is.
     """
@@ -109,7 +116,7 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]
         try:
             if not path.exists():
                 kind.build(path)
-            outcome = take_model(kind, path, work / "db")
+            outcome = take_model(kind, path.absolute(), work)
         except ImportError as error:
             outcome = Outcome(kind.name, remark=f"not written here: {error.name} is not installed")
         outcomes.append(outcome)
@@ -118,74 +125,97 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]
     return outcomes
 
 
-def take_model(kind: Kind, path: Path, db: Path) -> Outcome:
-    """Take one file through every step; what refuses ends it, but for the estimate."""
+def take_model(kind: Kind, path: Path, work: Path) -> Outcome:
+    """Take one file through every command; what refuses ends it, but for the estimate."""
     measured_ms = estimated_ms = None
     batch = answered = sent = None
     remarks: list[str] = []
-    step = "profile"
+    dims = [word for name, size in kind.dims.items() for word in ("--dim", f"{name}={size}")]
     try:
-        batches, measured = profile_model(kind, path, db)
-        measured_ms = measured
-        if batches != _BATCHES:
-            remarks.append(f"batch {batches[0]} alone")
+        first = profile_model(path, work, dims)
+        measured_ms = float(first["latency_p50_ms"])
+        if not first["is_swept"]:
+            remarks.append(f"batch {first['batch']} alone")
         try:
-            found = gpuprof.estimate([path], batches=batches[:1], device=GPU, db=db, dims=_sweep(kind))
-            estimated_ms = found.estimates[0].latency_ms.value
-            if unknown := found.estimates[0].unknown_ops:
+            asked = ["--batch", str(first["batch"]), "--device", GPU, "--json", *dims]
+            (found,) = json.loads(run_command(work, "estimate", str(path), *asked))
+            estimated_ms = found["latency_ms"]
+            if unknown := found["unknown_ops"]:
                 remarks.append(f"estimate: nothing is known of {', '.join(unknown)}")
-        except GpuprofError as error:
-            remarks.append(f"estimate: {_shorten(error, path)}")
-        step = "place"
-        dims = describe_sizes(tuple(sorted(kind.dims.items()))) or None
-        rate_rps = min(MOST_RPS, LOAD * 1000.0 / measured)
-        demand = gpuprof.Demand(str(path), rate_rps, gpuprof.Slo(max(LEAST_SLO_MS, SLO_FACTOR * measured)), dims=dims)
-        plan = gpuprof.place([demand], db=db)
-        if not plan.is_complete:
-            return Outcome(kind.name, measured_ms, estimated_ms, remark=f"place: {' '.join(plan.notes)}")
-        batch = _planned_batch(plan)
-        step = "check"
-        gpuprof.check(plan.deployment, db=db).raise_if_broken()
-        step = "serve"
-        with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0)) as server:
-            step = "load"
-            traffic = gpuprof.LoadTraffic(duration_s=LOAD_S, warmup_s=0.5, arrivals="constant")
-            row = gpuprof.load(server.url, server.map, traffic=traffic).outcome.results[0]
-        answered, sent = row.answered, row.sent
+        except CommandRefusedError as error:
+            remarks.append(_shorten(error, path))
+        write_demand(kind, path, measured_ms, work / "slo.csv")
+        plan = json.loads(run_command(work, "place", "--slo-file", "slo.csv", "-o", "map.json", "--json"))
+        batch = max(replica["batch"] for replica in plan["replicas"])
+        run_command(work, "check", "map.json")
+        row = load_model(work)
+        answered, sent = row["answered"], row["sent"]
         if answered != sent:
-            remarks.append(f"load: {row.failed} failed, {row.refused} refused, {row.lost} lost")
-    except GpuprofError as error:
-        remarks.append(f"{step}: {_shorten(error, path)}")
+            remarks.append(f"load: {row['failed']} failed, {row['refused']} refused, {row['lost']} lost")
+    except CommandRefusedError as error:
+        remarks.append(_shorten(error, path))
     return Outcome(kind.name, measured_ms, estimated_ms, batch, answered, sent, "; ".join(remarks))
 
 
-def profile_model(kind: Kind, path: Path, db: Path) -> tuple[tuple[int, ...], float]:
-    """Return the batches that were measured, those that a refusal names where it names any, and the first's latency."""
-    settings = gpuprof.ProfileSettings(time_limit_s=0.3, keep_unstable=True, dims=_sweep(kind))
-    batches: tuple[int, ...] = _BATCHES
-    while True:
+class CommandRefusedError(Exception):
+    """A command of gpuprof ended with an exit code that says so; its text has the verb and what was said."""
+
+
+def run_command(work: Path, *words: str, accepted: Sequence[int] = (0,)) -> str:
+    """Run ``gpuprof`` in a folder and return what it printed; ``accepted`` are the exit codes that refuse nothing.
+
+    Raises
+    ------
+    CommandRefusedError
+        When it refuses.
+    """
+    command = [sys.executable, "-m", "gpuprof", *words]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    if done.returncode not in accepted:
+        said = [line.removeprefix("gpuprof: ") for line in done.stderr.splitlines() if line.strip()]
+        raise CommandRefusedError(f"{words[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def profile_model(path: Path, work: Path, dims: Sequence[str]) -> dict[str, Any]:
+    """Return the row of the smallest batch that ``profile`` measures when it is told none, on a core.
+
+    ``is_swept`` says whether there were other batches, too.
+    """
+    options = ["--share", "1core", "--device", "cpu", "--time-limit", "0.3", "--keep-unstable", "--json", *dims]
+    # 2: the machine is too noisy for the figures, which stands in them; here what runs at all is looked at.
+    rows = json.loads(run_command(work, "profile", str(path), *options, accepted=(0, 2)))
+    return {**rows[0], "is_swept": len(rows) > 1}
+
+
+def write_demand(kind: Kind, path: Path, measured_ms: float, file: Path) -> None:
+    """Write slo.csv with one service that a core can answer."""
+    rate_rps = min(MOST_RPS, LOAD * 1000.0 / measured_ms)
+    slo_ms = max(LEAST_SLO_MS, SLO_FACTOR * measured_ms)
+    dims = describe_sizes(tuple(sorted(kind.dims.items()))) or ""
+    file.write_text(f"model,rate_rps,slo_ms,dims\n{path},{rate_rps:.6g},{slo_ms:.6g},{dims}\n", encoding="utf-8")
+
+
+def load_model(work: Path) -> dict[str, Any]:
+    """Serve ``map.json`` and return the row of ``load``."""
+    command = [sys.executable, "-m", "gpuprof", "serve", "map.json", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        assert server.stdout is not None and server.stderr is not None
         try:
-            result = gpuprof.profile([path], batches=batches, shares=("1core",), device="cpu", db=db, settings=settings)
-        except GpuprofError as error:
-            only = _ONLY_BATCH.search(error.fix)
-            if only is None or batches == (int(only[1]),):
-                raise
-            batches = (int(only[1]),)
-            continue
-        if result.failures:
-            raise InputError(result.failures[0])
-        return batches, float(str(result.rows()[0]["latency_p50_ms"]))
+            url = _ADDRESS.search(server.stdout.readline())
+            if url is None:
+                raise CommandRefusedError(f"serve: {server.stderr.read().strip().splitlines()[-1]}")
+            traffic = ["--duration", f"{LOAD_S:g}", "--warmup", "0.5", "--arrivals", "constant", "--json"]
+            row: dict[str, Any] = json.loads(run_command(work, "load", url[0], "--map", "map.json", *traffic))[0]
+            return row
+        finally:
+            server.terminate()
+            server.communicate(timeout=_LIMIT_S)
 
 
-def _sweep(kind: Kind) -> dict[str, Sequence[int]]:
-    return {name: (size,) for name, size in kind.dims.items()}
-
-
-def _planned_batch(plan: gpuprof.PlaceResult) -> int:
-    return max(replica.batch for _, _, _, replica in plan.deployment.places())
-
-
-def _shorten(error: GpuprofError, path: Path) -> str:
+def _shorten(error: CommandRefusedError, path: Path) -> str:
     """Return an error without the folder of the model."""
     return str(error).replace(f"{path.parent}/", "")
 

@@ -38,6 +38,19 @@ def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
     return _import(kind, group[name].value)
 
 
+def require_methods(kind: str, name: str, made: object, *methods: str) -> None:
+    """Do nothing where a plug-in that was made has the methods of its kind.
+
+    Raises
+    ------
+    InputError
+        When it lacks one, as what only happens to be importable does.
+    """
+    for method in methods:
+        if not callable(getattr(made, method, None)):
+            raise InputError(f"{name!r} is no {kind}: it has no {method}()", f"name a {kind} as package.module:Class")
+
+
 def plugin_names(kind: str, builtin: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of all plug-ins of this kind, built in and installed, sorted."""
     return tuple(sorted({*builtin, *(entry.name for entry in entry_points(group=f"gpuprof.{_plural(kind)}"))}))
@@ -52,7 +65,9 @@ def _import(kind: str, target: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise InputError(f"cannot import the {kind} {target!r}: {error}") from error
+        raise InputError(
+            f"cannot import the {kind} {target!r}: {error}", f"name a {kind} as package.module:Class"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:

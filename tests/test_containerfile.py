@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from gpuprof.placement.kubernetes import GRPC_PORT, HTTP_PORT
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Containerfile").read_text(encoding="utf-8")
+#: Where the development environment has its programs, whether it is activated or not.
+_PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 #: Instructions of a Containerfile, as `buildah` and `docker` know them.
 _INSTRUCTIONS = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "ENTRYPOINT"}
 
@@ -25,7 +28,9 @@ def _instructions() -> list[tuple[str, str]]:
 
 def test_every_line_is_an_instruction_and_each_stage_begins_from_a_named_release() -> None:
     assert {name for name, _ in _instructions()} <= _INSTRUCTIONS
-    bases = [rest.split()[0] for name, rest in _instructions() if name == "FROM"]
+    given = dict(rest.split("=", 1) for name, rest in _instructions() if name == "ARG")
+    froms = [rest.split()[0] for name, rest in _instructions() if name == "FROM"]
+    bases = [given["BASE"] if one == "${BASE}" else one for one in froms]
     assert bases and all("/" in base and not base.endswith(":latest") and ":" in base for base in bases)
 
 
@@ -45,6 +50,18 @@ def test_it_runs_gpuprof_without_root_and_tells_the_ports_of_the_manifests() -> 
     assert instructions["EXPOSE"].split() == [str(HTTP_PORT), str(GRPC_PORT)]
 
 
+@pytest.mark.skipif(shutil.which("hadolint", path=_PATH) is None, reason="hadolint is not installed")
+def test_the_linter_of_containerfiles_has_nothing_to_say() -> None:
+    said = subprocess.run(
+        ["hadolint", str(ROOT / "Containerfile")],
+        env={**os.environ, "PATH": _PATH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (0, "")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif("GPUPROF_IMAGE_TESTS" not in os.environ, reason="GPUPROF_IMAGE_TESTS is not set: fetches 1 GB")
@@ -53,9 +70,22 @@ def test_a_builder_builds_it_and_the_image_answers() -> None:
     if builder is None:
         pytest.skip("no podman, buildah or docker")
     tag = "localhost/gpuprof-test"
-    build = [builder, "build", "-t", tag, "--build-arg", "EXTRAS=cpu,serve", "-f", "Containerfile", "."]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
+    build = ["bash", str(ROOT / ".ci/build-image.sh"), tag]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=1400, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    if builder != "buildah":
-        said = subprocess.run([builder, "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True)
-        assert said.stdout.startswith("gpuprof ")
+    run = [builder, "run", "--rm", tag]
+    container = None
+    if builder == "buildah":
+        container = _words([builder, "from", tag]).strip()
+        run = [builder, "run", container, "--", "gpuprof"]
+    try:
+        assert _words([*run, "--version"]).startswith("gpuprof ")
+        assert "resnet50" in _words([*run, "zoo", "list"])
+        assert "onnxruntime" in _words([*run, "doctor"])
+    finally:
+        if container is not None:
+            _words([builder, "rm", container])
+
+
+def _words(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -24,5 +24,5 @@ class Kind:
     """
 
     name: str
-    build: Callable[[Path], None]
+    build: Callable[[Path], object]
     dims: Mapping[str, int] = field(default_factory=dict)

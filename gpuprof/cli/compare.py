@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,10 +33,11 @@ _COLUMNS = (
     Column("lower_bound_gpus", "bound"),
     Column("gpus_at_lower_ends", "at lower ends"),
     Column("gpus_at_upper_ends", "at upper ends"),
-    Column("seconds", "seconds", number(2)),
-    Column("sources", "times", right=False),
+    Column("seconds", "seconds", lambda value: _to_hundredths(value)),
+    Column("sources", "times", lambda value: _shorten_sources(value), right=False),
     Column("remark", "remark", right=False),
 )
+_SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
 #: Columns of what a plan comes to at the ends of the estimates' intervals, where not everything was measured.
 _ENDS = frozenset({"gpus_at_lower_ends", "gpus_at_upper_ends"})
 
@@ -49,8 +52,8 @@ _GPU_COLUMNS = (
     Column("missing_rps", "missing/s", number(4)),
     Column("lower_bound_gpus", "bound"),
     Column("interval_factor", "times within ×", number(3)),
-    Column("seconds", "seconds", number(2)),
-    Column("sources", "times", right=False),
+    Column("seconds", "seconds", lambda value: _to_hundredths(value)),
+    Column("sources", "times", lambda value: _shorten_sources(value), right=False),
     Column("remark", "remark", right=False),
 )
 
@@ -158,7 +161,7 @@ def compare(
             note=say_note,
         )
     rows = result.rows()
-    print_rows(rows, [one for one in _COLUMNS if one.key not in _ENDS or _has_values(rows, one)], chosen)
+    _print(rows, [one for one in _COLUMNS if one.key not in _ENDS or _has_values(rows, one)], chosen)
     if picture is not None:
         result.draw(picture)
         if chosen is Format.TABLE:
@@ -181,7 +184,28 @@ def _compare_gpus(
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )
-    print_rows(result.rows(), _GPU_COLUMNS, chosen)
+    _print(result.rows(), _GPU_COLUMNS, chosen)
+
+
+def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chosen: Format) -> None:
+    """Print the comparison; for people remarks come below it, where they do not widen every row."""
+    if chosen is not Format.TABLE:
+        print_rows(rows, columns, chosen)
+        return
+    print_rows(rows, [column for column in columns if column.key != "remark"], chosen)
+    first = columns[0].key
+    for row in rows:
+        if row.get("remark"):
+            sys.stdout.write(f"{row[first]}: {row['remark']}\n")
+
+
+def _to_hundredths(value: object) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else "–"
+
+
+def _shorten_sources(value: object) -> str:
+    """Show ``"2 replicas (87% of the requests) measured; …"`` as ``"measured 87%; …"``."""
+    return _SOURCE.sub(r"\2 \1", str(value)) if value else "–"
 
 
 def _has_values(rows: Sequence[Mapping[str, object]], column: Column) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
 
@@ -39,6 +40,9 @@ _SEEN = {
     "solo_latency_mean_ms stable error",
 }
 
+#: A time to the microsecond, of which people read the seconds.
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
+
 
 @app.command("ls")
 def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
@@ -66,7 +70,7 @@ def show(
     chosen = chosen_format(as_json, as_csv)
     result = show_table(table, limit=limit, db=db)
     for note in result.notes:
-        say(note)
+        say_note(note)
     names = result.columns
     if chosen is Format.TABLE:
         names = tuple(name for name in _SEEN.get(table, _SEEN["models"]).split() if name in names)
@@ -107,7 +111,7 @@ def verify(
         print_rows(result.rows(), columns, chosen)
     result.require_whole()
     for note in result.notes:
-        say(note)
+        say_note(note)
 
 
 @app.command()
@@ -116,7 +120,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     from gpuprof.pipeline.db import compact_database
 
     for note in compact_database(db).notes:
-        say(note)
+        say_note(note)
 
 
 @app.command("import")
@@ -151,7 +155,7 @@ def export(
     from gpuprof.pipeline.db import export_database
 
     for note in export_database(output, form=format.value, db=db).notes:
-        say(note)
+        say_note(note)
 
 
 def _columns(names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[Column]:
@@ -163,6 +167,8 @@ def _columns(names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list
 
 
 def _plain(value: object) -> str:
+    if time := _TIME.fullmatch(str(value)):
+        return f"{time[1]}T{time[2]}"  # in one word, which no column breaks
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     return number(4)(value) if isinstance(value, float) else str(value)

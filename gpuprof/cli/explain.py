@@ -19,7 +19,7 @@ _ALTERNATIVES = (
     Column("batch", "batch", role=ColumnRole.KEY),
     Column("processes", "procs", role=ColumnRole.KEY),
     Column("capacity_rps", "serves req/s", number(4)),
-    Column("tail_ms", "at ms", number()),
+    Column("tail_ms", "percentile ms", number()),
     Column("replicas", "needed"),
     Column("cost", "cost", number(3)),
     Column("chosen", "in the map"),
@@ -71,8 +71,9 @@ def explain(
     )
     print_rows(places, _PLACES, Format.TABLE)
     sys.stdout.write(
-        "The best batch under each share, cheapest first\n(cost: dollars an hour, or devices where none has a price):\n"
+        "\nThe best batch under each share, cheapest first\n"
+        "(cost: dollars an hour, or devices where none has a price):\n"
     )
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
-    sys.stdout.write(f"What {result.deployment.policy} would do:\n")
+    sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)

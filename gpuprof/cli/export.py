@@ -1,4 +1,4 @@
-"""``gpuprof export``: a deployment map for mig-parted, Triton, Kubernetes or KServe."""
+"""``gpuprof export``: a deployment map for mig-parted, Triton, Kubernetes, KServe or Ray Serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gpuprof.errors import InputError
 
 def export(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
-    to: Annotated[str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s or kserve.")] = "mig-parted",
+    to: Annotated[
+        str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s, kserve or ray-serve.")
+    ] = "mig-parted",
     output: Annotated[
         Path | None,
         typer.Option(

@@ -20,7 +20,7 @@ from gpuprof.cli.output import (
     percent,
     print_json,
     print_rows,
-    say,
+    say_note,
     show_progress,
 )
 from gpuprof.cli.output_path import output_option
@@ -120,13 +120,13 @@ def load(
             db=prediction.db,
             estimator=prediction.estimator,
             progress=show,
-            note=say,
+            note=say_note,
         )
     if output is not None:
         result.write(output)
     _show(result, chosen)
     for warning in result.warnings:
-        say(warning)
+        say_note(warning)
     result.require_stable()
 
 
@@ -153,7 +153,7 @@ def _show(result: LoadResult, chosen: Format) -> None:
         print_rows(rows, _PERCENTILE_COLUMNS, chosen)
         print_rows(result.stage_rows(), _STAGE_COLUMNS, chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
-            say(f"predicted: {_PREDICTED_BY[by]}")
+            say_note(f"predicted: {_PREDICTED_BY[by]}")
 
 
 def _histogram(value: object) -> str:

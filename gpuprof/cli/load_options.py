@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 
 
+_MOST_RPS = 1e7
+
+
 @dataclass(frozen=True)
 class TrafficOptions:
     """Which requests are sent, and how long."""
@@ -136,6 +139,8 @@ def _parse_rate(text: str) -> tuple[str, float]:
         rate = float(value)
     except ValueError:
         rate = -1.0
-    if not model or not 0.0 < rate < 1e7:
+    if model and rate >= _MOST_RPS:
+        raise InputError(f"a rate must be below {_MOST_RPS:,.0f} requests/s but got {text!r}", "no machine sends more")
+    if not model or not 0.0 < rate < _MOST_RPS:
         raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
     return model, rate

@@ -115,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             where = f" {error.filename}" if error.filename else ""
             return _fail(f"cannot write{where}: {error.strerror}", GpuprofError.exit_code)
+        if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+            return _fail(
+                "a path holds a null byte, which no file's name can (correct the file that names it)",
+                InputError.exit_code,
+            )
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
             return _fail(f"{error.name} is not installed ({install_hint(extra)})", UnavailableError.exit_code)
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)

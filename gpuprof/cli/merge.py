@@ -12,7 +12,7 @@ from gpuprof.cli.completion import complete_models
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
 from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.merge import MergedFile
@@ -74,7 +74,7 @@ def merge(
     )
     merged = merge_models(models, result.output, settings=settings, device=gain.device, db=gain.db)
     for note in merged.notes:
-        say(note)
+        say_note(note)
     _print(merged.files, chosen, result.report)
 
 

@@ -21,10 +21,13 @@ from gpuprof.cli.output import (
 from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.place import PlaceResult
 
+#: Nobody reads more in a terminal.
+_MOST_ROWS = 60
 _COLUMNS = (
     Column("node", "node", right=False, role=ColumnRole.KEY),
     Column("gpu", "gpu", role=ColumnRole.KEY),
@@ -90,8 +93,10 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
             }
         )
         return
-    print_rows(rows, _COLUMNS, chosen)
+    print_rows(rows[:_MOST_ROWS] if chosen is Format.TABLE else rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
+        if len(rows) > _MOST_ROWS:
+            say_note(f"{count_of(len(rows) - _MOST_ROWS, 'replica')} more not shown (--json and --csv have everything)")
         sys.stdout.write(summarize_map(deployment) + "\n")
         if sources := describe_sources(deployment):
             sys.stdout.write(f"Times: {sources}.\n")

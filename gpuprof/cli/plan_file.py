@@ -119,6 +119,8 @@ def _read_header(path: Path, root: yaml.Node) -> _Header:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}", "plain texts, numbers, lists and keys") from None
+    if not isinstance(content, dict):
+        raise error_at(path, root, InputError("the file is no mapping", "it needs steps, as in steps: [doctor]"))
     try:
         return _Header.model_validate(content)
     except ValidationError as error:

@@ -227,7 +227,7 @@ def _ingest(
     result = ingest_reports(
         reports,
         models,
-        batches=workloads.batches(),
+        batches=workloads.batches() or (),
         share=workloads.share,
         device=means.device,
         device_file=means.device_file,

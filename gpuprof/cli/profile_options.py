@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 class WorkloadOptions:
     """What of the models is measured."""
 
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8"
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at."
+        ),
+    ] = None
     share: Annotated[
         str | None,
         typer.Option(
@@ -47,8 +52,8 @@ class WorkloadOptions:
         typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
     ] = None
 
-    def batches(self) -> tuple[int, ...]:
-        """Return the batch sizes, ascending.
+    def batches(self) -> tuple[int, ...] | None:
+        """Return the batch sizes, ascending; None: those that fit the model.
 
         Raises
         ------
@@ -57,7 +62,7 @@ class WorkloadOptions:
         """
         from gpuprof.profiling.sweep.planning import parse_batches
 
-        return parse_batches(self.batch)
+        return None if self.batch is None else parse_batches(self.batch)
 
     def dims(self) -> dict[str, tuple[int, ...]]:
         """Return the sizes of each free dimension that is named.
@@ -106,9 +111,11 @@ class MeasurementOptions:
         Path | None,
         typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know, for --from-report."),
     ] = None
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Longest time in seconds to measure one row.")] = 10.0
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, max=86400.0, help="Longest time in seconds to measure one row.")
+    ] = 10.0
     profiler_limit: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
+        float, typer.Option(min=1.0, max=86400.0, help="Seconds after which a profiler counts as hung and is ended.")
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure again what is in the database already.")] = False
     keep_unstable: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import say
+from gpuprof.cli.output import say_note
 from gpuprof.cli.output_path import check_output_folder, output_option
 
 
@@ -34,4 +34,4 @@ def report(
 
     result = write_report(sources, output, title=title, figures=figures, picture_format=picture_format)
     for note in result.notes:
-        say(note)
+        say_note(note)

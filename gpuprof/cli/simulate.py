@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say
+from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say_note
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.simulation_options import ArrivalOptions, FidelityOptions, RescheduleOptions, ServiceOptions
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
@@ -41,7 +41,7 @@ def simulate(
             db=following.db,
             estimator=fidelity.estimator,
             progress=lambda step: bar.update(task, completed=step.done),
-            note=say,
+            note=say_note,
         )
     if output is not None:
         result.write(output)

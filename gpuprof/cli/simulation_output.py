@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, Format, print_json, print_rows, say
+from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.plural import count_of
 
@@ -94,9 +94,9 @@ def show_outcome(result: SimulateResult, chosen: Format) -> None:
         typer.echo()
         print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
         hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
-        say(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
+        say_note(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
     how = "a sample of" if outcome.method == "sampled" else "all"
-    say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+    say_note(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
 
 
 def show_comparison(result: SimulateResult, chosen: Format) -> None:

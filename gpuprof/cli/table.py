@@ -13,7 +13,7 @@ from enum import StrEnum
 #: Between two columns, with the line that a heading's rule would have.
 GAP = 3
 #: Names without a space that are longer are broken where the column ends.
-_LONGEST_NAME = 24
+_LONGEST_NAME = 32
 #: Keys that every part of a table repeats take at most so much of its width.
 _MOST_FOR_KEYS = 0.6
 

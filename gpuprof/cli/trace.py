@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.plural import count_of
@@ -99,7 +99,7 @@ def make(
     result.write(output)
     trace = result.trace
     requests = f"{count_of(trace.requests, 'request')} of {count_of(len(trace.times), 'model')}"
-    say(f"wrote {requests} over {trace.duration_s:g} s to {output}")
+    say_note(f"wrote {requests} over {trace.duration_s:g} s to {output}")
 
 
 def _record(process: ArrivalProcessOptions, seed: int) -> TraceResult:
@@ -132,7 +132,7 @@ def show(
     result = show_trace(trace_file, bins=bins)
     if output is not None:
         result.draw(output)
-        say(f"drew {output}")
+        say_note(f"drew {output}")
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return

@@ -9,7 +9,7 @@ import typer
 
 from gpuprof.cli.completion import complete_networks
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
 from gpuprof.errors import InputError
 
@@ -23,9 +23,11 @@ _COLUMNS = [
     Column("name", "name", right=False),
     Column("origin", "origin", right=False),
     Column("parameters", "parameters", number(4)),
-    Column("input", "input", right=False),
+    Column("input", "input of one item", lambda value: str(value).replace("[batch, ", "["), right=False),
     Column("needs", "needs", right=False),
 ]
+
+_LARGEST_BATCH = 65_536
 
 Output = Annotated[Path | None, output_option("File to write.", show_default=False)]
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
@@ -36,7 +38,13 @@ def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> Non
     """List the networks that can be built."""
     from gpuprof.pipeline.zoo import list_models
 
-    print_rows(list_models().rows(), _COLUMNS, chosen_format(as_json, as_csv))
+    rows, chosen = list_models().rows(), chosen_format(as_json, as_csv)
+    if chosen is not Format.TABLE:
+        print_rows(rows, _COLUMNS, chosen)
+        return
+    print_rows(rows, [column for column in _COLUMNS if column.key != "needs"], chosen)
+    for origin, needs in dict.fromkeys((row["origin"], row["needs"]) for row in rows if row["needs"]):
+        say_note(f"networks of {origin} need the extra {needs} to be built")
 
 
 @app.command("build")
@@ -54,7 +62,7 @@ def build_network(
     from gpuprof.pipeline.zoo import build_model
 
     written = build_model(name, output, batch=_batch(batch), seed=seed)
-    say(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
+    say_note(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
 @app.command("rebatch")
@@ -67,12 +75,12 @@ def rebatch_model(
     from gpuprof.pipeline.zoo import rebatch_model as change_batch
 
     for note in change_batch(model, output, batch=_batch(batch)).notes:
-        say(note)
+        say_note(note)
 
 
 def _batch(text: str) -> int | None:
     if text == "dynamic":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"--batch must be a positive number or 'dynamic' but is {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_BATCH:
+        raise InputError(f"--batch must be a number from 1 to {_LARGEST_BATCH:,}, or 'dynamic', but is {text!r}")
     return int(text)

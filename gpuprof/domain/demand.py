@@ -82,9 +82,9 @@ def read_demands(path: Path) -> tuple[Demand, ...]:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no SLO file is")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8") from None
+        raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a CSV file of demands") from None
     demands = tuple(_parse(text, str(path)))
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
@@ -104,7 +104,10 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
                 header = _check_header([cell.strip().lower() for cell in row], where, line)
                 continue
             if len(row) != len(header):
-                raise InputError(f"{where}:{line}: {len(row)} fields where the header has {len(header)}")
+                raise InputError(
+                    f"{where}:{line}: {len(row)} fields where the header has {len(header)}",
+                    "leave none out; an empty one is written as nothing between commas",
+                )
             demand = _demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
             if demand.model in seen:
                 raise InputError(

@@ -105,8 +105,8 @@ class Replica(_Part):
     """
 
     model: str
-    batch: Annotated[int, Field(ge=1)]
-    processes: Annotated[int, Field(ge=1)] = 1
+    batch: Annotated[int, Field(ge=1, le=65536)]
+    processes: Annotated[int, Field(ge=1, le=4096)] = 1
     sm_share_pct: Percent = 100.0
     memory_limit_bytes: Annotated[int, Field(ge=0)] | None = None
     max_wait_ms: NonNegative = 0.0
@@ -344,9 +344,9 @@ def read_map(path: Path) -> DeploymentMap:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+        raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
     return parse_map(content, str(path))
 
 
@@ -366,7 +366,9 @@ def parse_map(content: object, where: str) -> DeploymentMap:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where}: {place}: {first['msg']}") from None
+        raise InputError(
+            f"{where}: {place}: {first['msg']}", "gpuprof place writes maps that keep the schema"
+        ) from None
 
 
 def _check_schema(schema: str, where: str) -> None:

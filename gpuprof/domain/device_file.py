@@ -93,6 +93,8 @@ def _read_table(path: Path, name: str, table: object) -> Device:
     if not _NAME.fullmatch(name) or name in devices() or name in ("any", "cpu", "gpu"):
         taken = "is a name of gpuprof's own" if _NAME.fullmatch(name) else "must be of a-z, 0-9, '.', '_' and '-'"
         raise InputError(f"{where}: the name {taken}", "call the device otherwise")
+    if not isinstance(table, dict):
+        raise InputError(f"{where}: it is no table", "write [NAME] once for each device, then its keys")
     try:
         read = _DeviceTable.model_validate(table)
     except ValidationError as error:

@@ -89,9 +89,9 @@ def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a TOML file with [[gpus]]") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+        raise InputError(f"{path} is not TOML: {error}", 'write [[gpus]] then device = "a100-80"') from None
     tables = content.get("gpus")
     if not isinstance(tables, list):
         raise InputError(f"{path} has no [[gpus]] table", 'write [[gpus]] then device = "a100-80"')
@@ -102,7 +102,9 @@ def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> F
     if not isinstance(table, dict) or not isinstance(table.get("device"), str):
         raise InputError(f"{path}: each [[gpus]] table needs a device name")
     if unknown := set(table) - {"device", "count", "price_per_hour"}:
-        raise InputError(f"{path}: unknown key {sorted(unknown)[0]!r} in [[gpus]]")
+        raise InputError(
+            f"{path}: unknown key {sorted(unknown)[0]!r} in [[gpus]]", "known: device, count, price_per_hour"
+        )
     device = find_device(table["device"])
     price = table.get("price_per_hour", device.price_per_hour)
     if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):

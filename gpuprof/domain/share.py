@@ -67,7 +67,10 @@ def parse_share(text: str, compute_units: int) -> Share:
     if match := _CORES.fullmatch(stripped):
         cores = float(match["count"])
         if not 0.0 < cores <= compute_units:
-            raise InputError(f"a share of {cores:g} cores does not fit a device of {compute_units}")
+            raise InputError(
+                f"a share of {cores:g} cores does not fit a device of {compute_units}",
+                f"ask for {compute_units}cores at most",
+            )
         return Share(100.0 * cores / compute_units)
     if match := _MIG.fullmatch(stripped):
         return Share(float(match["pct"] or 100.0), match["profile"])

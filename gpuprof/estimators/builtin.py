@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.measured import read_measured
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.plugins import load_plugin
+from gpuprof.plugins import load_plugin, require_methods
 
 #: The default: what was measured, what lies between, and beyond that the roofline or the learned model.
 DEFAULT = "database"
@@ -47,6 +47,7 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
         made: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
     except TypeError as error:
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {error}") from None
+    require_methods("estimator", name, made, "estimate", "batches", "shares")
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, db)
 
 

@@ -184,7 +184,10 @@ def bind_inputs(
         names |= {dim: size for dim, size in zip(declared[name], sizes, strict=True) if isinstance(dim, str)}
         tensors[name] = Tensor(name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
         if tensors[name].elements > MOST_ELEMENTS:
-            raise InputError(f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS} elements")
+            raise InputError(
+                f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS:,} elements",
+                "export it with the sizes that are sent, or give those of free dimensions with --dim",
+            )
     return tensors, names
 
 

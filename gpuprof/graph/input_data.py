@@ -199,8 +199,9 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
+        why = "it holds objects, or is none" if "pickle" in str(error) else error  # numpy would have it loaded unsafely
         raise InputError(
-            f"cannot read {path} as .npz: {error}", "write it with numpy.savez, texts as fixed width"
+            f"cannot read {path} as .npz: {why}", "write it with numpy.savez, texts as fixed width"
         ) from None
     _check_names(arrays, inputs, str(path))
     typed = {one.name: _cast_array(arrays[one.name], one, str(path)) for one in inputs}

@@ -1,4 +1,4 @@
-"""``export``: a deployment map for mig-parted, Triton, Kubernetes or KServe."""
+"""``export``: a deployment map for mig-parted, Triton, Kubernetes, KServe or Ray Serve."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def export(
     ----------
     deployment : path or DeploymentMap
     to : str
-        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"`` or ``"kserve"``.
+        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
     note : callable, optional

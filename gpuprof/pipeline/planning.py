@@ -11,6 +11,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem, collect_evidence
+from gpuprof.placement.size_limit import refuse_oversized
 
 
 def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
@@ -25,9 +26,12 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
 
     Raises
     ------
+    InputError
+        When a demand is too large to be planned.
     UnstableError
         When the map breaks a rule: the policy is wrong, and its map must not be deployed.
     """
+    refuse_oversized(problem)
     deployment = to_map(problem, policy.place(problem), created or _read_source_date())
     broken = check(deployment, collect_evidence(problem))
     if broken:

@@ -33,7 +33,7 @@ DEFAULT_BATCHES = (1, 2, 4, 8)
 def profile(
     models: Sequence[PathArgument],
     *,
-    batches: Sequence[int] = DEFAULT_BATCHES,
+    batches: Sequence[int] | None = None,
     shares: Sequence[Share | str] | None = None,
     beside: Sequence[str] = (),
     device: str | None = None,
@@ -49,7 +49,8 @@ def profile(
     ----------
     models : sequence of path
         ONNX files, or ``"NAME=FILE"``.
-    batches : sequence of int
+    batches : sequence of int, optional
+        By default 1, 2, 4 and 8; of a model whose batch is fixed and cannot be freed the one that it has.
     shares : sequence of Share or str, optional
         ``"50"`` percent, ``"1core"``, ``"3g.40gb"``; by default of a CPU 1, 2, 4, … and all cores, of a GPU the whole.
     beside : sequence of str
@@ -91,7 +92,12 @@ def profile(
         sizes = _check_batches(batches)
         parts = _resolve_shares(shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in beside]
-        named = _free_models(models, sizes, path, settings)
+        if batches is None:
+            kept = [planning.free_batch_or_keep(one, sizes, path / COPIES) for one in _read_models(models, settings)]
+            notes.add(*(why for _, why in kept if why))
+            named = [model for model, _ in kept]
+        else:
+            named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
         cells = planning.plan_cells(named, sizes, parts, _check_batches(settings.processes), neighbours)
         return _measure(target, cells, path, settings, progress)
@@ -100,7 +106,7 @@ def profile(
 def profile_for_igniter(
     models: Sequence[PathArgument],
     *,
-    batches: Sequence[int] = DEFAULT_BATCHES,
+    batches: Sequence[int] | None = None,
     device: str | None = None,
     db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
@@ -122,7 +128,7 @@ def profile_for_igniter(
 def profile_ops(
     models: Sequence[PathArgument],
     *,
-    batches: Sequence[int] = DEFAULT_BATCHES,
+    batches: Sequence[int] | None = None,
     shares: Sequence[Share | str] | None = None,
     device: str | None = None,
     db: PathArgument | None = None,
@@ -152,7 +158,7 @@ def profile_ops(
 def profile_cluster(
     models: Sequence[str],
     *,
-    batches: Sequence[int] = DEFAULT_BATCHES,
+    batches: Sequence[int] | None = None,
     options: Sequence[str] = (),
     device: str | None = None,
     address: str = "",
@@ -224,8 +230,8 @@ def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteLis
     return _Target(here, collector, f"{here.name}, collector {why}", notes)
 
 
-def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
-    return planning.parse_batches(",".join(map(str, batches)))
+def _check_batches(batches: Sequence[int] | None) -> tuple[int, ...]:
+    return planning.parse_batches(",".join(map(str, DEFAULT_BATCHES if batches is None else batches)))
 
 
 def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:
@@ -238,12 +244,16 @@ def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tup
 def _free_models(
     models: Sequence[PathArgument], batches: Sequence[int], db: Path, settings: ProfileSettings
 ) -> list[NamedModel]:
+    return [planning.free_batch_model(model, batches, db / COPIES) for model in _read_models(models, settings)]
+
+
+def _read_models(models: Sequence[PathArgument], settings: ProfileSettings) -> list[NamedModel]:
+    """Return the models that were named, each at every size and with the inputs that were given."""
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models([str(model) for model in models])
     files = {name: Path(file) for name, file in settings.input_data.items()}
-    sized = planning.give_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
-    return [planning.free_batch_model(model, batches, db / COPIES) for model in sized]
+    return planning.give_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:

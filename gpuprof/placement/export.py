@@ -10,6 +10,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, slug
 from gpuprof.placement.kubernetes import kserve, kubernetes
+from gpuprof.placement.ray_serve import ray_serve
 from gpuprof.placement.triton import triton
 
 
@@ -19,7 +20,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     Parameters
     ----------
     deployment : DeploymentMap
-    target : {"json", "kserve", "k8s", "mig-parted", "triton"}
+    target : {"json", "kserve", "k8s", "mig-parted", "ray-serve", "triton"}
     image : str, optional
         Container image with gpuprof, which ``k8s`` and ``kserve`` need.
     base : Path
@@ -35,6 +36,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
         "k8s": lambda: kubernetes(deployment, image, base),
         "kserve": lambda: kserve(deployment, image, base),
         "mig-parted": lambda: mig_parted(deployment),
+        "ray-serve": lambda: ray_serve(deployment, base),
         "triton": lambda: triton(deployment, base),
     }
     if target not in writers:

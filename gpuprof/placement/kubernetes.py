@@ -16,17 +16,8 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import InputError
-from gpuprof.placement.bundle import (
-    Bundle,
-    UniqueNames,
-    folder_name,
-    is_cpu,
-    label,
-    model_file,
-    model_files,
-    public_name,
-    slug,
-)
+from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, label, slug
+from gpuprof.placement.node_bundle import served_models, start_node_bundle
 
 Manifest = dict[str, Any]
 HTTP_PORT, GRPC_PORT = 8000, 8001
@@ -120,17 +111,7 @@ def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> t
         raise InputError(
             "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
         )
-    bundle = Bundle()
-    models = {
-        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base)})
-        for name, one in deployment.models.items()
-    }
-    merges = {
-        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base)})
-        for name, one in deployment.merges.items()
-    }
-    nodes = tuple(_as_seen_in_pod(node) for node in deployment.nodes if any(_serves(node)))
-    podded = deployment.model_copy(update={"models": models, "merges": merges, "nodes": nodes})
+    bundle, podded = start_node_bundle(deployment, base, _MODELS)
     size = len(podded.to_json())
     if size > _LARGEST_MAP_BYTES:
         raise InputError(
@@ -140,40 +121,6 @@ def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> t
     return bundle, podded
 
 
-def _serves(node: Node) -> list[str]:
-    return sorted(
-        {name for gpu in node.gpus for part in gpu.partitions for one in part.replicas for name in one.rates()}
-    )
-
-
-def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path) -> str | None:
-    """Add a model's file to the bundle and return its path in the pods."""
-    known = deployment.models.get(model) or deployment.merges[model]
-    if known.path is None or known.path.startswith("null:"):
-        return known.path
-    public = public_name(deployment, model)
-    folder = f"{folder_name(public.name)}/{public.version}"
-    file = model_file(deployment, model, base)
-    name = Path(known.path).name
-    if file is None:
-        bundle.notes.append(f"the file of {model} is not here: put {name} into models/{folder}/")
-    else:
-        bundle.models[f"models/{folder}/{name}"] = file
-        bundle.models |= {f"models/{folder}/{data}": path for data, path in model_files(file).items()}
-    return f"{_MODELS}/{folder}/{name}"
-
-
-def _as_seen_in_pod(node: Node) -> Node:
-    """Return the node with its GPUs numbered from 0: a pod sees only those that it was given."""
-    used = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
-    numbers: Counter[bool] = Counter()
-    gpus = []
-    for gpu in sorted(used, key=lambda one: one.index):
-        gpus.append(gpu.model_copy(update={"index": numbers[is_cpu(gpu)]}))
-        numbers[is_cpu(gpu)] += 1
-    return node.model_copy(update={"gpus": tuple(gpus)})
-
-
 def _annotations(deployment: DeploymentMap) -> dict[str, str]:
     """Return what makes pods start anew when the map changes."""
     return {"gpuprof/map-sha256": hashlib.sha256(deployment.to_json().encode()).hexdigest()}
@@ -181,14 +128,14 @@ def _annotations(deployment: DeploymentMap) -> dict[str, str]:
 
 def _pod_labels(deployment: DeploymentMap, node: Node) -> dict[str, str]:
     services = _service_names(deployment)
-    serves = {f"gpuprof.serves/{services[model]}": "true" for model in _serves(node)}
+    serves = {f"gpuprof.serves/{services[model]}": "true" for model in served_models(node)}
     return {"app": "gpuprof", "gpuprof/node": label(node.name), **serves}
 
 
 def _service_names(deployment: DeploymentMap) -> dict[str, str]:
     """Return the name of the Service of each model that the map serves."""
     names = UniqueNames()
-    served = {model for node in deployment.nodes for model in _serves(node)}
+    served = {model for node in deployment.nodes for model in served_models(node)}
     return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
 
 

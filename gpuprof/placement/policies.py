@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.plugins import load_plugin, plugin_names
+from gpuprof.plugins import load_plugin, plugin_names, require_methods
 
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
@@ -70,7 +70,12 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     made = load_plugin("policy", name, BUILTIN)
     own = dict(options or {})
     pooled = bool(_value(POOLED, own.pop(POOLED, "false"), bool))
-    policy: Policy = made(**_read_options(name, made, own))
+    given = _read_options(name, made, own)
+    try:
+        policy: Policy = made(**given)
+    except TypeError as error:
+        raise InputError(f"the policy {name!r} cannot be made: {error}", "its fields need defaults") from None
+    require_methods("policy", name, policy, "place")
     if not pooled:
         return policy
     if name == DEFAULT:

@@ -35,7 +35,7 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     if deployment.merges:
         raise InputError(
             f"triton cannot serve the merge {min(deployment.merges)}: it has no queue for several models",
-            "place without --merge, or export it to k8s or kserve, which run gpuprof serve",
+            "place without --merge, or export it to k8s, kserve or ray-serve, which run gpuprof serve",
         )
     bundle = Bundle()
     for name, node, gpu, partition, replica in replica_names(deployment):

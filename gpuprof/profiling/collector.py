@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.sizes import describe_sizes
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
-from gpuprof.plugins import load_plugin
+from gpuprof.plugins import load_plugin, require_methods
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.runtime.executed_variant import executed_variant
 
@@ -174,7 +174,11 @@ def choose(name: str, kind: str) -> tuple[Collector, str]:
         When it cannot work here; for ``auto``, when none can, with each one's reason.
     """
     if name != "auto":
-        collector: Collector = load_plugin("collector", name, COLLECTORS)()
+        try:
+            collector: Collector = load_plugin("collector", name, COLLECTORS)()
+        except TypeError as error:
+            raise InputError(f"the collector {name!r} cannot be made: {error}", "it takes no arguments") from None
+        require_methods("collector", name, collector, "available", "collect")
         if reason := _unfit(collector, kind):
             raise UnavailableError(f"the collector {name} cannot be used: {reason}")
         return collector, f"{name}: asked for"

@@ -10,6 +10,8 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.simulator.trace import Trace
 
+_MOST_RPS = 1e9
+
 
 def arrivals_of_rates(
     deployment: DeploymentMap, rates: Mapping[str, float], total: float | None, scale: float, form: str
@@ -79,7 +81,9 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
             value = float(number)
         except ValueError:
             value = -1.0
-        if not 0.0 < value <= 1e9 or (separator and not model):
+        if value > _MOST_RPS:
+            raise InputError(f"a rate must be at most {_MOST_RPS:,.0f} requests/s but got {text!r}", "correct the rate")
+        if not value > 0.0 or (separator and not model):
             raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
         if separator:
             rates[model] = value

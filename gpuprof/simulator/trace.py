@@ -190,7 +190,7 @@ def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             reader = csv.reader(file)
             yield from ((reader.line_num, row) for row in reader if row)
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8") from None
+        raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     except OSError as error:
@@ -201,7 +201,7 @@ def _header(path: Path) -> list[str]:
     line, header = next(open_rows(path), (1, []))
     if "time_s" not in header:
         raise InputError(
-            f"{path}:{line}: the header must name time_s but is {','.join(header)!r}", "write time_s,model"
+            f"{path}:{line}: the header must name time_s but is {','.join(header)[:80]!r}", "write time_s,model"
         )
     if unknown := [name for name in header if name not in _COLUMNS]:
         raise InputError(f"{path}:{line}: unknown column {unknown[0]!r}", "a trace has time_s and model")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gpuprof.cli.main import main
+from gpuprof.cli.table import ColumnText
 from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
 
@@ -75,3 +77,14 @@ def test_import_says_what_came_of_each_file(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == "throughput_rps\n74.4\n"
     assert main(["db", "import", str(file), "--format", "parvagup"]) == 3
     assert "did you mean parvagpu" in capsys.readouterr().err
+
+
+def test_runs_are_shown_with_whole_identifiers_and_times_in_one_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["db", "show", "runs"]) == 0
+    (line, *_) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("r2"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", line.split()[1])
+    identifier = "20261122-090639-979521-8957e9ee"
+    assert ColumnText("run_id", (identifier,), right=False).least == len(identifier)

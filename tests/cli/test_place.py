@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -174,6 +175,28 @@ def test_policies_are_compared_in_a_table_and_a_picture(here: Path, capsys: pyte
     assert "needs a device with MIG" in rows[2]
     assert (here / "maps.svg").read_text().startswith("<svg")
     assert main(["compare", "--policies", "ffd", "--picture", "maps.gif"]) == 3
+
+
+def test_what_a_policy_remarks_stands_below_the_table_and_its_times_in_short(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", "--policies", "ffd,parvagpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("parvagpu: parvagpu needs a device with MIG")
+    assert any(re.search(r"\b(measured|interpolated|extrapolated) 100%", line) for line in lines)
+    assert not any("of the requests" in line for line in lines)
+
+
+def test_a_plan_of_many_replicas_is_cut_in_a_terminal_and_whole_as_json(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "slo.csv").write_text(f"{SOUND}other,5,500\n")
+    monkeypatch.setattr("gpuprof.cli.place._MOST_ROWS", 1)
+    assert main(["place"]) == 0
+    assert "1 replica more not shown (--json and --csv have everything)" in capsys.readouterr().err
+    assert main(["place", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["replicas"]) == 2
 
 
 def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

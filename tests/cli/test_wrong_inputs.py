@@ -42,6 +42,17 @@ _FILES = {
     "trace2.csv": "when,what\n1,b\n",
     "token": "",
     "folder/file": "",
+    "null.csv": "model,rate_rps,slo_ms\nne\0t.onnx,5,20\n",
+    "utf16.csv": "model,rate_rps,slo_ms\nnet.onnx,5,20\n".encode("utf-16").decode("latin-1"),
+    "short.csv": "model,rate_rps,slo_ms\nnet.onnx,5\n",
+    "price.toml": "[[gpus]]\ndevice = 'a100-80'\nprice = 3\n",
+    "binary.toml": "\0",
+    "devices.toml": "[[devices]]\nname = 'x'\n",
+    "processes.json": MAP.to_json().replace('"processes": 1', '"processes": 10000000', 1),
+    "batch.json": MAP.to_json().replace('"batch": 4', '"batch": 1000000000000', 1),
+    "deep.json": "[" * 100_000,
+    "list.yaml": "- a\n- b\n",
+    "data.npz": "PK nonsense",
 }
 
 #: Words of a command line → part of what is said.
@@ -138,6 +149,31 @@ _WRONG: list[tuple[str, str]] = [
     ("evaluate --db db", "db"),
     ("calibrate --db none --device a100-80", "none"),
     ("apply map.json --port 9", "9"),
+    # Found by trying another 190: what these met was a bug, a wait without end, or a message without a remedy.
+    ("profile net.onnx --device cpu --time-limit 1e999", "time-limit"),
+    ("profile net.onnx --device cpu --share 99999cores", "cores at most"),
+    ("profile net.onnx --device cpu --collector os:getcwd", "collect"),
+    ("profile net.onnx --device cpu --input-data data.npz", "numpy.savez"),
+    ("estimate net.onnx --device a100-80 --estimator os:getcwd", "os:getcwd"),
+    ("estimate net.onnx --device x --device-file devices.toml", "[NAME]"),
+    ("place --slo-file null.csv --gpus a100-80", "null byte"),
+    ("place --slo-file utf16.csv --gpus a100-80", "UTF-8"),
+    ("place --slo-file short.csv --gpus a100-80", "2 fields"),
+    ("place --slo-file folder --gpus a100-80", "a CSV file"),
+    ("place --slo-file slo.csv --gpus a100-80 --policy os:system", "os:system"),
+    ("place --slo-file slo.csv --gpus a100-80 --policy os:getcwd", "place()"),
+    ("place --slo-file slo.csv --gpus a100-80 --policy nowhere:Policy", "package.module:Class"),
+    ("place --slo-file slo.csv --fleet price.toml", "price_per_hour"),
+    ("place --slo-file slo.csv --fleet binary.toml", "[[gpus]]"),
+    ("check processes.json", "4096"),
+    ("serve processes.json --simulate --port 0", "4096"),
+    ("check batch.json", "65536"),
+    ("check deep.json", "gpuprof place"),
+    ("trace show deep.json", "write time_s,model"),
+    ("load http://127.0.0.1:9 --map map.json --rate b=1e9", "10,000,000"),
+    ("simulate map.json --rate b=1e12", "1,000,000,000"),
+    ("zoo build mlp --batch 99999999999999", "65,536"),
+    ("run list.yaml", "steps"),
 ]
 
 
@@ -146,7 +182,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wrong")
     for name, content in _FILES.items():
         (made / name).parent.mkdir(exist_ok=True)
-        (made / name).write_text(content)
+        (made / name).write_text(content, encoding="latin-1")
     from onnx import helper
 
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]

@@ -19,6 +19,18 @@ def test_the_list_has_every_network_with_its_origin(capsys: pytest.CaptureFixtur
     assert rows["bert_base"]["needs"] == "export"
 
 
+def test_the_list_fits_eighty_columns_and_says_below_it_what_is_needed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["zoo", "list"]) == 0
+    shown = capsys.readouterr()
+    assert max(map(len, shown.out.splitlines())) <= 80
+    (line,) = (line for line in shown.out.splitlines() if line.startswith("resnet50"))
+    assert line.split()[-4:] == ["gpu_0/data_0", "[3,", "224,", "224]"]  # in one line
+    assert shown.err == "gpuprof: networks of transformers need the extra export to be built\n"
+
+
 def test_a_network_is_built_where_it_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.onnx"
     assert main(["zoo", "build", "squeezenet", "-o", str(path), "--batch", "2"]) == 0
@@ -38,7 +50,7 @@ def test_an_unknown_network_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("batch", ["0", "-1", "two", "1.5", ""])
 def test_a_batch_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: str) -> None:
     assert main(["zoo", "build", "squeezenet", "-o", str(tmp_path / "m.onnx"), f"--batch={batch}"]) == 3
-    assert f"--batch must be a positive number or 'dynamic' but is {batch!r}" in capsys.readouterr().err
+    assert f"--batch must be a number from 1 to 65,536, or 'dynamic', but is {batch!r}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

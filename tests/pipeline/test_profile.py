@@ -140,3 +140,17 @@ def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Pat
         measure(given)
     with pytest.raises(InputError, match="model 'other'"):
         measure(replace(QUICK, input_data={"other": data}))
+
+
+def test_told_no_batch_a_model_without_one_is_measured_as_it_is_and_others_at_the_usual_ones(tmp_path: Path) -> None:
+    # Its maximum is over what would be the batch, which therefore cannot be freed.
+    node = helper.make_node("ReduceMax", ["x"], ["y"], axes=[0], keepdims=1)
+    fixed = write_model(tmp_path / "fixed.onnx", [node], {"x": [3, 4]}, {"y": [1, 4]})
+    free = write_mlp(tmp_path / "mlp.onnx")
+    given = {"shares": ("100",), "device": "cpu", "db": tmp_path / "db", "settings": QUICK}
+    result = gpuprof.profile([fixed, free], **given)  # type: ignore[arg-type]
+    measured = {(row["model"], row["batch"]) for row in result.rows()}
+    assert measured == {("fixed", 3), *(("mlp", batch) for batch in (1, 2, 4, 8))}
+    assert any(note.startswith("fixed is measured at batch 3 alone: ") for note in result.notes)
+    with pytest.raises(InputError, match="fixed"):
+        gpuprof.profile([fixed], batches=(2,), **given)  # type: ignore[arg-type]

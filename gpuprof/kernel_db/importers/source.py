@@ -77,7 +77,7 @@ class Source:
         try:
             return self.content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise InputError(f"{self.path} is not a text file in UTF-8") from None
+            raise InputError(f"{self.path} is not a text file in UTF-8", "save it as UTF-8") from None
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns of a Parquet file, none of another.

@@ -26,13 +26,17 @@ _MAX_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An ONNX file, what it is called, the sizes of its free dimensions that were given, and inputs for it."""
+    """An ONNX file, what it is called, the sizes of its free dimensions that were given, and inputs for it.
+
+    ``batches`` are those that it is measured at where they are others than those of all models.
+    """
 
     name: str
     path: Path
     sizes: Sizes = ()
     data: InputData | None = field(default=None, compare=False)
     samples: tuple[Sample, ...] = field(default=(), compare=False)
+    batches: tuple[int, ...] | None = None
 
     def load_graph(self, batch: int) -> ModelGraph:
         """Return the model's graph at one batch size.
@@ -181,6 +185,29 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
     return model
 
 
+def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Path) -> tuple[NamedModel, str | None]:
+    """Return ``model`` as `free_batch_model` does, or, where its batch cannot be freed, at the only one that it has.
+
+    Returns
+    -------
+    NamedModel
+    str or None
+        Why it is measured at that one alone.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be read.
+    """
+    try:
+        return free_batch_model(model, batches, directory), None
+    except InputError as error:
+        only = only_batch(model.path) or 1
+        model.read(only)
+        why = f"{model.name} is measured at batch {only} alone: {error.message}"
+        return replace(model, batches=(only,)), why
+
+
 def _free_copy(path: Path, directory: Path, only: int) -> Path:
     try:
         return ensure_dynamic_batch(path, directory)
@@ -259,7 +286,7 @@ def plan_cells(
     cells: list[Cell] = []
     for model in models:
         for share in shares:
-            for batch in batches:
+            for batch in model.batches or batches:
                 for count in processes:
                     job = model.job(batch, share, count)
                     cells.append(Cell(job))

@@ -1,0 +1,199 @@
+"""A deployment map as an application of Ray Serve, as ``gpuprof export --to ray-serve`` configures it.
+
+Each node of the map is a deployment whose one actor runs ``gpuprof serve --node`` on the machine that Ray starts it on.
+A router before them divides the requests for a model among its nodes as the map plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from gpuprof.domain.deployment import DeploymentMap, Node, read_map
+from gpuprof.domain.public_name import PublicName
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.gpu_share import VISIBLE
+from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.serve import MapServer, serve
+from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.placement.bundle import is_cpu
+from gpuprof.placement.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
+
+#: Headers that tell of a connection, not of what it carries (RFC 9110, 7.6.1), and those that the next hop sets itself.
+_OF_THE_CONNECTION = {
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "upgrade",
+    "te",
+    "trailer",
+    "host",
+    "content-length",
+}
+_MAX_BODY_MB = 1024
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def build_application(arguments: Mapping[str, str]) -> Any:
+    """Return the application of Ray Serve that serves a map.
+
+    Parameters
+    ----------
+    arguments : mapping
+        ``map``: path of the map, which every machine must have; ``simulate``: ``"true"`` computes nothing.
+
+    Raises
+    ------
+    InputError
+        When there is no such map.
+    """
+    from ray import serve as ray_serve
+
+    if "map" not in arguments:
+        raise InputError("the application has no map", "write args: {map: /path/of/map.json} in serve_config.yaml")
+    path, simulate = arguments["map"], str(arguments.get("simulate", "")).lower() == "true"
+    deployment = read_map(Path(path))
+    names = deployment_names(deployment)
+    nodes = {
+        node: ray_serve.deployment(name=name, max_ongoing_requests=MAX_REQUESTS)(NodeServer).bind(path, node, simulate)
+        for node, name in names.items()
+    }
+    router = ray_serve.deployment(name=ROUTER, max_ongoing_requests=MAX_REQUESTS)(Router)
+    return router.bind(weigh_nodes(deployment), nodes)
+
+
+def weigh_nodes(deployment: DeploymentMap) -> dict[str, dict[str, float]]:
+    """Return for each name that clients know the requests per second that the map plans on each node."""
+    weights: dict[str, dict[str, float]] = {}
+    for node, _, _, replica in deployment.places():
+        for model, rate_rps in replica.rates().items():
+            known = deployment.models.get(model)
+            public = PublicName.of(model, None if known is None else known.path)
+            for name in (public.name, f"{public.name}/{public.version}"):
+                of_name = weights.setdefault(name, {})
+                of_name[node.name] = of_name.get(node.name, 0.0) + rate_rps
+    return weights
+
+
+def assign_gpus(node: Node, given: list[str]) -> Node:
+    """Return the node with the numbers of the GPUs that Ray gave its actor.
+
+    Raises
+    ------
+    UnavailableError
+        When Ray gave too few, or names them by other than their numbers.
+    """
+    wanted = [gpu for gpu in node.gpus if not is_cpu(gpu) and not gpu.device.startswith("sim:")]
+    if len(given) < len(wanted):
+        raise UnavailableError(
+            f"Ray gave node {node.name} {len(given)} GPUs and the map has {len(wanted)} there",
+            "keep num_gpus of serve_config.yaml as gpuprof export wrote it",
+        )
+    if wanted and not all(one.isdigit() for one in given):
+        raise UnavailableError(f"Ray names its GPUs {', '.join(given)}", f"start Ray without {VISIBLE}")
+    numbers = dict(zip((gpu.index for gpu in wanted), map(int, given), strict=False))
+    gpus = tuple(gpu.model_copy(update={"index": numbers[gpu.index]}) if gpu in wanted else gpu for gpu in node.gpus)
+    return node.model_copy(update={"gpus": gpus})
+
+
+class NodeServer:
+    """The actor of a node: a server of its part of the map in processes of its own, to which it passes requests on."""
+
+    def __init__(self, map_file: str, node: str, simulate: bool) -> None:
+        import ray
+
+        given = [str(one) for one in ray.get_gpu_ids()]
+        os.environ.pop(VISIBLE, None)  # the map tells GPUs by their numbers on the machine
+        path = Path(map_file)
+        found = read_map(path)
+        nodes = tuple(one if simulate or one.name != node else assign_gpus(one, given) for one in found.nodes)
+        own = locate_files(found.model_copy(update={"nodes": nodes}), path.absolute().parent)
+        self._until_end = ExitStack()
+        settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=_MAX_BODY_MB)
+        self._server: MapServer = self._until_end.enter_context(serve(own, settings))
+        self._session: Any = None
+
+    async def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Return the status, the headers and the body that the server answers a request with."""
+        import aiohttp
+
+        if self._session is None:  # within the loop of the requests
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=None)
+        async with self._session.request(method, self._server.url + path, headers=headers, data=body or None) as got:
+            return got.status, _end_to_end(got.headers), await got.read()
+
+    def check_health(self) -> None:
+        """Tell Ray Serve whether the server lives: it replaces the actor where it does not.
+
+        Raises
+        ------
+        UnavailableError
+            When its process has gone.
+        """
+        if not Path(f"/proc/{self._server.pid}").exists():
+            raise UnavailableError(f"the server of process {self._server.pid} has gone")
+
+    def __del__(self) -> None:
+        """End the server: Ray Serve calls this when it stops the actor in order."""
+        self._until_end.close()
+
+
+class Router:
+    """Before all nodes: picks the node of a request by what the map plans for its model there."""
+
+    def __init__(self, weights: dict[str, dict[str, float]], nodes: dict[str, Any]) -> None:
+        self._weights, self._nodes = weights, nodes
+        self._credit: dict[str, dict[str, float]] = {name: dict.fromkeys(of, 0.0) for name, of in weights.items()}
+
+    async def __call__(self, request: Any) -> Any:
+        """Return a node's answer to a request for a model, or what all nodes say of their health."""
+        from starlette.responses import JSONResponse, Response
+
+        # As the client wrote it: names may hold an escaped slash.
+        path = request.scope.get("raw_path", request.url.path.encode()).decode("ascii").partition("?")[0]
+        query = f"?{request.url.query}" if request.url.query else ""
+        call = (request.method, path + query, _end_to_end(request.headers), await request.body())
+        if path.startswith("/v2/health/"):
+            answers = await asyncio.gather(*(node.answer.remote(*call) for node in self._nodes.values()))
+            return _response(Response, max(answers, key=lambda one: one[0]))
+        if path in ("/v2", "/v2/"):
+            return _response(Response, await next(iter(self._nodes.values())).answer.remote(*call))
+        node = self.pick_node(path)
+        if node is None:
+            known = ", ".join(sorted(name for name in self._weights if "/" not in name))
+            return JSONResponse({"error": f"no node answers {path}: ask for /v2/models/ and one of {known}"}, 404)
+        return _response(Response, await self._nodes[node].answer.remote(*call))
+
+    def pick_node(self, path: str) -> str | None:
+        """Return the node for a path below ``/v2/models/``; None where no node has the model.
+
+        Nodes take turns by smooth weighted round-robin: no node gets two requests running where another is due.
+        """
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        if parts[:2] != ["v2", "models"] or len(parts) < 3:
+            return None
+        name = f"{parts[2]}/{parts[4]}" if parts[3:4] == ["versions"] and len(parts) > 4 else parts[2]
+        if (weights := self._weights.get(name)) is None:
+            return None
+        credit = self._credit[name]
+        for node, weight in weights.items():
+            credit[node] += weight
+        picked = max(credit, key=lambda node: credit[node])
+        credit[picked] -= sum(weights.values())
+        return picked
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _OF_THE_CONNECTION}
+
+
+def _response(kind: Any, answer: Answer) -> Any:
+    status, headers, body = answer
+    return kind(content=body, status_code=status, headers=headers)

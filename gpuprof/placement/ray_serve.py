@@ -1,0 +1,96 @@
+"""A deployment map as an application of Ray Serve: a deployment for each node, which runs ``gpuprof serve`` there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuprof.domain.deployment import DeploymentMap, Node
+from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, slug
+from gpuprof.placement.node_bundle import start_node_bundle
+
+ROUTER = "router"
+#: The custom resource that a node's name follows, by which Ray tells machines apart, as for `serve --engine ray`.
+NODE_RESOURCE = "gpuprof:"
+_FOLDER = "/srv/gpuprof"
+_HTTP_PORT = 8000
+#: Ray lets 5 requests at a time to a deployment unless told otherwise; gpuprof's own admission decides here.
+MAX_REQUESTS = 10_000
+_DRAIN_S = 60.0
+
+
+def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
+    """Return the configuration that ``serve deploy`` reads, the map, and the models' files.
+
+    GPUs are numbered from 0 on each node; `gpuprof.pipeline.ray_serve` puts in the numbers of those that Ray assigns.
+    """
+    bundle, seen = start_node_bundle(deployment, base, "models")
+    names = deployment_names(seen)
+    application = {
+        "name": "gpuprof",
+        "route_prefix": "/",
+        "import_path": "gpuprof.pipeline.ray_serve:build_application",
+        "args": {"map": f"{_FOLDER}/map.json"},
+        "deployments": [_router(), *(_node(names[node.name], node) for node in seen.nodes)],
+    }
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "127.0.0.1", "port": _HTTP_PORT},
+        "applications": [application],
+    }
+    bundle.files["serve_config.yaml"] = yaml.safe_dump(config, sort_keys=False)
+    bundle.files["map.json"] = seen.to_json()
+    bundle.files["README.md"] = _readme(seen)
+    return bundle
+
+
+def deployment_names(deployment: DeploymentMap) -> dict[str, str]:
+    """Return the name of the Ray Serve deployment of each node of a map."""
+    names = UniqueNames()
+    names.add(ROUTER)
+    return {node.name: names.add(slug(node.name)) for node in deployment.nodes}
+
+
+def _router() -> dict[str, Any]:
+    return {"name": ROUTER, "max_ongoing_requests": MAX_REQUESTS, "ray_actor_options": {"num_cpus": 0}}
+
+
+def _node(name: str, node: Node) -> dict[str, Any]:
+    """Return the deployment of a node: one actor that holds the GPUs, or the cores, that the map uses there."""
+    cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
+    gpus = sum(not is_cpu(gpu) and not gpu.device.startswith("sim:") for gpu in node.gpus)
+    return {
+        "name": name,
+        "num_replicas": 1,
+        "max_ongoing_requests": MAX_REQUESTS,
+        "graceful_shutdown_timeout_s": _DRAIN_S,
+        "ray_actor_options": {
+            "num_cpus": float(cores),
+            "num_gpus": float(gpus),
+            "resources": {f"{NODE_RESOURCE}{node.name}": 1.0},
+        },
+    }
+
+
+def _readme(deployment: DeploymentMap) -> str:
+    starts = "\n".join(
+        f"    ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
+        for node in deployment.nodes
+    )
+    return f"""# To deploy this map on Ray Serve
+
+1. On each machine of the cluster install `gpuprof-onnx[gpu,serve]` (without GPUs `[cpu,serve]`) and `ray[serve]`, and
+   copy this directory to `{_FOLDER}`, or name another place after `map:` in `serve_config.yaml`.
+2. Start Ray so that each machine says which node of the map it is, on the first with `--head` for `--address …`:
+
+{starts}
+
+   Where the map has MIG instances, cut the GPUs first (`gpuprof export --to mig-parted`).
+3. `serve deploy serve_config.yaml`. Models answer the Open Inference Protocol over HTTP at port {_HTTP_PORT} of each
+   machine, on loopback; `http_options` opens it to others, and Ray Serve asks for no token.
+
+Requests for a model that several nodes have are divided as the map plans.
+"""

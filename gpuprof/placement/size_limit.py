@@ -1,0 +1,56 @@
+"""How large a plan may become: a rate that is a slip of the pen is refused, not planned for minutes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.errors import InputError
+from gpuprof.placement.menu import Menu
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import planned_ms
+
+#: Devices that a demand may take at least. Policies look at each replica beside others, so that times grow faster.
+MOST_DEVICES = 2000
+#: MIG cuts no device into more.
+_MOST_INSTANCES = 7
+#: Below this rate no demand is looked at: even at 50 requests/s a device it stays below the limit.
+_PLAIN_RPS = 50.0 * MOST_DEVICES
+
+
+def refuse_oversized(problem: Problem) -> None:
+    """Refuse demands for which even the quickest device, always full, would be needed too often.
+
+    Only devices of which there are as many as needed count: a fixed number of them limits the plan itself.
+
+    Raises
+    ------
+    InputError
+        When a demand would take more than `MOST_DEVICES`.
+    """
+    endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
+    menu = Menu(problem)
+    for demand in problem.demands:
+        if demand.rate_rps <= _PLAIN_RPS or not endless:
+            continue
+        most_rps = max(_most_rps(problem, menu, demand, device) for device in endless)
+        if most_rps > 0.0 and demand.rate_rps / most_rps > MOST_DEVICES:
+            raise InputError(
+                f"{demand.rate_rps:,.0f} requests/s of {demand.model} would take at least "
+                f"{math.ceil(demand.rate_rps / most_rps):,} devices, and a plan has at most {MOST_DEVICES:,}",
+                "correct rate_rps, name quicker devices with --gpus, or plan a part of the rate several times over",
+            )
+
+
+def _most_rps(problem: Problem, menu: Menu, demand: Demand, device: Device) -> float:
+    """Return what the device answers at most of batches that are always full, cut into any one kind of share."""
+    most = 0.0
+    for share in problem.estimator.shares(demand.model, device):
+        copies = 100.0 / share.sm_pct * (1 if share.mig is None else _MOST_INSTANCES)
+        for batch in menu.listed_batches(demand.model, device, share):
+            with suppress(InputError):
+                found = problem.estimator.estimate(demand.model, device, batch, share)
+                most = max(most, copies * 1000.0 * batch / planned_ms(found.latency_ms, problem.options.confidence))
+    return most
