@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
+from gpuprof.errors import DISTRIBUTION
 from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, slug
 from gpuprof.placement.node_bundle import start_node_bundle
 
@@ -82,7 +83,7 @@ def _readme(deployment: DeploymentMap) -> str:
     )
     return f"""# To deploy this map on Ray Serve
 
-1. On each machine of the cluster install `gpuprof-onnx[gpu,serve]` (without GPUs `[cpu,serve]`) and `ray[serve]`, and
+1. On each machine of the cluster install `{DISTRIBUTION}[gpu,serve]` (without GPUs `[cpu,serve]`) and `ray[serve]`, and
    copy this directory to `{_FOLDER}`, or name another place after `map:` in `serve_config.yaml`.
 2. Start Ray so that each machine says which node of the map it is, on the first with `--head` for `--address …`:
 
