@@ -61,10 +61,12 @@ def build_application(arguments: Mapping[str, str]) -> Any:
     deployment = read_map(Path(path))
     names = deployment_names(deployment)
     nodes = {
-        node: ray_serve.deployment(name=name, max_ongoing_requests=MAX_REQUESTS)(NodeServer).bind(path, node, simulate)
+        node: ray_serve.deployment(name=name, max_ongoing_requests=MAX_REQUESTS)(RayServeNode).bind(
+            path, node, simulate
+        )
         for node, name in names.items()
     }
-    router = ray_serve.deployment(name=ROUTER, max_ongoing_requests=MAX_REQUESTS)(Router)
+    router = ray_serve.deployment(name=ROUTER, max_ongoing_requests=MAX_REQUESTS)(RayServeRouter)
     return router.bind(weigh_nodes(deployment), nodes)
 
 
@@ -102,7 +104,7 @@ def assign_gpus(node: Node, given: list[str]) -> Node:
     return node.model_copy(update={"gpus": gpus})
 
 
-class NodeServer:
+class RayServeNode:
     """The actor of a node: a server of its part of the map in processes of its own, to which it passes requests on."""
 
     def __init__(self, map_file: str, node: str, simulate: bool) -> None:
@@ -145,7 +147,7 @@ class NodeServer:
         self._until_end.close()
 
 
-class Router:
+class RayServeRouter:
     """Before all nodes: picks the node of a request by what the map plans for its model there."""
 
     def __init__(self, weights: dict[str, dict[str, float]], nodes: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ import yaml
 import gpuprof
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import UnavailableError
-from gpuprof.pipeline.ray_serve import Router, assign_gpus, weigh_nodes
+from gpuprof.pipeline.ray_serve import RayServeRouter, assign_gpus, weigh_nodes
 from tests.placement.test_export import MAP, merged_map
 from tests.serving.ray_cluster import ray_cluster
 
@@ -41,7 +41,7 @@ def _map_of_two_nodes() -> DeploymentMap:
 def test_requests_are_divided_among_nodes_as_the_map_plans_and_evenly_in_time() -> None:
     weights = weigh_nodes(_map_of_two_nodes())
     assert weights["b"] == {"node1": 10.0, "node2": 30.0} == weights["b/1"]
-    router = Router(weights, {})
+    router = RayServeRouter(weights, {})
     picked = [router.pick_node("/v2/models/b/infer") for _ in range(40)]
     assert Counter(picked) == {"node1": 10, "node2": 30}
     assert all(picked[i : i + 4].count("node1") == 1 for i in range(0, 40, 4))
@@ -61,7 +61,7 @@ def test_requests_are_divided_among_nodes_as_the_map_plans_and_evenly_in_time() 
     ],
 )
 def test_the_node_of_a_path_has_the_model_and_version(path: str, node: str | None) -> None:
-    assert Router(weigh_nodes(MAP), {}).pick_node(path) == node
+    assert RayServeRouter(weigh_nodes(MAP), {}).pick_node(path) == node
 
 
 def test_each_model_of_a_merge_is_known() -> None:
