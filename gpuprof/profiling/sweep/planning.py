@@ -203,7 +203,7 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
         return free_batch_model(model, batches, directory), None
     except InputError as error:
         only = only_batch(model.path) or 1
-        model.read(only)
+        model.load_graph(only)
         why = f"{model.name} is measured at batch {only} alone: {error.message}"
         return replace(model, batches=(only,)), why
 
