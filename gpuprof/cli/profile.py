@@ -223,11 +223,12 @@ def _ingest(
 ) -> None:
     """Bring in reports that a profiler wrote elsewhere."""
     from gpuprof.pipeline.ingest import ingest_reports
+    from gpuprof.pipeline.profile import DEFAULT_BATCHES
 
     result = ingest_reports(
         reports,
         models,
-        batches=workloads.batches() or (),
+        batches=workloads.batches() or DEFAULT_BATCHES,
         share=workloads.share,
         device=means.device,
         device_file=means.device_file,
