@@ -11,8 +11,9 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +34,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32)
 _GIB = 2**30
 _LITTLE = 1e-9
 #: Sets of rates that are kept of one device or of several together; a problem that needs more is too large.
-_MOST_SETS = 6_000
+_MOST_SETS = 20_000
 
 Rates = NDArray[np.float64]
 Key = tuple[str, str, int, Share]
@@ -306,20 +307,54 @@ def _front(choices: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
 
 
 def _sums(first: Rates, second: Rates, wanted: Rates) -> Rates:
-    if len(first) * len(second) > _MOST_SETS * 400:
+    if len(first) * len(second) > _MOST_SETS * 300:
         raise TooLargeError
     sums = (first[:, None, :] + second[None, :, :]).reshape(-1, len(wanted))
     return _drop_dominated(np.minimum(sums, wanted))
 
 
 def _drop_dominated(rates: Rates) -> Rates:
-    """Leave out the sets of which another has no less of anything."""
-    rates = np.unique(np.round(rates, 9), axis=0)
-    rates = rates[np.argsort(-rates.sum(axis=1), kind="stable")]
-    kept = np.empty((0, rates.shape[1]))
-    while len(rates):
-        kept = np.vstack([kept, rates[:1]])
-        rates = rates[~(rates <= rates[0] + 1e-9).all(axis=1)]
-        if len(kept) > _MOST_SETS:
-            raise TooLargeError
+    """Leave out the sets of which another has no less of anything; of at most three models."""
+    wide = np.zeros((len(rates), 3))
+    wide[:, : rates.shape[1]] = np.round(rates, 9)
+    most = wide[wide.sum(axis=1).argmax()]  # what it dominates goes at once: sorting is what takes the time
+    wide = np.vstack([wide[~(wide <= most).all(axis=1)], most])
+    wide = wide[np.lexsort(-wide.T[::-1])]
+    kept = wide[_find_undominated(wide, _LITTLE)]
+    if len(kept) > _MOST_SETS:
+        raise TooLargeError
+    return np.ascontiguousarray(kept[:, : rates.shape[1]])
+
+
+def _sweep(rates: Rates, little: float) -> NDArray[np.bool_]:
+    """Return which rows no earlier row matches, of rows by falling first column.
+
+    What is not matched so far in the second and third column are steps: the second rises, the third falls.
+    """
+    kept = np.zeros(len(rates), dtype=np.bool_)
+    second, third = np.empty(len(rates)), np.empty(len(rates))
+    steps = 0
+    for i in range(len(rates)):
+        y, z = rates[i, 1], rates[i, 2]
+        place = np.searchsorted(second[:steps], y - little)
+        if place < steps and third[place] >= z - little:
+            continue
+        kept[i] = True
+        end = place  # the steps of which this one has no less: those before it that are no higher
+        while place > 0 and third[place - 1] <= z:
+            place -= 1
+        while end < steps and second[end] <= y and third[end] <= z:
+            end += 1
+        moved = steps - end
+        if place + 1 > end:
+            for j in range(moved - 1, -1, -1):
+                second[place + 1 + j], third[place + 1 + j] = second[end + j], third[end + j]
+        else:
+            for j in range(moved):
+                second[place + 1 + j], third[place + 1 + j] = second[end + j], third[end + j]
+        second[place], third[place] = y, z
+        steps = place + 1 + moved
     return kept
+
+
+_find_undominated: Any = numba.njit(cache=True)(_sweep)

@@ -80,7 +80,7 @@ def main() -> int:
     print(f"a call takes {1000 * statistics.median(one.cpu_s for one in found):.1f} ms of CPU time (median)")
     for one in sorted(found, key=lambda one: -abs(one.errors["p99"]))[:_WORST]:
         print(f"  {one}")
-    print_pools(arguments.pools, arguments.seed, max(1, arguments.pools // 6))
+    print_pools(arguments.pools, arguments.seed)
     return 0
 
 

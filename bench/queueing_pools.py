@@ -1,13 +1,15 @@
 """How far the model of replicas behind one router is from the simulator, over random groups and shapes of arrivals.
 
-    python -m bench.queueing_pools [--groups N] [--per-shape N] [--shapes 'A;B'] [--seed S] [--minutes M]
+    python -m bench.queueing_pools [--groups N] [--shapes 'A;B'] [--first SEED] [--minutes M] [--keep FILE]
 
-Groups of 1 to 64 replicas, equal or of up to three kinds, at 10% to 95% of their capacity together under Poisson
-requests; of every other shape of arrivals, up to 16 equal replicas at 10% to 85%. Goodput is compared at an SLO between
-the median and 1.3 times p99. Prints the median, the 95th percentile and the largest error of p99 and goodput for each
-shape, and the worst groups. Where hardly any request takes about as long as the p99, the next to nothing decides it:
-what is off by more than 5% and yet is met by 98.8% to 99.2% of the simulated requests is counted as such. Where they
-come in bursts the simulator itself finds another p99 each time: it is run three times, and its standard error printed.
+Groups of 1 to 64 replicas, equal or of up to three kinds, at 10% to 95% of their capacity together, each under one of
+the shapes of arrivals in turn. Goodput is compared at an SLO between the median and 1.3 times p99. Each group is
+simulated four times, longer and longer until the standard error of the mean p99 is below 1% or enough requests have
+passed, and that error is told. Prints the median, the 95th percentile and the largest error of p99 and goodput for each
+shape, how many are off by more than 5% (2%) and by more than twice the standard error besides, and the worst groups.
+Where hardly any request takes about as long as the p99, the next to nothing decides it: what is off by more than 5% and
+yet is met by 98.8% to 99.2% of the simulated requests is counted as such. With ``--keep`` a run that is cut off goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from bench.kept_rows import KeptRows, Row
 from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, at_rate
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import (
@@ -39,48 +44,46 @@ from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 
 SHAPES = ("poisson", "constant", "gamma:4", "lognormal:4", "hyperexponential:4", "batch:5", "mmpp:2,0.5s")
-_REQUESTS, _MOST_REQUESTS = 1_000_000, 16_000_000
-_CYCLES, _RUNS = 3_000, 3  # of calm and burst, where the most requests allow it; and as often as that
+_REQUESTS, _MOST_REQUESTS = 250_000, 4_000_000  # of one run
+_CYCLES = 750  # of calm and burst at least, where the most requests allow it
+_RUNS, _SURE = 4, 0.01
 _SETTLING = 60.0  # of the longest batches, which begin all at once: not counted
-_MUCH, _NEARLY_THERE = 0.05, 0.002
-_WORST = 8
+_MUCH, _MUCH_GOODPUT, _NEARLY_THERE = 0.05, 0.02, 0.002
+_WORST = 12
 
 
 @dataclass(frozen=True, slots=True)
 class PoolComparison:
     """A group under a load, and how far the model is off at p99 (relative) and goodput (of all requests).
 
-    ``at_p99``: how far the part of the simulated requests that meet the model's p99 is from 99%; ``uncertainty``: the
-    standard error of the simulated p99.
+    ``met``: the part of the simulated requests that meet the model's p99, where it is far off; ``uncertainty``: the
+    standard errors of the simulated p99 (relative) and of the simulated goodput.
     """
 
     shape: str
-    servers: tuple[BatchServer, ...]
+    group: str
     load: float
     p99_error: float
     goodput_error: float
-    at_p99: float
-    uncertainty: float
+    met: float | None
+    uncertainty: tuple[float, float]
+    seconds: float
 
     def __str__(self) -> str:
-        kinds = ", ".join(
-            f"{self.servers.count(one)} of batch {one.batch}, {one.latency_ms[0]:.2f} to {one.latency_ms[-1]:.2f} ms, "
-            f"cv {one.latency_cv:.2f}, {one.processes} process(es)"
-            for one in dict.fromkeys(self.servers)
-        )
+        met = f" (met by {self.met:.2%})" if self.met is not None else ""
+        p99_known, goodput_known = self.uncertainty
         return (
-            f"p99 {self.p99_error:+.1%} (met by {0.99 + self.at_p99:.2%}), goodput {self.goodput_error:+.2%}: "
-            f"{self.shape}, load {self.load:.2f}, {kinds}"
+            f"p99 {self.p99_error:+.1%} ± {2.0 * p99_known:.1%}{met}, goodput {self.goodput_error:+.2%} ± "
+            f"{2.0 * goodput_known:.2%}: {self.shape}, load {self.load:.2f}, {self.group}"
         )
 
 
-def random_groups(count: int, seed: int) -> Iterator[tuple[tuple[BatchServer, ...], float]]:
-    """Yield replicas and the load of all together."""
+def draw_group(seed: int) -> tuple[tuple[BatchServer, ...], float]:
+    """Return replicas and the load of all together."""
     random = np.random.default_rng(seed)
-    for _ in range(count):
-        kinds = [_random_server(random) for _ in range(int(random.choice([1, 1, 2, 3])))]
-        servers = tuple(kinds[int(random.integers(len(kinds)))] for _ in range(int(2 ** random.uniform(0.0, 6.01))))
-        yield servers, float(random.uniform(0.1, 0.95))
+    kinds = [_random_server(random) for _ in range(int(random.choice([1, 1, 2, 3])))]
+    servers = tuple(kinds[int(random.integers(len(kinds)))] for _ in range(int(2 ** random.uniform(0.0, 6.01))))
+    return servers, float(random.uniform(0.1, 0.95))
 
 
 def _random_server(random: np.random.Generator) -> BatchServer:
@@ -94,24 +97,49 @@ def _random_server(random: np.random.Generator) -> BatchServer:
     )
 
 
+def describe_group(servers: Sequence[BatchServer]) -> str:
+    """Return the replicas in words."""
+    return ", ".join(
+        f"{servers.count(one)} of batch {one.batch}, {one.latency_ms[0]:.2f} to {one.latency_ms[-1]:.2f} ms, "
+        f"cv {one.latency_cv:.2f}, {one.processes} process(es)"
+        for one in dict.fromkeys(servers)
+    )
+
+
 def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed: int) -> PoolComparison:
-    """Return how far the model is from a simulation of a million requests, or of more where they come in bursts."""
+    """Return how far the model is from simulations of a million requests in all, or of more until they agree."""
     rate = load * math.fsum(one.capacity_rps for one in servers)
     process = parse_arrivals(shape, rate)
+    started = time.perf_counter()
     said = BatchQueue().pool(Arrivals.from_process(process, rate), servers).whole
+    seconds = time.perf_counter() - started
     tail_ms = said.percentile(99.0)
     slo_ms = float(np.random.default_rng(seed).uniform(said.percentile(50.0), 1.3 * tail_ms))
-    runs = _RUNS if isinstance(process, Bursts) else 1
-    found = np.array([_simulate(servers, process, slo_ms, seed + 10_007 * run) for run in range(runs)])
-    p99_ms, in_time = found.mean(axis=0)
-    uncertainty = float(found[:, 0].std(ddof=1) / runs**0.5 / p99_ms) if runs > 1 else 0.0
+    requests = _requests(process)
+    while True:
+        found = np.array([_simulate(servers, process, slo_ms, seed + 10_007 * run, requests) for run in range(_RUNS)])
+        p99_ms, in_time = found.mean(axis=0)
+        p99_error, goodput_error = (float(one) for one in found.std(axis=0, ddof=1) / _RUNS**0.5)
+        if p99_error <= _SURE * p99_ms or 2 * requests > _MOST_REQUESTS:
+            break
+        requests *= 2
     error = float(tail_ms / p99_ms - 1.0)
-    at_p99 = _simulate(servers, process, tail_ms, seed)[1] - 0.99 if abs(error) > _MUCH else math.nan
-    goodput_error = float(said.fraction_within(slo_ms) - in_time)
-    return PoolComparison(shape, tuple(servers), load, error, goodput_error, at_p99, uncertainty)
+    met = _simulate(servers, process, tail_ms, seed, requests)[1] if abs(error) > _MUCH else None
+    return PoolComparison(
+        shape,
+        describe_group(servers),
+        load,
+        error,
+        float(said.fraction_within(slo_ms) - in_time),
+        met,
+        (p99_error / float(p99_ms), goodput_error),
+        seconds,
+    )
 
 
-def _simulate(servers: Sequence[BatchServer], process: ArrivalProcess, slo_ms: float, seed: int) -> tuple[float, float]:
+def _simulate(
+    servers: Sequence[BatchServer], process: ArrivalProcess, slo_ms: float, seed: int, requests: int
+) -> tuple[float, float]:
     replicas = tuple(
         Replica(
             model="m",
@@ -138,7 +166,7 @@ def _simulate(servers: Sequence[BatchServer], process: ArrivalProcess, slo_ms: f
         predicted=MapPrediction(gpus=len(gpus), goodput_rps=0.0),
     )
     settling_s = _SETTLING / 1000.0 * max(one.latency_ms[-1] for one in servers)
-    seconds = settling_s + _requests(process) / process.rate_rps
+    seconds = settling_s + requests / process.rate_rps
     options = SimulationOptions(duration_s=seconds, warmup_s=settling_s, seed=seed, refuse_hopeless=False)
     (found,) = simulate(deployment, {"m": at_rate(process, process.rate_rps)}, options).models
     return found.p99_ms or math.inf, found.in_time / max(1, found.answered)
@@ -150,45 +178,59 @@ def _requests(process: ArrivalProcess) -> int:
     return min(_MOST_REQUESTS, max(_REQUESTS, int(_CYCLES * (process.burst_s + process.calm_s) * process.rate_rps)))
 
 
-def shaped_groups(count: int, seed: int) -> Iterator[tuple[tuple[BatchServer, ...], float]]:
-    """Yield equal replicas and their load, for arrivals that are not Poisson."""
-    random = np.random.default_rng(seed)
-    for _ in range(count):
-        servers = (_random_server(random),) * int(2 ** random.uniform(0.0, 4.01))
-        yield servers, float(random.uniform(0.1, 0.85))
+def print_pools(
+    groups: int, first: int, shapes: Sequence[str] = SHAPES, minutes: float = 60.0, keep: Path | None = None
+) -> bool:
+    """Print the errors over random groups under each shape of arrivals in turn, as many as there is time for.
 
-
-def print_pools(count: int, seed: int, per_shape: int, shapes: Sequence[str] = SHAPES, minutes: float = 60.0) -> None:
-    """Print the errors over random groups under each shape of arrivals, stopping when the time is over."""
-    started, found = time.monotonic(), []
-    for number, shape in enumerate(shapes, 1):
-        poisson = shape == "poisson"
-        groups = random_groups(count, seed) if poisson else shaped_groups(per_shape, seed)
-        until = started + 60.0 * minutes * number / len(shapes)
-        some = []
-        for i, (servers, load) in enumerate(groups):
-            some.append(compare_group(servers, load, shape, seed + i))
-            if time.monotonic() > until:
-                break
-        _print_errors(f"{len(some)} of {count if poisson else per_shape} groups, {shape}", some)
-        found += some
+    Returns
+    -------
+    bool
+        Whether none is beyond 5% at p99, or 2% of goodput, by more than chance.
+    """
+    until, kept = time.monotonic() + 60.0 * minutes, KeptRows(keep)
+    found: list[PoolComparison] = []
+    for number in range(groups):
+        shape, seed = shapes[number % len(shapes)], first + number
+        if time.monotonic() < until or f"{shape} {seed}" in kept:
+            found.append(PoolComparison(**kept.get_or_make(f"{shape} {seed}", partial(_compare_drawn, shape, seed))))
+    print(f"{len(found)} of {groups} groups")
+    for shape in shapes:
+        some = [one for one in found if one.shape == shape]
+        if some:
+            _print_errors(shape, some)
+    _print_errors("all", found)
     for one in sorted(found, key=lambda one: -abs(one.p99_error))[:_WORST]:
         print(f"  {one}")
     print("largest errors of goodput:")
     for one in sorted(found, key=lambda one: -abs(one.goodput_error))[:_WORST]:
         print(f"  {one}")
+    return not any(_is_p99_off(one) or _is_goodput_off(one) for one in found)
+
+
+def _compare_drawn(shape: str, seed: int) -> Row:
+    servers, load = draw_group(seed)
+    return asdict(compare_group(servers, load, shape, seed))
+
+
+def _is_p99_off(one: PoolComparison) -> bool:
+    return abs(one.p99_error) > _MUCH + 2.0 * one.uncertainty[0]
+
+
+def _is_goodput_off(one: PoolComparison) -> bool:
+    return abs(one.goodput_error) > _MUCH_GOODPUT + 2.0 * one.uncertainty[1]
 
 
 def _print_errors(title: str, found: Sequence[PoolComparison]) -> None:
     tails, goodputs = [abs(one.p99_error) for one in found], [abs(one.goodput_error) for one in found]
     far = [one for one in found if abs(one.p99_error) > _MUCH]
-    sure = sum(abs(one.p99_error) > _MUCH + 2.0 * one.uncertainty for one in far)
-    known = max(one.uncertainty for one in found)
-    sudden = sum(abs(one.at_p99) <= _NEARLY_THERE for one in far)
-    simulated = f"; the simulated is known to {known:.1%}, {sure} are above for sure" if known else ""
+    sudden = sum(one.met is not None and abs(one.met - 0.99) <= _NEARLY_THERE for one in far)
     print(
-        f"{title}: p99 error {_spread(tails)}, {len(far)} above {_MUCH:.0%} ({sudden} of them met by 99 ± 0.2%"
-        f"{simulated}); goodput {_spread(goodputs)}, {sum(one > 0.02 for one in goodputs)} above 2%",
+        f"{title}, {len(found)} groups: p99 error {_spread(tails)}, {len(far)} above {_MUCH:.0%}, "
+        f"{sum(map(_is_p99_off, found))} of them for sure ({sudden} met by 99 ± 0.2%); goodput {_spread(goodputs)}, "
+        f"{sum(one > _MUCH_GOODPUT for one in goodputs)} above {_MUCH_GOODPUT:.0%}, {sum(map(_is_goodput_off, found))} "
+        f"of them for sure; the simulated p99 is known to {max(one.uncertainty[0] for one in found):.1%}; "
+        f"{statistics.median(one.seconds for one in found):.2f} s a pool",
         flush=True,
     )
 
@@ -200,14 +242,14 @@ def _spread(errors: Sequence[float]) -> str:
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=500, help="under Poisson requests")
-    parser.add_argument("--per-shape", type=int, default=80, help="groups under each other shape of arrivals")
+    parser.add_argument("--groups", type=int, default=500, help="under the shapes in turn")
     parser.add_argument("--shapes", default=";".join(SHAPES), help="separated by semicolons")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60.0, help="to stop after, the same for each shape")
+    parser.add_argument("--first", type=int, default=1, help="seed of the first")
+    parser.add_argument("--minutes", type=float, default=60.0, help="to begin no more after")
+    parser.add_argument("--keep", type=Path, help="file of what was found, to go on from")
     chosen = parser.parse_args()
-    print_pools(chosen.groups, chosen.seed, chosen.per_shape, chosen.shapes.split(";"), chosen.minutes)
-    return 0
+    good = print_pools(chosen.groups, chosen.first, chosen.shapes.split(";"), chosen.minutes, chosen.keep)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -192,6 +193,13 @@ class DeployedModel(_Part):
     dims: str | None = None
     predicted: ModelPrediction | None = None
 
+    @field_validator("source_model")
+    @classmethod
+    def _named(cls, source_model: str | None) -> str | None:
+        if source_model is not None and not source_model.strip():
+            raise ValueError("a source_model must have a name")
+        return source_model
+
     @field_validator("dims")
     @classmethod
     def _readable_dims(cls, dims: str | None) -> str | None:
@@ -290,6 +298,20 @@ class DeploymentMap(_Part):
             raise ValueError("inputs is what planned_with was called before: a map has one of them")
         rest = {key: value for key, value in content.items() if key != "inputs"}
         return {**rest, "planned_with": planned_with_of_inputs(inputs)}
+
+    @field_validator("created")
+    @classmethod
+    def _is_time(cls, created: str | None) -> str | None:
+        if created is not None:
+            datetime.fromisoformat(created)  # its ValueError is told
+        return created
+
+    @field_validator("models")
+    @classmethod
+    def _all_named(cls, models: dict[str, DeployedModel]) -> dict[str, DeployedModel]:
+        if any(not name.strip() for name in models):
+            raise ValueError("a model must have a name")
+        return models
 
     @model_validator(mode="after")
     def _merged_as_told(self) -> DeploymentMap:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 _Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
@@ -25,10 +25,19 @@ class _Record(BaseModel):
 
 
 class PlannedDevices(_Record):
-    """Devices of one kind that a map could use; without ``count`` as many as needed."""
+    """Devices of one kind that a map could use; without ``count`` as many as needed.
+
+    ``price_per_hour`` is there where another than the catalogue's was planned with.
+    """
 
     device: str
     count: _Count | None = None
+    price_per_hour: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave away a price that is the catalogue's."""
+        return {key: value for key, value in write(self).items() if key != "price_per_hour" or value is not None}
 
 
 class RecordedHostWork(_Record):
@@ -66,6 +75,14 @@ class PlannedWith(_Record):
     database_sha256: str | None = None
     found_by: str | None = None
     stopped_by: str | None = None
+
+    @field_validator("fleet")
+    @classmethod
+    def _once_each(cls, fleet: tuple[PlannedDevices, ...]) -> tuple[PlannedDevices, ...]:
+        names = [one.device for one in fleet]
+        if len(set(names)) < len(names):
+            raise ValueError("a device stands in the fleet more than once")
+        return fleet
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.failure import TriedRuns
-    from gpuprof.domain.fleet import Fleet
+    from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.measured.known_models import KnownModels
     from gpuprof.kernel_db.store import KernelDb
@@ -328,7 +328,7 @@ def _record_settings(
     return PlannedWith(
         estimator=planning.estimator,
         arrivals=planning.arrivals,
-        fleet=tuple(PlannedDevices(device=one.device.name, count=one.count) for one in fleet.entries),
+        fleet=tuple(map(_record_devices, fleet.entries)),
         confidence=options.confidence,
         latency_budget=options.latency_budget,
         overhead_ms=options.overhead_ms,
@@ -340,3 +340,12 @@ def _record_settings(
         slo_sha256=slo_sha256,
         database_sha256=database_sha256,
     )
+
+
+def _record_devices(entry: FleetEntry) -> PlannedDevices:
+    """Return devices of a fleet as a map records them: with their price where it is not the catalogue's."""
+    from gpuprof.domain.catalogue import devices
+
+    listed, price = devices().get(entry.device.name), entry.device.price_per_hour
+    is_own = price is not None and (listed is None or listed.price_per_hour != price)
+    return PlannedDevices(device=entry.device.name, count=entry.count, price_per_hour=price if is_own else None)

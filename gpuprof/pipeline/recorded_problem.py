@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
-    from gpuprof.domain.planned_with import PlannedWith
+    from gpuprof.domain.planned_with import PlannedDevices, PlannedWith
     from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
@@ -88,7 +88,9 @@ def restore_problem(
             Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
             for name, m in deployment.models.items()
         ),
-        fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
+        fleet=Fleet(
+            tuple(FleetEntry(_with_price(resolve_device(one.device, database), one), one.count) for one in devices)
+        ),
         estimator=name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
         tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals),
@@ -101,6 +103,12 @@ def restore_problem(
             max_processes=settings.max_processes,
         ),
     )
+
+
+def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
+    """Return a device at the price that it was planned with."""
+    price = None if planned is None else planned.price_per_hour
+    return device if price is None else replace(device, price_per_hour=price)
 
 
 def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
@@ -195,9 +203,11 @@ def collect_map_evidence(
     database = open_database(db, needed=False)
     names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     found: dict[str, Device] = {}
+    planned = {one.device: one for one in settings.fleet}
     for name in sorted(names):
         try:
-            found[name] = resolve_device(name, database, read_own_devices(other.device_file))
+            device = resolve_device(name, database, read_own_devices(other.device_file))
+            found[name] = _with_price(device, planned.get(name))
         except InputError:
             continue  # the check names it
     sources = source_models(deployment)

@@ -9,26 +9,24 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_queues import MOST_BATCH, map_servers, upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.prediction_check import check_predictions
-from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 
 __all__ = ["Evidence", "Violation", "check", "check_layout"]
 
 _TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
-_MOST_BATCH = 4096  # every size up to a replica's batch is looked at; nobody serves larger ones
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -95,7 +93,7 @@ def _names(deployment: DeploymentMap) -> Iterator[Violation]:
 def _settings(deployment: DeploymentMap) -> Iterator[Violation]:
     """Find replicas beyond the largest batch, or the most processes, that the map says it was planned with."""
     settings = deployment.planned_with
-    most = settings.max_batch if "max_batch" in settings.model_fields_set else _MOST_BATCH
+    most = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
     each = settings.max_processes or _MOST_CLIENTS
     for node, gpu, _, replica in deployment.places():
         if not replica.merged and (replica.batch > most or replica.processes > each):
@@ -300,7 +298,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             serving[model].add(replica.model)
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
     pools: dict[str, list[tuple[Replica, BatchServer]]] = {}
-    servers = _servers(deployment, evidence)
+    servers = map_servers(deployment, evidence)
     counts = Counter(replica.model for *_, replica in deployment.places())
     for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
         demands = [asked[model] for model in replica.rates() if model in asked]
@@ -338,26 +336,6 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         yield from _percentile(asked[model], parts)
 
 
-def _servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServer | str]:
-    """Return every replica as a queue, or why nothing can be said of it; disturbed where one machine is all there is.
-
-    Where batches are held to a part of the SLO nobody asks.
-    """
-    places = list(deployment.places())
-    if evidence.latency_budget is not None:
-        return ["not asked"] * len(places)
-    servers = [
-        _server(partition, replica, evidence.devices[gpu.device], evidence) for _, gpu, partition, replica in places
-    ]
-    known = [(place, server) for place, server in zip(places, servers, strict=True) if not isinstance(server, str)]
-    one_machine = len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1
-    shares = math.fsum(replica.sm_share_pct for *_, replica in places)
-    if not one_machine or len(known) < len(places) or shares > 100.0 + _TOLERANCE:
-        return servers  # too large a share is told of elsewhere
-    running = [LoadedReplica(server, replica.rate_rps, replica.sm_share_pct) for (*_, replica), server in known]
-    return list(disturb_servers(evidence.host, running, evidence.queueing))
-
-
 def _within_budget(
     where: str, partition: Partition, replica: Replica, demand: Demand, device: Device, evidence: Evidence
 ) -> Iterator[Violation]:
@@ -374,7 +352,7 @@ def _within_budget(
         except InputError as error:
             yield Violation("slo", where, str(error))
             return
-        latency = _upper(estimate.latency_ms, evidence.confidence)
+        latency = upper_ms(estimate.latency_ms, evidence.confidence)
         throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
     allowed = (evidence.latency_budget or 1.0) * demand.slo.latency_ms
     if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
@@ -398,61 +376,6 @@ def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Ite
             f"{100.0 * within / total:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
             f"{demand.slo.percentile:g}% must be",
         )
-
-
-def _server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
-    """Return the replica as a queue, or why nothing can be said of it."""
-    if replica.batch > _MOST_BATCH:
-        return f"{replica.model} takes batches of {replica.batch}, which nothing can be said of above {_MOST_BATCH}"
-    if evidence.estimator is None:
-        if not replica.predicted.latency_ms:
-            return f"the map predicts no time for a batch of {replica.model}"
-        times = replica.batch_latency_ms or (replica.predicted.latency_ms,) * replica.batch
-        if len(times) != replica.batch or min(times) <= 0.0:
-            return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
-        said = replica.predicted
-        return _queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
-    beside = neighbour_workloads(partition, replica)
-    try:
-        estimates = [
-            ask_estimator(evidence.estimator, device, replica_workload(partition, replica, n), beside)
-            for n in range(1, replica.batch + 1)
-        ]
-    except InputError as error:
-        return str(error)
-    handover_ms = evidence.host.handover_ms
-    times = tuple(_upper(estimate.latency_ms, evidence.confidence) + handover_ms for estimate in estimates)
-    return _queue(
-        replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence
-    )
-
-
-def _queue(
-    replica: Replica, times: tuple[float, ...], latency_cv: float, pause: tuple[float, float | None], evidence: Evidence
-) -> BatchServer:
-    return BatchServer(
-        latency_ms=times,
-        batch=replica.batch,
-        max_wait_ms=replica.max_wait_ms,
-        processes=replica.processes,
-        latency_cv=latency_cv,
-        pause_factor=pause[0],
-        pause_cv=pause[1],
-        overhead_ms=evidence.overhead_ms,
-    )
-
-
-def _upper(latency: Figure, confidence: float | None) -> float:
-    """Return the time that holds at ``confidence``; a figure's own interval holds at 90%.
-
-    Unless told otherwise what was observed is believed, and of everything else the upper end.
-    """
-    if latency.high is None or (confidence is None and latency.is_observed):
-        return latency.value
-    if confidence is None:
-        return latency.high
-    quantile = NormalDist().inv_cdf
-    return latency.value + (latency.high - latency.value) * quantile(0.5 + confidence / 2.0) / quantile(0.95)
 
 
 def _figures(deployment: DeploymentMap) -> Iterator[Violation]:

@@ -22,7 +22,9 @@ from gpuprof.domain.deployment import (
 from gpuprof.domain.estimate import Estimate
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_queues import upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.queue_check import check_queues
 
 #: What a figure may be off by: rounding, and no more.
 _RELATIVE = 1e-3
@@ -50,6 +52,7 @@ def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator
             yield Violation("figures", where, f"{replica.model}: {message}")
     yield from _model_figures(deployment)
     yield from _map_figures(deployment, evidence)
+    yield from check_queues(deployment, evidence)
 
 
 def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
@@ -75,6 +78,14 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
     percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
     if percentiles != sorted(percentiles):
         yield "its percentiles fall"
+    limit, held = replica.memory_limit_bytes, said.memory_bytes
+    if limit is not None and held is not None and limit < held * (1.0 - _RELATIVE):
+        yield f"it may hold {limit / 2**30:.4g} GiB and is said to hold {held / 2**30:.4g} GiB"
+    creq = said.creq
+    if creq is not None and creq.interval_pct is not None:
+        low, high = creq.interval_pct
+        if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= creq.pct <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
+            yield f"a compute requirement of {creq.pct:.4g}% is outside of its interval"
     yield from _intervals(said)
 
 
@@ -139,6 +150,8 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
     ):
         if value is not None and true is not None and not _is_near(value, true):
             yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
+    yield from _told_intervals(said, known)
+    yield from _told_memory(replica, known, evidence)
     if said.source and said.source != known.latency_ms.source:
         yield f"its time is called {said.source!r} and is {known.latency_ms.source!r}"
     if replica.batch_latency_ms is None or evidence.confidence is not None:
@@ -149,6 +162,31 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
             true = smaller.latency_ms.value
             yield f"batch_latency_ms of {size} is {value:.4g} ms in the map and {true:.4g} ms by the estimator"
             return
+
+
+def _told_intervals(said: ReplicaPrediction, known: Estimate) -> Iterator[str]:
+    for name, interval, figure in (
+        ("latency_ms", said.latency_ms_interval, known.latency_ms),
+        ("throughput_rps", said.throughput_rps_interval, known.throughput_rps),
+    ):
+        if interval is None:
+            continue
+        if figure.low is None or figure.high is None:
+            yield f"{name}_interval is said, and nothing is known of its error"
+        elif not (_is_near(interval[0], figure.low) and _is_near(interval[1], figure.high)):
+            told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{figure.low:.4g} to {figure.high:.4g}"
+            yield f"{name}_interval is {told} in the map and {true} by the estimator"
+
+
+def _told_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Iterator[str]:
+    """Yield a memory that is less than the estimator's, or more than the upper end of it."""
+    said, memory = replica.predicted.memory_bytes, known.memory_bytes
+    if said is None or memory is None or replica.merged:
+        return
+    least = memory.value * replica.processes
+    most = max(memory.value, memory.high or 0.0, upper_ms(memory, evidence.confidence)) * replica.processes
+    if not least * (1.0 - _RELATIVE) - replica.processes <= said <= most * (1.0 + _RELATIVE) + replica.processes:
+        yield f"it is said to hold {said / 2**30:.4g} GiB, and holds {least / 2**30:.4g} GiB by the estimator"
 
 
 def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -195,6 +233,8 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
             yield _wrong(f"{name} is {value:g}, more than all")
     if said.moves is not None and said.moves > len(replicas):
         yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
+    yield from _cost(deployment, evidence)
+    yield from _ends(deployment)
     yield from _bounds(deployment, rate)
     if said.external_fragmentation is not None and not deployment.merges:
         left = _unused_part(deployment, evidence)
@@ -206,6 +246,35 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
             yield _wrong(
                 f"shares are said to be idle for {said.internal_slack:.3g} of their time, and are for {idle:.3g}"
             )
+
+
+def _cost(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield a cost that is not the sum of the prices, or that is said where a device has none."""
+    said = deployment.predicted.cost_per_hour
+    used = [
+        gpu.device for node in deployment.nodes for gpu in node.gpus if any(part.replicas for part in gpu.partitions)
+    ]
+    prices = [evidence.devices[name].price_per_hour for name in used]
+    known = [price for price in prices if price is not None]
+    if said is None:
+        return
+    if len(known) < len(prices):
+        yield _wrong(f"a cost of {said:.4g} $/h is said, and a device of the map has no price")
+    elif not _is_near(said, math.fsum(known)):
+        yield _wrong(f"a cost of {said:.4g} $/h is said, and the devices cost {math.fsum(known):.4g} $/h")
+
+
+def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield what no plan can come to at an end of the estimates."""
+    asked = math.fsum(model.rate_rps for model in deployment.models.values())
+    for name in ("at_lower_ends", "at_upper_ends"):
+        plan = getattr(deployment.predicted, name)
+        if plan is None:
+            continue
+        if plan.served_rps > asked * (1.0 + _RELATIVE):
+            yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s, and {asked:.4g} are asked for")
+        if plan.gpus is not None and plan.lower_bound_gpus is not None and plan.lower_bound_gpus > plan.gpus:
+            yield _wrong(f"{name} needs at least {plan.lower_bound_gpus} devices and has {plan.gpus}")
 
 
 def _bounds(deployment: DeploymentMap, rate_rps: float) -> Iterator[Violation]:

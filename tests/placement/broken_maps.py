@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances.
-Layout = Literal["shared", "mig"]
+#: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
+#: replicas of one model on two devices, one of them slower.
+Layout = Literal["shared", "mig", "pool"]
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -312,4 +313,159 @@ OWN = (
     Breakage("an interval of three", _in_prediction(latency_ms_interval=[1.0, 2.0, 3.0])),
     Breakage("less than nothing unplaced", lambda c: c.update(unplaced=[{"model": "a", "rate_rps": -5, "reason": ""}])),
 )
-BREAKAGES = (*TYPES, *OWN, *STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)
+
+
+def _every(content: dict[str, Any]) -> list[Any]:
+    return [one for gpu in content["nodes"][0]["gpus"] for part in gpu["partitions"] for one in part["replicas"]]
+
+
+def _scaled_everywhere(factor: float, *names: str) -> Edit:
+    """Change figures of the replicas and of their models alike, so that they agree with one another."""
+
+    def edit(content: dict[str, Any]) -> None:
+        for one in (*_every(content), *content["models"].values()):
+            for name in names:
+                if one["predicted"].get(name) is not None:
+                    one["predicted"][name] *= factor
+
+    return edit
+
+
+def _less_goodput(content: dict[str, Any]) -> None:
+    _scaled_everywhere(0.9, "goodput_rps")(content)
+    content["predicted"]["goodput_rps"] *= 0.9
+    for one in _every(content):
+        one["predicted"]["goodput_rps_interval"] = None
+
+
+def _busier(content: dict[str, Any]) -> None:
+    before = content["predicted"]["internal_slack"]
+    _scaled_everywhere(1.3, "utilization")(content)
+    content["predicted"]["internal_slack"] = 1.0 - 1.3 * (1.0 - before)
+
+
+def _scaled_interval(name: str, low: float, high: float) -> Edit:
+    def edit(content: dict[str, Any]) -> None:
+        said = replica(content)["predicted"]
+        said[name] = [low * said[name][0], high * said[name][1]]
+
+    return edit
+
+
+def _scaled_memory(factor: float, *, also_limit: bool = False) -> Edit:
+    def edit(content: dict[str, Any]) -> None:
+        one = replica(content)
+        one["predicted"]["memory_bytes"] = int(factor * one["predicted"]["memory_bytes"])
+        if also_limit:
+            one["memory_limit_bytes"] = one["predicted"]["memory_bytes"]
+
+    return edit
+
+
+def _even_rates(content: dict[str, Any]) -> None:
+    every = _every(content)
+    total = sum(one["rate_rps"] for one in every)
+    for one in every:
+        one["rate_rps"] = one["predicted"]["goodput_rps"] = total / len(every)
+        one["predicted"]["goodput_rps_interval"] = one["predicted"]["utilization"] = None
+
+
+def _smaller_batch(content: dict[str, Any]) -> None:
+    """Leave the last batch away, and let the figures of the batch agree."""
+    one = replica(content)
+    said, times = one["predicted"], one["batch_latency_ms"][:-1]
+    one.update(batch=len(times), batch_latency_ms=times)
+    said.update(latency_ms=times[-1], throughput_rps=1000.0 * len(times) / times[-1])
+    said.update(latency_ms_interval=None, throughput_rps_interval=None, p99_ms_interval=None, goodput_rps_interval=None)
+
+
+def _in_every(**values: object) -> Edit:
+    return lambda content: [one.update(values) for one in _every(content)]
+
+
+def _ends(**values: object) -> Edit:
+    return lambda content: content["predicted"].update(at_lower_ends={"gpus": 1, "served_rps": 40.0, **values})
+
+
+def _creq(pct: float, low: float, high: float) -> Edit:
+    told = {"metric": "max_occupancy", "pct": pct, "interval_pct": [low, high], "source": "measured"}
+    return lambda content: replica(content)["predicted"].update(creq=told)
+
+
+_PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
+FIGURES = (
+    Breakage("half the cost", lambda c: c["predicted"].update(cost_per_hour=0.5)),
+    Breakage("a tenth more cost", lambda c: c["predicted"].update(cost_per_hour=1.1)),
+    Breakage("no cost at all", _in_map(cost_per_hour=0.0)),
+    Breakage("half the cost of instances", _in_map(cost_per_hour=2.0), "mig"),
+    Breakage("one device's cost for two", _in_map(cost_per_hour=1.0), "pool"),
+    Breakage("all percentiles halved alike", _scaled_everywhere(0.5, *_PERCENTILES)),
+    Breakage("all percentiles halved alike in instances", _scaled_everywhere(0.5, *_PERCENTILES), "mig"),
+    Breakage("all percentiles halved alike in a pool", _scaled_everywhere(0.5, *_PERCENTILES), "pool"),
+    Breakage("all percentiles a fifth less", _scaled_everywhere(0.8, *_PERCENTILES), "pool"),
+    Breakage("all percentiles a fifth more", _scaled_everywhere(1.2, *_PERCENTILES), "pool"),
+    Breakage("all p99 a fifth less", _scaled_everywhere(0.8, "p99_ms"), "pool"),
+    Breakage("all p95 a fifth less", _scaled_everywhere(0.8, "p95_ms"), "pool"),
+    Breakage("all p50 a fifth less", _scaled_everywhere(0.8, "p50_ms"), "pool"),
+    Breakage("all p99 doubled", _scaled_everywhere(2.0, "p99_ms")),
+    Breakage("one p50 more by half", _scaled_prediction("p50_ms", 1.5), "pool"),
+    Breakage("one p95 less by half", _scaled_prediction("p95_ms", 0.5), "pool"),
+    Breakage("one p99 more by half", _scaled_prediction("p99_ms", 1.5), "pool"),
+    Breakage("a model's p50 alone", lambda c: c["models"]["a"]["predicted"].update(p50_ms=1.0), "pool"),
+    Breakage("goodput a tenth less everywhere", _less_goodput),
+    Breakage("goodput a tenth less everywhere in a pool", _less_goodput, "pool"),
+    Breakage("all busier by three tenths", _busier),
+    Breakage("all busier by three tenths in a pool", _busier, "pool"),
+    Breakage("one busier by half", _scaled_prediction("utilization", 1.5), "pool"),
+    Breakage("an interval of p99 too wide", _scaled_interval("p99_ms_interval", 0.2, 5.0)),
+    Breakage("an interval of p99 without an end", _scaled_interval("p99_ms_interval", 0.0, 1.0)),
+    Breakage("an interval of p99 in a pool too wide", _scaled_interval("p99_ms_interval", 0.2, 5.0), "pool"),
+    Breakage("an interval of goodput too wide", _scaled_interval("goodput_rps_interval", 0.2, 5.0)),
+    Breakage("an interval of times too wide", _scaled_interval("latency_ms_interval", 0.5, 2.0)),
+    Breakage(
+        "an interval of times without width", _in_prediction(latency_ms_interval=[6.0, 6.0]), needs_estimator=True
+    ),
+    Breakage(
+        "an interval of throughput too wide",
+        _scaled_interval("throughput_rps_interval", 0.5, 2.0),
+        needs_estimator=True,
+    ),
+    Breakage("half the memory said", _scaled_memory(0.5), needs_estimator=True),
+    Breakage("half the memory said and allowed", _scaled_memory(0.5, also_limit=True), needs_estimator=True),
+    Breakage("a hundredth of the memory said", _scaled_memory(0.01), needs_estimator=True),
+    Breakage("twice the memory said", _scaled_memory(2.0)),
+    Breakage("twice the memory said and allowed", _scaled_memory(2.0, also_limit=True), needs_estimator=True),
+    Breakage("a limit of half of what is said", _in_replica(memory_limit_bytes=2**29)),
+    Breakage("a limit of a tenth less than is said", _in_replica(memory_limit_bytes=int(0.9 * 2**30)), "mig"),
+    Breakage("as many requests for the slow as for the quick", _even_rates, "pool"),
+    Breakage("a wait that percentiles know nothing of", _in_replica(max_wait_ms=30.0)),
+    Breakage("a wait everywhere that percentiles know nothing of", _in_every(max_wait_ms=30.0), "pool"),
+    Breakage("a smaller batch with figures of its own", _smaller_batch, "pool"),
+    Breakage("a first batch that takes half", _scaled_times(0.5, which=slice(0, 1))),
+    Breakage("a first batch that takes twice as long", _scaled_times(2.0, which=slice(0, 1))),
+    Breakage("all times halved, percentiles not", _scaled_times(0.5, also_latency=True)),
+    Breakage("all times doubled, percentiles not", _scaled_times(2.0, also_latency=True), "mig"),
+    Breakage("more served at an end than is asked for", _ends(served_rps=1e4)),
+    Breakage("a bound at an end above its devices", _ends(lower_bound_gpus=3)),
+    Breakage("less than nothing served at an end", _ends(served_rps=-1.0)),
+    Breakage("a compute requirement above its interval", _creq(50.0, 10.0, 20.0)),
+    Breakage("a compute requirement below its interval", _creq(5.0, 10.0, 20.0)),
+    Breakage("a negative compute requirement", _creq(-5.0, -10.0, 20.0)),
+    Breakage("made at no time", lambda c: c.update(created="yesterday")),
+    Breakage("a model called nothing", lambda c: (c["models"].update({" ": c["models"].pop("a")}), _as_space(c))),
+    Breakage("a model of no name in the database", _in_model(source_model=" ")),
+    Breakage("sizes that nobody can read", _in_model(dims="seq=")),
+    Breakage("a fleet with a device twice", _in_settings(fleet=[{"device": "plain", "count": 1}, {"device": "plain"}])),
+    Breakage("devices for nothing", _in_settings(fleet=[{"device": "plain", "price_per_hour": 0.0}])),
+    Breakage("devices that pay", _in_settings(fleet=[{"device": "plain", "price_per_hour": -1.0}])),
+    Breakage("settings of another version", _in_settings(version=2)),
+    Breakage("a setting that nobody knows", _in_settings(colour="red")),
+    Breakage("a negative handover", _in_settings(host={"handover_ms": -1.0})),
+)
+
+
+def _as_space(content: dict[str, Any]) -> None:
+    replica(content)["model"] = " "
+
+
+BREAKAGES = (*FIGURES, *TYPES, *OWN, *STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)

@@ -16,14 +16,16 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import make_policy
-from gpuprof.placement.problem import Options
+from gpuprof.placement.problem import Options, Problem
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
+POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
+PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL}
 
 
-def make_replica(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
-    return PlacedReplica(model, 4, 1, Share(pct, mig), 20.0, memory_bytes=2**30)
+def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float = 20.0) -> PlacedReplica:
+    return PlacedReplica(model, 4, 1, Share(pct, mig), rate_rps, memory_bytes=2**30)
 
 
 MAPS: dict[Layout, DeploymentMap] = {
@@ -31,6 +33,16 @@ MAPS: dict[Layout, DeploymentMap] = {
         GIVEN,
         Placement(
             "by hand", (PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0), make_replica("b", 50.0))),)),)
+        ),
+    ),
+    "pool": to_map(
+        POOL,
+        Placement(
+            "by hand",
+            (
+                PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0, rate_rps=150.0),) * 2),)),
+                PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=300.0),)),)),
+            ),
         ),
     ),
     "mig": to_map(
@@ -54,22 +66,24 @@ MAPS: dict[Layout, DeploymentMap] = {
 def is_refused(breakage: Breakage, *, with_estimator: bool) -> bool:
     content = json.loads(MAPS[breakage.layout].to_json())
     breakage.edit(content)
-    against = evidence(GIVEN) if with_estimator else replace(evidence(GIVEN), estimator=None)
+    against = evidence(PROBLEMS[breakage.layout])
+    against = against if with_estimator else replace(against, estimator=None)
     try:
         return bool(check(parse_map(content, "broken"), against))
     except InputError:
         return True
 
 
-def test_there_are_more_than_a_hundred_and_fifty_ways_and_none_twice() -> None:
-    assert len(BREAKAGES) > 150
+def test_there_are_more_than_two_hundred_ways_and_none_twice() -> None:
+    assert len(BREAKAGES) > 200
     assert Counter(one.name for one in BREAKAGES).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("layout", ["shared", "mig"])
+@pytest.mark.parametrize("layout", PROBLEMS)
 def test_the_maps_are_sound_before_they_are_broken(layout: Layout) -> None:
-    assert check(MAPS[layout], evidence(GIVEN)) == ()
-    assert check(MAPS[layout], replace(evidence(GIVEN), estimator=None)) == ()
+    against = evidence(PROBLEMS[layout])
+    assert check(MAPS[layout], against) == ()
+    assert check(MAPS[layout], replace(against, estimator=None)) == ()
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.name)

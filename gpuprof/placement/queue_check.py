@@ -1,0 +1,142 @@
+"""Checks what a map says of its queues: rates, percentiles, goodput and busy times are worked out anew.
+
+By an estimator's times where there is one, else by those that stand in the map, which router and simulator live by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_queues import map_servers
+
+#: What queues that are simulated may be off by; and the part of what is beyond a percentile that may be elsewhere,
+#: since where batches do not vary the next to nothing decides a percentile.
+_SIMULATED = 0.05
+_BEYOND = 0.1
+#: Of the rate.
+_GOODPUT = 0.02
+_ABSOLUTE = 1e-6
+_MEANS = 0.0
+_PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+
+_Member = tuple[str, Replica, BatchServer]
+
+
+def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield what is said of the queue of a model's replicas, or of one of them, and is not so."""
+    if evidence.latency_budget is not None:
+        for node, gpu, _, replica in deployment.places():
+            for message in _alone(replica):
+                yield Violation("figures", f"{node.name} gpu {gpu.index}", f"{replica.model}: {message}")
+        return
+    for model, members in _pools(deployment, evidence).items():
+        servers = [server for _, _, server in members]
+        arrivals = Arrivals(math.fsum(replica.rate_rps for _, replica, _ in members))
+        if not 0.0 < arrivals.rate_rps < math.fsum(server.capacity_rps for server in servers):
+            continue  # told of elsewhere
+        pool = evidence.queueing.pool(arrivals, servers)
+        ends = [evidence.queueing.pool(arrivals, scaled) for scaled in _at_ends(members)]
+        slo_ms = deployment.models[model].slo_ms
+        for number, (where, replica, _) in enumerate(members):
+            laws = [end.parts[number].sojourn for end in ends]
+            for message in _of_part(replica, pool.parts[number], laws, slo_ms):
+                yield Violation("figures", where, f"{model}: {message}")
+        yield from _of_whole(deployment, model, pool)
+
+
+def _alone(replica: Replica) -> Iterator[str]:
+    """Yield where a replica whose batches are held to a part of the SLO is said to do other than its rate asks."""
+    said = replica.predicted
+    if replica.merged or not said.throughput_rps > 0.0:
+        return
+    busy = replica.rate_rps / said.throughput_rps
+    if said.utilization is not None and abs(said.utilization - busy) > _SIMULATED * busy + _ABSOLUTE:
+        yield f"it is said to be busy for {said.utilization:.4g} of its time, and is for {busy:.4g}"
+    most = min(replica.rate_rps, said.throughput_rps)
+    if abs(said.goodput_rps - most) > _GOODPUT * replica.rate_rps + _ABSOLUTE:
+        yield f"a goodput of {said.goodput_rps:.4g}/s is said, and it is {most:.4g}/s"
+
+
+def _pools(deployment: DeploymentMap, evidence: Evidence) -> Mapping[str, list[_Member]]:
+    """Return the replicas of each model that none is merged of, with the mean times of their batches."""
+    merged = {one.model for *_, replica in deployment.places() for one in replica.merged}
+    places: list[tuple[Node, Gpu, Partition, Replica]] = list(deployment.places())
+    servers = map_servers(deployment, replace(evidence, confidence=_MEANS))
+    pools: defaultdict[str, list[_Member]] = defaultdict(list)
+    unknown = set(merged)
+    for (node, gpu, _, replica), server in zip(places, servers, strict=True):
+        is_told = evidence.estimator is not None or replica.batch_latency_ms is not None
+        if replica.merged or isinstance(server, str) or not is_told:
+            unknown.add(replica.model)
+        else:
+            pools[replica.model].append((f"{node.name} gpu {gpu.index}", replica, server))
+    return {model: members for model, members in pools.items() if model not in unknown}
+
+
+def _at_ends(members: Sequence[_Member]) -> list[list[BatchServer]]:
+    """Return the replicas at both ends of what their batches take; none where an end is unknown."""
+    scaled = []
+    for end in (0, 1):
+        servers = []
+        for _, replica, server in members:
+            said = replica.predicted
+            if said.latency_ms_interval is None or not said.latency_ms > 0.0:
+                return []
+            scale = said.latency_ms_interval[end] / said.latency_ms
+            if not 0.0 < scale < math.inf:
+                return []
+            servers.append(replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms)))
+        scaled.append(servers)
+    return scaled
+
+
+def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms: float) -> Iterator[str]:
+    said, law = replica.predicted, part.sojourn
+    if abs(replica.rate_rps - part.rate_rps) > _SIMULATED * max(replica.rate_rps, part.rate_rps) + _ABSOLUTE:
+        yield f"it is said to get {replica.rate_rps:.4g} requests/s, and the router gives it {part.rate_rps:.4g}"
+    yield from _percentiles(law, {name: getattr(said, name) for name in _PERCENTILES})
+    in_time = part.rate_rps * law.fraction_within(slo_ms)
+    if abs(said.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
+        yield f"a goodput of {said.goodput_rps:.4g}/s is said, and it is {in_time:.4g}/s"
+    busy = said.utilization
+    if busy is not None and abs(busy - law.utilization) > _SIMULATED * law.utilization + _ABSOLUTE:
+        yield f"it is said to be busy for {busy:.4g} of its time, and is for {law.utilization:.4g}"
+    if not ends:
+        return
+    laws = (*ends, law)
+    for name, values in (
+        ("p99_ms", [one.percentile(99.0) for one in laws]),
+        ("goodput_rps", [part.rate_rps * one.fraction_within(slo_ms) for one in laws]),
+    ):
+        interval, low, high = getattr(said, f"{name}_interval"), min(values), max(values)
+        if interval is not None and not (_is_about(interval[0], low) and _is_about(interval[1], high)):
+            told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{low:.4g} to {high:.4g}"
+            yield f"{name}_interval is {told} in the map and {true} by the interval of its batches' time"
+
+
+def _of_whole(deployment: DeploymentMap, model: str, pool: PoolSojourn) -> Iterator[Violation]:
+    said = deployment.models[model].predicted
+    if said is not None:
+        for message in _percentiles(pool.whole, {name: getattr(said, name) for name in _PERCENTILES}):
+            yield Violation("figures", model, message)
+
+
+def _percentiles(law: Sojourn, said: Mapping[str, float | None]) -> Iterator[str]:
+    for name, value in said.items():
+        if value is None:
+            continue
+        part = _PERCENTILES[name]
+        little = _BEYOND * (1.0 - part)
+        below, above = law.fraction_within(value * (1.0 - _SIMULATED)), law.fraction_within(value * (1.0 + _SIMULATED))
+        if above < part - little or below > part + little:
+            yield f"{name} is {value:.4g} in the map and {law.percentile(100.0 * part):.4g} by its queue"
+
+
+def _is_about(value: float, true: float) -> bool:
+    return abs(value - true) <= 2.0 * _SIMULATED * abs(true) + _ABSOLUTE
