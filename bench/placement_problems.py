@@ -34,7 +34,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32)
 _GIB = 2**30
 _LITTLE = 1e-9
 #: Sets of rates that are kept of one device or of several together; a problem that needs more is too large.
-_MOST_SETS = 20_000
+_MOST_SETS = 6_000
 
 Rates = NDArray[np.float64]
 Key = tuple[str, str, int, Share]
@@ -307,7 +307,7 @@ def _front(choices: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
 
 
 def _sums(first: Rates, second: Rates, wanted: Rates) -> Rates:
-    if len(first) * len(second) > _MOST_SETS * 300:
+    if len(first) * len(second) > _MOST_SETS * 200:
         raise TooLargeError
     sums = (first[:, None, :] + second[None, :, :]).reshape(-1, len(wanted))
     return _drop_dominated(np.minimum(sums, wanted))

@@ -3,7 +3,8 @@
 The k-th group of B requests waits ``W_k = max(0, W_{k-1} + S_{k-1} / c - T_k)``: S a full batch's service time, c the
 processes, T the time between the last requests of two groups (Lindley's recursion). It is exact where batches are
 full and one process works; elsewhere it is what the real queue is tied to. Its law is found on a lattice, closed by
-its exponential tail (the root of the Cramér-Lundberg equation), for gamma gaps and gamma service times.
+its exponential tail (the root of the Cramér-Lundberg equation), for gamma service times and gaps that are gamma or
+whose law `gap_law` knows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammainc, gammaincinv
+
+from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 
 Array = NDArray[Any]
 
@@ -50,7 +53,9 @@ class Backlog:
         return np.asarray(np.interp(probability, np.cumsum(self.mass), edges, left=0.0))
 
 
-def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> Backlog | None:
+def backlog_law(
+    rate: float, scv: float, batch: int, mean: float, cv: float, process: Renewal | None = None
+) -> Backlog | None:
     """Return the law of W; None where nothing varies and W is always 0.
 
     Parameters
@@ -59,15 +64,18 @@ def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> 
         Requests per unit of time and the squared coefficient of variation of their gaps; below capacity.
     mean, cv : float
         Of a full batch's service time, divided by the processes.
+    process : Renewal, optional
+        Where gaps are not gamma; at the rate, too.
     """
     spread = math.sqrt((cv * mean) ** 2 + scv * batch / rate**2)
     if spread < 1e-6 * mean:
         return None
     step = min(spread, mean) / _CELLS_PER_SCALE
     served = lattice_law(mean, cv**2, step)
-    arriving = lattice_law(batch / rate, scv / batch, step)
+    arriving = lattice_law(batch / rate, scv / batch, step) if process is None else sum_law(process, batch, step)
     change = convolve(served, arriving[::-1])
-    ratio = math.exp(-decay_rate(rate, scv, batch, mean, cv) * step)
+    decay = decay_rate(rate, scv, batch, mean, cv) if process is None else _decay_on_lattice(arriving, step, mean, cv)
+    ratio = math.exp(-decay * step)
     beyond = _BEYOND * _CELLS
     kernel = toeplitz(np.maximum(change, 0.0), _CELLS - 1, _CELLS + beyond, len(arriving))
     inside = with_tail(kernel[:, 1:_CELLS].copy(), kernel[:, _CELLS:], ratio)
@@ -84,9 +92,24 @@ def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> 
 def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> float:
     """Return the rate at which the law of W falls: the positive x with E[exp(x S / c)] E[exp(-x T)] = 1."""
 
+    def arriving(x: float) -> float:
+        return x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate)
+
+    return _decay(arriving, mean, cv)
+
+
+def _decay_on_lattice(law: Array, step: float, mean: float, cv: float) -> float:
+    """Return the same where T has this law on multiples of ``step``."""
+    times = np.arange(len(law)) * step
+    return _decay(lambda x: -math.log(float(law @ np.exp(-x * times))), mean, cv)
+
+
+def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
+    """Return the root, given ``-log E[exp(-x T)]``."""
+
     def excess(x: float) -> float:
         served = x * mean if cv**2 < _SMALL else -math.log1p(-x * mean * cv**2) / cv**2
-        return served - (x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate))
+        return served - arriving(x)
 
     limit = 1e6 / mean if cv**2 < _SMALL else (1.0 - 1e-12) / (mean * cv**2)
     return _root(excess, 1e-9 / mean, limit)

@@ -4,8 +4,8 @@ Where no analysis of the real queue is known, requests are simulated one by one 
 result is a function of its arguments and neighbouring arguments give comparable results. A plain simulation would
 need millions of requests near capacity, because a backlog stays for thousands of batches. So each request is counted
 by the backlog that it would have found had one server of all replicas' capacity always served full batches
-(`batch_backlog`), whose law is known exactly where gaps are gamma (post-stratification): the simulation only has to
-tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Under
+(`batch_backlog`), whose law is known exactly where gaps are independent (post-stratification): the simulation only has
+to tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Under
 bursts the backlog of a fluid takes its place (`burst_path`); arrivals of other shapes are simulated for longer instead.
 """
 
@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.domain.arrival_process import Bursts, Diurnal, RecordedArrivals
+from gpuprof.domain.arrival_process import Bursts, Diurnal, Hyperexponential, Lognormal, RecordedArrivals, at_rate
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.burst_path import draw_path
+from gpuprof.estimators.queueing.gap_law import Renewal
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 Array = NDArray[Any]
@@ -39,7 +40,7 @@ _POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
 _CYCLES = 400  # of a process that has any; and
-_BURSTS, _MOST_IN_BURSTS = 800, 1 << 21  # of those that are weighted
+_IN_BURSTS = 1 << 21  # requests in them: how long the next bursts last is not all that decides what happens in them
 _PIECES = 64  # of a recording that is longer than can be simulated
 _COARSER = 10  # times fewer requests where that is enough
 _SCORES = 1 << 19
@@ -132,7 +133,7 @@ def simulate_pool(
         arrived = _arrivals(stream, requests)
         groups = len(arrived) // group
         cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
-        law = None if stream.process else _backlog(stream.rate, stream.scv, group, group / capacity, cv)
+        law = _backlog(stream, group, group / capacity, cv)
         parts, strata = _strata(law), np.zeros(groups, np.int64)
         if law is not None:
             mean, quantiles = group / capacity, _quantiles(cv**2)
@@ -148,16 +149,22 @@ def simulate_pool(
     return _sample(times, probabilities, law, replicas, state, float(arrived[-1]))
 
 
-def _backlog(rate: float, scv: float, group: int, mean: float, cv: float) -> Backlog | None:
-    """Return the law of the backlog of one server that takes ``mean`` for a group."""
-    law = _scaled_backlog(float(f"{rate * mean:.6g}"), scv, group, round(cv, 4))
+def _backlog(stream: PoolArrivals, group: int, mean: float, cv: float) -> Backlog | None:
+    """Return the law of the backlog of one server that takes ``mean`` for a group; None where it is not known."""
+    rate, scv = float(f"{stream.rate * mean:.6g}"), stream.scv
+    process = None if stream.process is None else at_rate(stream.process, rate)
+    if isinstance(process, Lognormal | Hyperexponential):
+        scv = process.scv
+    elif process is not None:
+        return None
+    law = _scaled_backlog(rate, scv, group, round(cv, 4), process)
     return None if law is None else Backlog(law.step * mean, law.mass)
 
 
 @lru_cache(maxsize=4_000)
-def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog | None:
+def _scaled_backlog(rate: float, scv: float, group: int, cv: float, process: Renewal | None) -> Backlog | None:
     with blas_threads().limit(limits=1, user_api="blas"):  # waking threads for matrices so small costs more than they
-        return backlog_law(rate, scv, group, 1.0, cv)
+        return backlog_law(rate, scv, group, 1.0, cv, process)
 
 
 def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
@@ -165,8 +172,7 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
         groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
     if isinstance(stream.process, Bursts):
-        cycle_s = stream.process.burst_s + stream.process.calm_s
-        return min(_MOST_IN_BURSTS, max(_UNWEIGHTED, int(_BURSTS * cycle_s * stream.process.rate_rps)))
+        return _IN_BURSTS
     if isinstance(stream.process, RecordedArrivals):
         return _MOST
     cycle_s = stream.process.period_s if isinstance(stream.process, Diurnal) else 0.0

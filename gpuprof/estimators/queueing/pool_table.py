@@ -28,6 +28,7 @@ _MOST_TABLES = 4_000
 _MOST_EXACT = 500  # loads of one table
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _SAME = 1e-6  # of a step of the grid
+_ALIKE = 0.05  # squared coefficient of variation of gaps
 PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 77), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
@@ -141,9 +142,13 @@ class _Table:
     _exact: dict[float, _Row] = field(default_factory=dict)
 
     def at(self, load: float) -> _Row:
-        """Return the pool at a load below 1; of shapes that have times of their own nothing is interpolated."""
-        if self.stream.process is not None:
-            return self._exact_row(float(f"{load:.4g}"))
+        """Return the pool at a load below 1.
+
+        Nothing is interpolated of shapes that have times of their own, nor where gaps are all alike: batches and
+        arrivals then meet in patterns, which change with the load from one to the other.
+        """
+        if self.stream.process is not None or self.stream.scv < _ALIKE:
+            return self._exact_row(float(f"{load:.6g}"))
         if load <= grid_load(0):
             return self._row(0)
         place = grid_place(load)

@@ -1,0 +1,83 @@
+"""Laws of the time in which so many requests come, on a lattice, where the gaps are independent and not gamma."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import ndtr
+
+from gpuprof.domain.arrival_process import Hyperexponential, Lognormal
+
+Array = NDArray[Any]
+
+#: Arrivals whose gaps are independent: the backlog that they build up follows Lindley's recursion.
+Renewal = Lognormal | Hyperexponential
+
+_FINER = 8  # cells of a single gap in one of the sum
+_LONGEST = 1_200  # cells of the sum: what comes later finds no backlog, how much later does not matter
+
+
+def sum_law(process: Renewal, count: int, step: float) -> Array:
+    """Return the law of ``count`` gaps in a row on multiples of ``step``, what is longer than the lattice at its end.
+
+    Parameters
+    ----------
+    process : Renewal
+        With its rate in requests a unit of time, not a second.
+    count : int
+    step : float
+
+    Returns
+    -------
+    ndarray
+        Probability of each multiple.
+    """
+    fine = step / _FINER
+    total = _split(process, fine)
+    found = np.ones(1)
+    while count:  # its power, by squaring
+        if count % 2:
+            found = _add(found, total)
+        count //= 2
+        if count:
+            total = _add(total, total)
+    places = np.arange(len(found)) / _FINER
+    low = places.astype(np.int64)
+    mass = np.bincount(low, found * (1.0 - places % 1.0), _LONGEST + 2)
+    mass += np.bincount(low + 1, found * (places % 1.0), _LONGEST + 2)
+    return np.asarray(mass[: int(np.flatnonzero(mass)[-1]) + 1] / mass.sum())
+
+
+def _split(process: Renewal, step: float) -> Array:
+    """Return one gap's law, each time split over the two multiples beside it so that means are kept."""
+    shortfall = _shortfall(process, np.arange(_LONGEST * _FINER + 2) * step) / step
+    mass = np.maximum(np.diff(shortfall, 2, prepend=0.0), 0.0)
+    mass[-1] = max(0.0, 1.0 - mass[:-1].sum())  # what is longer
+    return np.asarray(mass)
+
+
+def _shortfall(process: Renewal, times: Array) -> Array:
+    """Return by how much a gap falls short of these times on average, E[max(0, t - gap)]."""
+    mean = 1.0 / process.rate_rps
+    if isinstance(process, Lognormal):
+        variance = math.log1p(process.scv)
+        with np.errstate(divide="ignore"):
+            score = (np.log(times / mean) + 0.5 * variance) / math.sqrt(variance)
+        return np.asarray(times * ndtr(score) - mean * ndtr(score - math.sqrt(variance)))
+    short = 0.5 * (1.0 + math.sqrt((process.scv - 1.0) / (process.scv + 1.0)))
+    parts = ((part, 2.0 * part * process.rate_rps) for part in (short, 1.0 - short) if part > 0.0)
+    return np.asarray(sum(part * (times + np.expm1(-rate * times) / rate) for part, rate in parts))
+
+
+def _add(one: Array, two: Array) -> Array:
+    """Return the law of the sum of two independent times, what is beyond the lattice at its end."""
+    count, most = len(one) + len(two) - 1, _LONGEST * _FINER + 1
+    size = next_fast_len(count, real=True)
+    found = np.maximum(irfft(rfft(one, size) * rfft(two, size), size)[:count], 0.0)
+    if count > most:
+        found = np.append(found[: most - 1], found[most - 1 :].sum())
+    return np.asarray(found)
