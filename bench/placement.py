@@ -1,6 +1,7 @@
 """Prints the figures of placement: the papers' plans, what `optimal` makes of them, and how long it takes.
 
     python -m bench.placement [--reference DIRECTORY] [--only NAME]
+    python -m bench.placement --only random --demands 500 [--seed S] [--keep FILE] [--minutes M]
 
 The measurements that ParvaGPU's and iGniter's authors published belong to them: put `prof_data` and `SLO` of
 https://github.com/MunQ-Lee/ParvaGPU_SC24 into DIRECTORY/parvagpu_a100, and `config.jsonl` (`i-Gniter/Algorithm/config`
@@ -10,6 +11,7 @@ of https://github.com/icloud-ecnu/igniter) into DIRECTORY/igniter_v100. What is 
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import statistics
 import sys
@@ -56,10 +58,17 @@ def main() -> int:
     """Run the sections; 0 when every map passed the check and every figure of a paper came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=Path("../shared/reference"), help="published measurements")
-    parser.add_argument("--only", choices=sorted(_SECTIONS), help="one section")
+    parser.add_argument("--only", choices=sorted((*_SECTIONS, "random")), help="one section")
+    parser.add_argument("--demands", type=int, default=_RANDOM_DEMANDS, help="random ones")
+    parser.add_argument("--seed", type=int, default=1, help="of the random demands")
+    parser.add_argument("--keep", type=Path, help="file of what was found for random demands, to go on from")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="to begin no more random demands after")
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    chosen = _SECTIONS if options.only is None else {options.only: _SECTIONS[options.only]}
+    sections = _SECTIONS | {
+        "random": lambda _: pooled_plans.print_random(options.demands, options.seed, options.keep, options.minutes)
+    }
+    chosen = sections if options.only is None else {options.only: sections[options.only]}
     outcomes = [section(options.reference) for section in chosen.values()]  # every one of them, whatever came before
     return 0 if all(outcomes) else 1
 
@@ -258,11 +267,6 @@ def _absent(path: Path) -> bool:
     return True
 
 
-def _random(_: Path) -> bool:
-    """Split and pooled plans for random demands."""
-    return pooled_plans.print_random(_RANDOM_DEMANDS, seed=1)
-
-
 _SECTIONS: dict[str, Callable[[Path], bool]] = {
     "parvagpu": _parvagpu,
     "thesis": _thesis,
@@ -270,7 +274,6 @@ _SECTIONS: dict[str, Callable[[Path], bool]] = {
     "scale": _usher_scale,
     "fixed": _fixed_and_moved,
     "papers": pooled_plans.print_papers,
-    "random": _random,
 }
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench import igniter_profiles, parvagpu_profiles
+from bench.kept_rows import KeptRows, Row
 from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.arrival_process import Gamma
 from gpuprof.domain.catalogue import device
@@ -35,6 +37,7 @@ from gpuprof.simulator.engine import simulate
 
 _REQUESTS = 150_000
 _MOST_DEVICES = 400
+_LATE = 1.05  # of the SLO: what is simulated is known no better
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,37 +128,91 @@ def _equal_map(given: Problem, batch: int, share: Share, count: int) -> Deployme
     return to_map(given, Placement("equal", gpus))
 
 
-def print_random(count: int, seed: int) -> bool:
-    """Print what is planned for random demands beside the fewest devices that the simulator accepts."""
+@dataclass(frozen=True, slots=True)
+class RandomDemand:
+    """A random demand: devices planned, the bound, the least that the simulator accepts, and how the plan does there.
+
+    ``slo_ms`` over ``single_ms`` is the SLO in times of one request; ``p99_error`` is the planned p99 over the
+    simulated, less 1; ``late`` the simulated p99 over the SLO; ``ordered`` whether both maps passed the check and no
+    figure contradicts another.
+    """
+
+    slo_ms: float
+    single_ms: float
+    rate_rps: float
+    split: int
+    pooled: int
+    bound: int
+    least: int
+    p99_error: float
+    late: float
+    seconds: float
+    ordered: bool
+
+    def is_missed(self) -> bool:
+        """Whether more than one device too many is planned, or the simulator finds the SLO missed by more than 5%."""
+        return self.pooled > self.least + 1 or self.late > _LATE
+
+    def __str__(self) -> str:
+        counts = " ".join(f"{one:5}" for one in (self.split, self.pooled, self.bound, self.least))
+        ratio = self.slo_ms / self.single_ms
+        return f"  {ratio:10.2f} {self.rate_rps:5.0f} {counts} {100 * self.p99_error:+9.1f}% {self.seconds:6.1f} s"
+
+
+def judge_demand(given: Problem) -> RandomDemand:
+    """Plan one demand and look for the least devices that the simulator accepts."""
+    plans, least = plan_both(given), least_accepted(given)
+    asked, said = given.demands[0], plans.deployment.models["m"].predicted
+    tail, late = simulated_tails(plans.deployment, 2)["m"]
+    return RandomDemand(
+        asked.slo.latency_ms,
+        given.estimator.estimate("m", given.fleet.entries[0].device, 1, Share(100.0)).latency_ms.value,
+        asked.rate_rps,
+        plans.split,
+        plans.pooled,
+        plans.bound,
+        least,
+        ((said.p99_ms or math.inf) if said else math.inf) / tail - 1.0,
+        late,
+        plans.seconds,
+        plans.sound and plans.bound <= plans.pooled <= plans.split,
+    )
+
+
+def print_random(count: int, seed: int, keep: Path | None = None, minutes: float = math.inf) -> bool:
+    """Print what is planned for random demands beside the fewest devices that the simulator accepts.
+
+    With ``keep`` a run that is cut off goes on where it was; none is begun after so many minutes.
+    """
     print(
         f"\n{count} random demands (seed {seed}), SLOs of 2 to 8 single latencies: devices, and p99 against simulation"
     )
     print("  SLO/single  rate  split pooled bound least   p99 error  time")
-    totals, errors, sound, missed = [0, 0, 0, 0], [], True, []
-    for given in random_problems(count, seed):
-        plans, least = plan_both(given), least_accepted(given)
-        asked, said = given.demands[0], plans.deployment.models["m"].predicted
-        tail, part = simulated_tails(plans.deployment, 2)["m"]
-        error = ((said.p99_ms or math.inf) if said else math.inf) / tail - 1.0
-        row = (plans.split, plans.pooled, plans.bound, least)
-        totals = [total + one for total, one in zip(totals, row, strict=True)]
-        errors.append(abs(error))
-        if plans.pooled > least + 1 or part > 1.05:
-            missed.append(
-                f"SLO {asked.slo.latency_ms:.1f} ms: {plans.pooled} planned, {least} suffice, p99 x{part:.2f}"
-            )
-        single = given.estimator.estimate("m", given.fleet.entries[0].device, 1, Share(100.0)).latency_ms.value
-        print(
-            f"  {asked.slo.latency_ms / single:10.2f} {asked.rate_rps:5.0f} "
-            + " ".join(f"{one:5}" for one in row)
-            + f" {100 * error:+9.1f}% {plans.seconds:6.1f} s",
-            flush=True,
-        )
-        sound = sound and plans.sound and plans.bound <= plans.pooled <= plans.split
-    print(f"  all together {'':6}" + " ".join(f"{one:5}" for one in totals) + f", largest p99 error {max(errors):.1%}")
-    for line in missed:
-        print(f"  MISSED: {line}")
-    return sound
+    kept, until = KeptRows(keep), time.monotonic() + 60.0 * minutes
+    found: list[RandomDemand] = []
+    for number, given in enumerate(random_problems(count, seed)):
+        if time.monotonic() > until and f"{seed} {number}" not in kept:
+            break
+        found.append(RandomDemand(**kept.get_or_make(f"{seed} {number}", partial(_judge_row, given))))
+        print(found[-1], flush=True)
+    totals = (sum(values) for values in zip(*((d.split, d.pooled, d.bound, d.least) for d in found), strict=True))
+    errors = sorted(abs(one.p99_error) for one in found)
+    print(
+        f"  all {len(found):4} together   " + " ".join(f"{one:5}" for one in totals) + f"; p99 error median "
+        f"{errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}; within one of the least "
+        f"{sum(one.pooled <= one.least + 1 for one in found)}, the least itself "
+        f"{sum(one.pooled <= one.least for one in found)}, SLO kept {sum(one.late <= 1.0 for one in found)}, by 5% "
+        f"{sum(one.late <= _LATE for one in found)}"
+    )
+    for one in found:
+        if one.is_missed():
+            planned = f"{one.pooled} planned, {one.least} suffice, p99 x{one.late:.2f}"
+            print(f"  MISSED: SLO {one.slo_ms:.1f} ms, {one.rate_rps:.0f} requests/s: {planned}")
+    return all(one.ordered for one in found)
+
+
+def _judge_row(given: Problem) -> Row:
+    return asdict(judge_demand(given))
 
 
 def print_papers(reference: Path) -> bool:
