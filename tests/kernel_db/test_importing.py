@@ -61,6 +61,19 @@ def test_parvagpus_throughput_is_of_all_processes_and_out_of_memory_is_no_zero(t
     assert rows[2]["error"] == "out of memory"
 
 
+@pytest.mark.parametrize(
+    ("latency", "throughput", "expected"),
+    [("0.002", "805.53", 2000.0 / 805.53), ("0.0613", "33", 61.3), ("0.013", "", 13.0), ("", "100.0", 20.0)],
+)
+def test_of_latency_and_throughput_the_one_with_more_digits_counts(
+    tmp_path: Path, latency: str, throughput: str, expected: float
+) -> None:
+    header = THESIS.splitlines()[0]
+    table = f"{header}\nvgg19,2,{latency},{throughput},1.66,69.17,18.68,47.07\n"
+    (row,) = _import(tmp_path, "v100.csv", table).read("models").to_pylist()
+    assert row["latency_mean_ms"] == pytest.approx(expected)
+
+
 def test_the_theses_table_keeps_the_three_metrics_and_its_gaps(tmp_path: Path) -> None:
     rows = _import(tmp_path, "v100.csv", THESIS).read("models").to_pylist()
     assert (rows[0]["max_occupancy_pct"], rows[0]["wavg_occupancy_pct"], rows[0]["wavg_sm_util_pct"]) == (

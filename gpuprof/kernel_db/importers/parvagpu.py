@@ -14,9 +14,8 @@ DEVICE = "a100-80"
 #: MIG size in compute slices → the profile of an A100-80 that ParvaGPU measured.
 _PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
 _NOTES = (
-    "latencies are batch over throughput, being published to 1 ms only; throughput is published of one process and "
-    "multiplied here by their number; "
-    "0,0 means out of memory"
+    "latencies are as printed or batch over throughput, whichever has more digits; throughput is published of one "
+    "process and multiplied here by their number; 0,0 means out of memory"
 )
 
 
@@ -51,7 +50,11 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
                 sm_share_pct=100.0,
                 mig_profile=_PROFILES[size],
                 processes=processes,
-                latency_mean_ms=1000.0 * batch / throughput if measured else None,
+                latency_mean_ms=(
+                    source.finer_latency_ms(line, row, HEADER[4], HEADER[3], unit_ms=1000.0, batch=batch)
+                    if measured
+                    else None
+                ),
                 throughput_rps=throughput * processes if measured else None,
                 error=None if measured else "out of memory",
             )

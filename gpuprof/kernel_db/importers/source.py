@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,20 @@ class Source:
             raise InputError(f"{self.path}:{line}: {name} is missing")
         return value
 
+    def finer_latency_ms(
+        self, line: int, row: Mapping[str, str], latency: str, throughput: str, *, unit_ms: float, batch: int
+    ) -> float | None:
+        """Return a batch's time in ms: as printed, or from the throughput of one process if that has more digits.
+
+        A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None where neither is there, or nothing was answered.
+        """
+        printed, rate = self.number(line, row, latency), self.number(line, row, throughput)
+        if not printed and not rate:
+            return None
+        if not rate or (printed and _rounding(row[latency]) <= _rounding(row[throughput])):
+            return unit_ms * (printed or 0.0)
+        return 1000.0 * batch / rate
+
     def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:
         """Return the run that the file's rows hang on; ``known`` are further columns of it."""
         now = datetime.now(UTC)
@@ -202,3 +217,9 @@ class Source:
             **known,  # type: ignore[arg-type]
         )
         return row
+
+
+def _rounding(text: str) -> float:
+    """Return by which part of itself a printed number above 0 may have been rounded."""
+    number = Decimal(text.replace(",", ""))
+    return 0.5 * 10.0 ** int(number.as_tuple().exponent) / float(number)

@@ -20,7 +20,10 @@ HEADER = (
 )
 DEVICE = "v100"
 _MEMORY_BYTES = 16 * 2**30
-_NOTES = "memory is published as a percentage of 16 GiB; empty fields are illegible in the published copy"
+_NOTES = (
+    "latencies are as printed or batch over throughput, whichever has more digits; memory is published as a percentage "
+    "of 16 GiB; empty fields are illegible in the published copy"
+)
 
 
 def recognizes(source: Source) -> bool:
@@ -39,10 +42,10 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
     models = []
     for line, row in source.rows():
-        latency_s, batch = source.number(line, row, "latency_s"), int(source.require_number(line, row, "batch"))
-        throughput_rps = source.number(line, row, "throughput_rps")
-        if throughput_rps:  # published to more digits than the latency
-            latency_s = batch / throughput_rps
+        batch, throughput_rps = (
+            int(source.require_number(line, row, "batch")),
+            source.number(line, row, "throughput_rps"),
+        )
         memory_pct = source.number(line, row, "mem_capacity_pct")
         models.append(
             ModelRow(
@@ -50,7 +53,9 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
                 model=row["model"],
                 device=run.device,
                 batch=batch,
-                latency_mean_ms=None if latency_s is None else 1000.0 * latency_s,
+                latency_mean_ms=source.finer_latency_ms(
+                    line, row, "latency_s", "throughput_rps", unit_ms=1000.0, batch=batch
+                ),
                 throughput_rps=throughput_rps,
                 memory_peak_bytes=None if memory_pct is None else round(memory_pct / 100.0 * _MEMORY_BYTES),
                 max_occupancy_pct=source.number(line, row, "achieved_occupancy_pct"),
