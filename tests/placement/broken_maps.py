@@ -362,6 +362,11 @@ def _scaled_memory(factor: float, *, also_limit: bool = False) -> Edit:
     return edit
 
 
+def _call_nothing(content: dict[str, Any]) -> None:
+    content["models"][" "] = content["models"].pop("a")
+    replica(content)["model"] = " "
+
+
 def _even_rates(content: dict[str, Any]) -> None:
     every = _every(content)
     total = sum(one["rate_rps"] for one in every)
@@ -452,7 +457,7 @@ FIGURES = (
     Breakage("a compute requirement below its interval", _creq(5.0, 10.0, 20.0)),
     Breakage("a negative compute requirement", _creq(-5.0, -10.0, 20.0)),
     Breakage("made at no time", lambda c: c.update(created="yesterday")),
-    Breakage("a model called nothing", lambda c: (c["models"].update({" ": c["models"].pop("a")}), _as_space(c))),
+    Breakage("a model called nothing", _call_nothing),
     Breakage("a model of no name in the database", _in_model(source_model=" ")),
     Breakage("sizes that nobody can read", _in_model(dims="seq=")),
     Breakage("a fleet with a device twice", _in_settings(fleet=[{"device": "plain", "count": 1}, {"device": "plain"}])),
@@ -462,10 +467,6 @@ FIGURES = (
     Breakage("a setting that nobody knows", _in_settings(colour="red")),
     Breakage("a negative handover", _in_settings(host={"handover_ms": -1.0})),
 )
-
-
-def _as_space(content: dict[str, Any]) -> None:
-    replica(content)["model"] = " "
 
 
 BREAKAGES = (*FIGURES, *TYPES, *OWN, *STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)
