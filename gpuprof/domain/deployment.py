@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -298,13 +297,6 @@ class DeploymentMap(_Part):
             raise ValueError("inputs is what planned_with was called before: a map has one of them")
         rest = {key: value for key, value in content.items() if key != "inputs"}
         return {**rest, "planned_with": planned_with_of_inputs(inputs)}
-
-    @field_validator("created")
-    @classmethod
-    def _is_time(cls, created: str | None) -> str | None:
-        if created is not None:
-            datetime.fromisoformat(created)  # its ValueError is told
-        return created
 
     @field_validator("models")
     @classmethod

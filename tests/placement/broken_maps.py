@@ -456,7 +456,6 @@ FIGURES = (
     Breakage("a compute requirement above its interval", _creq(50.0, 10.0, 20.0)),
     Breakage("a compute requirement below its interval", _creq(5.0, 10.0, 20.0)),
     Breakage("a negative compute requirement", _creq(-5.0, -10.0, 20.0)),
-    Breakage("made at no time", lambda c: c.update(created="yesterday")),
     Breakage("a model called nothing", _call_nothing),
     Breakage("a model of no name in the database", _in_model(source_model=" ")),
     Breakage("sizes that nobody can read", _in_model(dims="seq=")),
