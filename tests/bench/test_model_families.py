@@ -24,6 +24,7 @@ def test_the_table_has_what_became_of_each() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # six commands a kind, each a process of its own
 @serves_in_real_time
 def test_kinds_are_served_or_refused_with_the_true_reason(tmp_path: Path) -> None:
     pytest.importorskip("skl2onnx")
