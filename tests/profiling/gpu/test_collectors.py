@@ -196,11 +196,11 @@ def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, m
     monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.2)
     write_program(tools / "ncu", 'case "$1" in --*ver*) echo "Version 2025.1.0";; --query*) ;; *) sleep 600;; esac')
     request = _request(tools)
-    request = replace(request, limits=replace(request.limits, tool_s=3.0))
-    (row,) = NsysNcuCollector().collect(request).models
+    patient = replace(request, limits=replace(request.limits, tool_s=8.0))  # for what nsys takes on a busy machine
+    (row,) = NsysNcuCollector().collect(patient).models
     assert row.latency_mean_ms is not None and row.kernel_count == 3
-    with pytest.raises(UnavailableError, match="ncu did not end within 3 s and was ended"):
-        NcuCollector().collect(request)
+    with pytest.raises(UnavailableError, match="ncu did not end within 1 s and was ended"):
+        NcuCollector().collect(replace(request, limits=replace(request.limits, tool_s=1.0)))
 
 
 def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
