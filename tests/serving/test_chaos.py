@@ -10,6 +10,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,12 @@ class Chaos:
         workers = self._server.workers()
         if workers:
             how = self._random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-            self._random.choice(workers).send_signal(how)
-            self.count["hurt"] += 1
+            worker = self._random.choice(workers)
+            with suppress(psutil.NoSuchProcess):
+                worker.send_signal(how)
+                self.count["hurt"] += 1
+            if how == signal.SIGSTOP:  # one that still loads is waited for, however long that takes
+                asyncio.get_running_loop().call_later(6.0, _resume, worker)
 
     async def _change(self) -> None:
         await asyncio.sleep(self._random.uniform(1.0, 2.0))
@@ -181,6 +186,11 @@ class Chaos:
         self.count["changed"] += process.returncode == 0
         if process.returncode and b"ended while it loaded" not in said:  # that was `_hurt`, and the old map stays
             self.wrong.append(said.decode())
+
+
+def _resume(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
 
 
 @pytest.mark.slow
