@@ -269,9 +269,8 @@ class ServedReplica:
             inference.sent = now
             inference.replica = self.plan.name
             if inference.expected_rows:
-                inference.expected_ms = correct_expected_ms(
-                    inference.expected_ms, inference.expected_rows, sent_rows, times_ms
-                )
+                expected_rows = min(inference.expected_rows, len(times_ms))  # by a replica with larger batches, maybe
+                inference.expected_ms = correct_expected_ms(inference.expected_ms, expected_rows, sent_rows, times_ms)
         expected_ms, count = times_ms[sent_rows - 1], self._count_arrivals(now)
         processes, left_ms = len(self.workers), self._left_ms
         self._joining = forecast_joining(count, expected_ms, times_ms, processes, left_ms, self._allowed_ms)
