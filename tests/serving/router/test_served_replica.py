@@ -262,3 +262,13 @@ def test_a_request_whose_client_has_gone_is_not_served() -> None:
         assert replica.waiting_rows == 1
 
     play(scene)
+
+
+def test_a_request_that_was_to_share_a_larger_batch_elsewhere_is_sent() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        moved = inference(7)
+        moved.expected_ms, moved.expected_rows = 50.0, 4  # by a replica of batches of four, which has gone
+        replica.submit(moved)
+        assert workers[0].names() == [[[7]]]
+
+    play(scene, batch=1)
