@@ -337,7 +337,10 @@ def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_
     assert "measured" in capsys.readouterr().out
 
 
-def test_equal_mistakes_are_one_line_with_their_number(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_mistakes_are_one_line_with_their_number(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,1000,24.1\n")
     assert main(["place"]) == 0
     capsys.readouterr()

@@ -138,7 +138,7 @@ def test_every_demand_that_lost_a_replica_is_found(kind: str, pick: int) -> None
 
 
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("field", "value"), [("batch", 10**19), ("batch", 10**7), ("sm_share_pct", 5e-324)])
+@pytest.mark.parametrize(("field", "value"), [("batch", 2**16), ("batch", 4097), ("sm_share_pct", 5e-324)])
 def test_numbers_beyond_all_measure_are_found_and_not_computed_with(field: str, value: float, alone: bool) -> None:
     asked, drawn = MAPS["shared"]
     content = json.loads(drawn.to_json())
@@ -146,6 +146,14 @@ def test_numbers_beyond_all_measure_are_found_and_not_computed_with(field: str, 
     replica.update({field: value, "batch_latency_ms": None})
     against = replace(evidence(asked), estimator=None) if alone else evidence(asked)
     assert check(DeploymentMap.model_validate(content), against)
+
+
+@pytest.mark.parametrize("batch", [0, 2**16 + 1, 10**19])
+def test_batches_that_nobody_means_are_refused_by_the_reader(batch: int) -> None:
+    content = json.loads(MAPS["shared"][1].to_json())
+    places(content)[0][1]["replicas"][0]["batch"] = batch
+    with pytest.raises(InputError, match="batch"):
+        parse_map(content, "the map")
 
 
 @pytest.mark.parametrize("share", [0.0, -5.0, 100.1, float("nan"), float("inf")])

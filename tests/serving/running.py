@@ -139,10 +139,11 @@ def send_until(
     """Send a load of 2.5 s again and again until ``holds`` of its results; return those of all loads, the last last.
 
     For servers that bear the load once they have adapted to it: on a machine that holds everybody up some seconds are
-    spoilt, and where the server bears less than was sent none is as it should be.
+    spoilt, and where the server bears less than was sent none is as it should be. The first requests of a load find no
+    connections yet and are late, so that each load has a warm-up.
     """
     results: list[ModelResult] = []
-    for warmup_s in (4.0, *[0.0] * 9):
+    for warmup_s in (4.0, *[1.0] * 9):
         settings = LoadSettings(duration_s=2.5, warmup_s=warmup_s, clients=1, arrivals="constant")
         found = run_load(Target.parse(server.url), list(streams), settings).results
         results += found
