@@ -14,6 +14,10 @@ from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 
 _DEPTH = 2  # batches that a worker may have: one it runs, one at hand
+#: Seconds for the first load, which compilers for GPUs may make long, and for a later one at least.
+_FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
+#: A later load may take so many times as long as the longest before.
+_LOAD_FACTOR = 10.0
 
 
 class WorkerHandle:
@@ -38,6 +42,8 @@ class WorkerHandle:
         self._link: Link | None = None
         self._busy_until = 0.0
         self._last_done = 0.0
+        self._loading: tuple[int, float] | None = None  # the process that loads, and since when
+        self._longest_load_s: float | None = None
         self._stopping = False
         self._refusal: GpuprofError | None = None
         self._was_ready = asyncio.Event()
@@ -123,7 +129,7 @@ class WorkerHandle:
         self._link.send(inferences, rows, expected_ms, now)
 
     def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
-        """Kill the worker when it has been silent for too long; ask an idle one for a sign of life.
+        """Kill the worker when it has been silent or loading for too long; ask an idle one for a sign of life.
 
         Parameters
         ----------
@@ -132,7 +138,10 @@ class WorkerHandle:
             Returns for how many seconds from one moment to another the router itself did not listen.
         """
         link = self._link
-        if link is None or not link.is_ready:
+        if link is None:
+            return
+        if not link.is_ready:
+            self._watch_loading(link, now, stalled_since)
             return
         expected_s = sum(batch.expected_ms for batch in link.sent.values()) / 1000.0
         silent_s = link.silent_s(now)
@@ -143,7 +152,24 @@ class WorkerHandle:
         elif not link.sent:
             link.ping(now)
 
+    def _watch_loading(self, link: Link, now: float, stalled_since: Callable[[float, float], float]) -> None:
+        """Kill a worker that loads for far longer than it took before; one that stopped would never be replaced."""
+        if link.pid is None:
+            self._loading = None
+        elif self._loading is None or self._loading[0] != link.pid:
+            self._loading = (link.pid, now)
+        else:
+            since = self._loading[1]
+            longest_s = self._longest_load_s
+            limit_s = _FIRST_LOAD_S if longest_s is None else max(_LATER_LOAD_S, _LOAD_FACTOR * longest_s)
+            if now - since - stalled_since(since, now) > limit_s:
+                LOGGER.warning("worker loads for too long, is replaced", extra={"worker": self.name, "pid": link.pid})
+                self._loading = None
+                link.kill()
+
     def _handle_ready(self, spec: ModelSpec) -> None:
+        loaded_s = 0.0 if self._loading is None else time.monotonic() - self._loading[1]
+        self._longest_load_s, self._loading = max(self._longest_load_s or 0.0, loaded_s), None
         LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
         self._was_ready.set()
         self._on_ready()
