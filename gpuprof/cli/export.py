@@ -34,11 +34,14 @@ def export(
             "--copy", help="Copy models instead of making hard links, through which onnx.load reads no external data."
         ),
     ] = False,
+    allow_changed: Annotated[
+        bool, typer.Option("--allow-changed", help="Export model files that changed since the map was planned.")
+    ] = False,
 ) -> None:
     """Write what another tool needs to run a map."""
     from gpuprof.pipeline.export import export as export_map
 
-    result = export_map(map_file, to, image=image, note=say_note)
+    result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
     if output is not None:
         result.write(output, copy)
         say_note(f"{len(result.files) + len(result.models)} files written to {output}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
+from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement.export import export as export_map
@@ -70,6 +71,7 @@ def export(
     to: str = "mig-parted",
     *,
     image: str | None = None,
+    allow_changed: bool = False,
     note: NoteCallback = ignore_note,
 ) -> MapExportResult:
     """Return a map as the files of another tool.
@@ -81,13 +83,16 @@ def export(
         ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
+    allow_changed : bool
+        Take model files, too, that are not those that the map was planned with.
     note : callable, optional
         Told each remark as soon as it is known.
 
     Raises
     ------
     InputError
-        When no machine could be set up so, or the format is unknown or cannot say what the map does.
+        When no machine could be set up so, the format is unknown or cannot say what the map does, or the file of a
+        model that is written beside it is another than the one that was planned.
 
     Examples
     --------
@@ -106,6 +111,8 @@ def export(
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")
     bundle = export_map(found, to, image, map_folder(deployment))
+    if bundle.models and not allow_changed:
+        require_planned_files(locate_files(found, map_folder(deployment)))
     for remark in bundle.notes:
         notes.add(remark)
     if basis := describe_basis(found):

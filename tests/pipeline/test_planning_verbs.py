@@ -184,6 +184,19 @@ def test_export_writes_its_files_below_a_folder(here: Path) -> None:
     assert gpuprof.read_map(here / "out" / next(iter(found.files))).policy == "optimal"
 
 
+def test_export_refuses_the_file_of_another_model(here: Path) -> None:
+    """Whoever runs what was exported has no map to compare its files with."""
+    file = gpuprof.build_model("mlp", here / "net.onnx")
+    plan = gpuprof.place(
+        [Demand(str(file), rate_rps=20.0, slo=Slo(50.0))], fleet="a100-40", policy="ffd", options=SMALL
+    )
+    assert gpuprof.export(plan.deployment, "triton").models
+    gpuprof.build_model("squeezenet", file)
+    with pytest.raises(InputError, match="is not the file that the map was planned with"):
+        gpuprof.export(plan.deployment, "triton")
+    assert gpuprof.export(plan.deployment, "triton", allow_changed=True).models
+
+
 def test_the_command_line_has_the_functions_defaults() -> None:
     options = PlanningRuleOptions().planning_options(None, 0, {})
     assert options == PlanningOptions()
