@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: Each end may take this part of the time that the plan took, and at least so long.
 _PART = 0.25
 _LEAST_S = 1.0
+#: Of less than this neither end would have anything.
+_TOO_LATE_S = 0.3
 
 
 def add_interval_ends(
@@ -41,7 +43,8 @@ def add_interval_ends(
     least_s : float
         Seconds that each end may take, where the limit leaves them; more where the plan itself took long.
     """
-    if not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
+    is_late = spent.left_s is not None and spent.left_s < _TOO_LATE_S
+    if is_late or not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
         return deployment
     seconds = max(least_s, _PART * spent.spent_s)
     if spent.left_s is not None:

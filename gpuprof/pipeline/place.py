@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.fleet import ANY
 from gpuprof.errors import InfeasibleError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import (
@@ -41,6 +42,10 @@ from gpuprof.placement.problem import Problem
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.placement.problem import Problem
+
+
+#: Seconds for the search among all GPUs that have a price, unless the options give another limit.
+_ANY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +160,7 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
+    options = limit_search(fleet, options)
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
@@ -171,6 +177,13 @@ def place(
     progress(Progress("the map is planned and checked", steps, steps))
     notes.add(*filter(None, (early_stop(deployment), _suggest_share(problem, deployment))))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
+
+
+def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> PlanningOptions:
+    """Return the options with a time limit where every kind of GPU is asked for: their combinations have no end."""
+    named = fleet.lower().split(",") if isinstance(fleet, str) else []
+    is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
+    return replace(options, time_limit_s=_ANY_LIMIT_S) if is_open else options
 
 
 def _merge(

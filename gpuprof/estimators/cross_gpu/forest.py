@@ -6,7 +6,10 @@ missing values, a sum of trees; anything else is refused. A test compares the tw
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,8 @@ from gpuprof.errors import InputError
 _MAX_TREES = 5000
 _MAX_LEAVES = 4096
 _CATEGORICAL = 1
+#: Rows that keep a thread busy for some milliseconds: fewer are not worth starting one for.
+_THREAD_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,17 @@ class Forest:
 
         sums = np.zeros(len(rows))
         values = np.ascontiguousarray(rows, dtype=np.float64)
-        add_leaves(values, self.feature, self.threshold, self.left, self.right, self.leaves, sums)
+
+        def add(part: slice) -> None:
+            add_leaves(values[part], self.feature, self.threshold, self.left, self.right, self.leaves, sums[part])
+
+        workers = min(len(os.sched_getaffinity(0)), len(rows) // _THREAD_ROWS)
+        if workers < 2:
+            add(slice(None))
+            return sums
+        size = math.ceil(len(rows) / workers)
+        with ThreadPoolExecutor(workers) as threads:  # the loop holds no lock of the interpreter
+            list(threads.map(add, (slice(start, start + size) for start in range(0, len(rows), size))))
         return sums
 
 

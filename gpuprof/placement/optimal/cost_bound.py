@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from gpuprof.domain.demand import Demand
@@ -11,35 +12,42 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.menu import PARTS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
+#: Seconds that a bound may take in any case.
+_LEAST_S = 0.5
 #: Of so many demands at most, parts of instances are looked at one by one.
 _MOST_DEMANDS = 40
 
 
-def with_cost_bound(problem: Problem, segments: Segments, placement: Placement) -> Placement:
+def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
     """Return the placement with bounds for whatever serves as much of the demands.
 
     No request costs less than in full batches under the share that does most for its price. Of many demands, parts of
-    instances are taken to do as much as the whole, which is quick and loose.
+    instances are taken to do as much as the whole, which is quick and loose. It takes no longer than the limit leaves,
+    but half a second in any case: what demands cost that were not looked at by then is left out of the bound.
     """
+    own = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
     rates = placement.rates_rps()
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
     per_rps: dict[str, float] = {}
-    for model in rates:
-        first = segments.first_alike(model)
-        if first not in per_rps:
-            per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
-    cost = math.fsum(rate * per_rps[segments.first_alike(model)] for model, rate in rates.items())
-    gpus = math.ceil(cost / max(prices) - 1e-6)
-    least = gpus * min(prices) if len(set(prices)) == 1 else cost
+    with problem.limits.until(own), suppress(TimeUpError):
+        for model in rates:
+            first = segments.first_alike(model)
+            if first not in per_rps:
+                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first), own), default=0.0)
+    cost = math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
+    serves_any = any(rate > 0.0 for rate in rates.values())
+    gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
+    least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
 
 
-def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
+def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand, limit: Limit) -> Iterator[float]:
     """Yield what a request per second costs at least under each share of each kind of device."""
     few = len(problem.demands) <= _MOST_DEMANDS
     for entry in problem.fleet.entries:
@@ -48,6 +56,8 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iter
         migs = dict.fromkeys((None, *(share.mig for share in listed))) if few else (None,)
         between = (Share(pct, mig) for mig in migs for pct in segments.menu.steps(demand.model, device, mig))
         for share in (*listed, *between):
+            if limit.is_over:
+                raise TimeUpError
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most > 0.0:
                 part = 1.0 if few or share.mig is None else PARTS[0] / 100.0

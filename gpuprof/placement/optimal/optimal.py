@@ -150,7 +150,7 @@ class Optimal:
                 bound = bound_relaxed(problem, problem.demands, offers, limit)
                 zero = replace(first, lower_bound_gpus=0, lower_bound_cost_per_hour=0.0)
                 return clip_bounds(problem, raise_bounds(problem, zero, bound))
-            return clip_bounds(problem, with_cost_bound(problem, segments, first))
+            return clip_bounds(problem, with_cost_bound(problem, segments, first, limit))
         return first
 
     def _first_plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
@@ -173,7 +173,7 @@ class Optimal:
             return best  # its bound comes with the search by classes
         if best is not None and limit.is_over:
             few = alike or len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
-            return clip_bounds(problem, with_cost_bound(problem, segments, best) if few else best)
+            return clip_bounds(problem, with_cost_bound(problem, segments, best, limit) if few else best)
         first = make_quick_plan(problem, segments, limit)
         return clip_bounds(
             problem, first if best is None else update_incumbent(problem, first, best, str(best.found_by))

@@ -74,19 +74,21 @@ class PooledPlanner:
         if self.limit.is_over:
             free = self._without_bounds(split)
             return clip_bounds(
-                self.problem, free if split.unplaced else with_cost_bound(self.problem, self.segments, free)
+                self.problem, free if split.unplaced else with_cost_bound(self.problem, self.segments, free, self.limit)
             )
         best = self._without_bounds(split)
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             best = self._settle(split, split.gpus, str(split.found_by or ""))
             best = (
-                with_cost_bound(self.problem, self.segments, best) if not best.unplaced else self._without_bounds(best)
+                with_cost_bound(self.problem, self.segments, best, self.limit)
+                if not best.unplaced
+                else self._without_bounds(best)
             )
             best = self._bound(best)
             for one in self._others(best, solve_program):
                 best = self._better(best, one)
         if best.lower_bound_cost_per_hour is None and not best.unplaced:  # the time was up before any bound
-            best = with_cost_bound(self.problem, self.segments, best)
+            best = with_cost_bound(self.problem, self.segments, best, self.limit)
         return clip_bounds(self.problem, replace(best, stopped=best.stopped or self.limit.is_over))
 
     def _others(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:

@@ -23,15 +23,22 @@ from gpuprof.placement.segment import Segment, Segments
 _LIKELY = 0.7
 #: Of the SLO: what takes no longer than this for a batch likely keeps it at a high load.
 _PART = 0.4
+#: Seconds in which models are put together in any case.
+_LEAST_S = 0.3
 
 
 def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Placement:
-    """Return a placement of what was looked at already, first fit, with a bound that needs no queues.
+    """Return the placement of `place_first_fit`, if there is time with a bound that needs no queues."""
+    return with_cost_bound(problem, segments, place_first_fit(problem, segments, limit), limit)
+
+
+def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Placement:
+    """Return a placement of what was looked at already, first fit.
 
     Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models tolerate
-    each other is asked while there is time; then each gets a device of its own.
+    each other is asked while there is time, for a moment in any case; then each gets a device of its own.
     """
-    cost = make_cost(problem)
+    cost, until = make_cost(problem), limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
     bins = FleetBins(problem, segments)
     known: dict[str, list[Segment]] = {}
     for demand in problem.by_priority():
@@ -41,11 +48,11 @@ def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Place
             known[first.model] = [one for device in devices for one in _segments(segments, first, device)]
         found = [replace(one, model=demand.model) for one in known[first.model]]
         cover = cheapest_cover(demand, found, cost)
-        _place_cover(problem, segments, cover, bins, limit)
+        _place_cover(problem, segments, cover, bins, until)
     placed = Placement("optimal", bins.to_gpus(), found_by="first fit")
     served = placed.rates_rps()
     unplaced = tuple(_list_unplaced(problem.by_priority(), served))
-    return with_cost_bound(problem, segments, Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by))
+    return Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by)
 
 
 def _segments(segments: Segments, demand: Demand, device: Device) -> tuple[Segment, ...]:

@@ -29,6 +29,11 @@ def test_the_sum_of_the_trees_is_what_lightgbm_says(rounds: int) -> None:
     assert forest.predict(others) == pytest.approx(booster.predict(others), rel=1e-12, abs=1e-12)
 
 
+def test_many_rows_have_the_sums_that_each_of_them_has_alone() -> None:
+    forest, many = read_forest(_train_booster(5).model_to_string(), "test"), RNG.normal(size=(5003, 4))
+    assert forest.predict(many).tolist() == [sum_ for row in many for sum_ in forest.predict(row[None]).tolist()]
+
+
 def test_no_rows_give_no_sums() -> None:
     assert read_forest(_train_booster(2).model_to_string(), "test").predict(np.zeros((0, 4))).shape == (0,)
 
