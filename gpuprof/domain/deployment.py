@@ -194,7 +194,7 @@ class DeployedModel(_Part):
 
     @field_validator("source_model")
     @classmethod
-    def _named(cls, source_model: str | None) -> str | None:
+    def _require_name(cls, source_model: str | None) -> str | None:
         if source_model is not None and not source_model.strip():
             raise ValueError("a source_model must have a name")
         return source_model

@@ -25,7 +25,7 @@ from gpuprof.placement.bundle import is_cpu
 from gpuprof.placement.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 
 #: Headers that tell of a connection, not of what it carries (RFC 9110, 7.6.1), and those that the next hop sets itself.
-_OF_THE_CONNECTION = {
+_HOP_BY_HOP = {
     "connection",
     "keep-alive",
     "transfer-encoding",
@@ -129,7 +129,7 @@ class RayServeNode:
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=None)
         async with self._session.request(method, self._server.url + path, headers=headers, data=body or None) as got:
-            return got.status, _end_to_end(got.headers), await got.read()
+            return got.status, _drop_hop_by_hop(got.headers), await got.read()
 
     def check_health(self) -> None:
         """Tell Ray Serve whether the server lives: it replaces the actor where it does not.
@@ -161,17 +161,17 @@ class RayServeRouter:
         # As the client wrote it: names may hold an escaped slash.
         path = request.scope.get("raw_path", request.url.path.encode()).decode("ascii").partition("?")[0]
         query = f"?{request.url.query}" if request.url.query else ""
-        call = (request.method, path + query, _end_to_end(request.headers), await request.body())
+        call = (request.method, path + query, _drop_hop_by_hop(request.headers), await request.body())
         if path.startswith("/v2/health/"):
             answers = await asyncio.gather(*(node.answer.remote(*call) for node in self._nodes.values()))
-            return _response(Response, max(answers, key=lambda one: one[0]))
+            return _make_response(Response, max(answers, key=lambda one: one[0]))
         if path in ("/v2", "/v2/"):
-            return _response(Response, await next(iter(self._nodes.values())).answer.remote(*call))
+            return _make_response(Response, await next(iter(self._nodes.values())).answer.remote(*call))
         node = self.pick_node(path)
         if node is None:
             known = ", ".join(sorted(name for name in self._weights if "/" not in name))
             return JSONResponse({"error": f"no node answers {path}: ask for /v2/models/ and one of {known}"}, 404)
-        return _response(Response, await self._nodes[node].answer.remote(*call))
+        return _make_response(Response, await self._nodes[node].answer.remote(*call))
 
     def pick_node(self, path: str) -> str | None:
         """Return the node for a path below ``/v2/models/``; None where no node has the model.
@@ -192,10 +192,10 @@ class RayServeRouter:
         return picked
 
 
-def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OF_THE_CONNECTION}
+def _drop_hop_by_hop(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
 
 
-def _response(kind: Any, answer: Answer) -> Any:
+def _make_response(kind: Any, answer: Answer) -> Any:
     status, headers, body = answer
     return kind(content=body, status_code=status, headers=headers)

@@ -156,7 +156,7 @@ def _instances(where: str, partitions: Sequence[Partition], device: Device) -> I
 def _partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
     shares = math.fsum(replica.sm_share_pct for replica in partition.replicas)
     if partition.unshared:
-        yield from _unshared(where, partition, device)
+        yield from _find_false_unshared(where, partition, device)
     elif shares > 100.0 + _TOLERANCE:
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}%")
     clients = sum(replica.processes for replica in partition.replicas)
@@ -170,7 +170,7 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
         yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {available / 2**30:.3g} GiB")
 
 
-def _unshared(where: str, partition: Partition, device: Device) -> Iterator[Violation]:
+def _find_false_unshared(where: str, partition: Partition, device: Device) -> Iterator[Violation]:
     """Find shares where the map says that nobody is held to one, and devices whose shares are cores."""
     if device.kind != "gpu":
         yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")

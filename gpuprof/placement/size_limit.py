@@ -1,4 +1,4 @@
-"""How large a plan may become: a rate that is a slip of the pen is refused, not planned for minutes."""
+"""How large a plan may become: a mistyped rate is refused, not planned for minutes."""
 
 from __future__ import annotations
 

@@ -26,4 +26,6 @@ def test_rates_up_to_the_limit_are_planned_and_the_quickest_device_counts() -> N
 
 
 def test_a_fleet_that_is_counted_limits_the_plan_itself() -> None:
-    refuse_oversized(problem([demand("net", 1e7)], [(plain_device(), 3)], SLOW))
+    given = problem([demand("net", 1e7)], [(plain_device(), 3)], SLOW)
+    planned = plan_map(given, make_policy("ffd"))
+    assert planned.predicted.gpus <= 3 and planned.unplaced

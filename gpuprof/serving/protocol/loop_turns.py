@@ -64,9 +64,9 @@ class LoopTurns:
         """Return whether a request may be read now beside those that wait; else its reader is to call `wait`."""
         return now < self._until and lane not in self._lanes
 
-    def wait(self, lane: Hashable, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` when it is the reader's turn, which `admits` has just denied."""
-        self._lanes.setdefault(lane, _Lane()).waiting.append((time.monotonic(), go_on))
+    def wait(self, lane: Hashable, resume: Callable[[], None]) -> None:
+        """Call ``resume`` when it is the reader's turn, which `admits` has just denied."""
+        self._lanes.setdefault(lane, _Lane()).waiting.append((time.monotonic(), resume))
         self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -91,7 +91,7 @@ class LoopTurns:
         """Have one request of the first lane read; the lane is then the last, in the next turn, too."""
         name = next(iter(self._lanes))
         lane = self._lanes.pop(name)
-        go_on = lane.take(now)
+        resume = lane.take(now)
         if lane.waiting:
             self._lanes[name] = lane
-        go_on()
+        resume()
