@@ -39,7 +39,7 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
         for model in rates:
             first = segments.first_alike(model)
             if first not in per_rps:
-                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first), own), default=0.0)
+                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
     cost = math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
     serves_any = any(rate > 0.0 for rate in rates.values())
     gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
@@ -47,7 +47,7 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
 
 
-def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand, limit: Limit) -> Iterator[float]:
+def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
     """Yield what a request per second costs at least under each share of each kind of device."""
     few = len(problem.demands) <= _MOST_DEMANDS
     for entry in problem.fleet.entries:
@@ -56,8 +56,6 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand, limit: 
         migs = dict.fromkeys((None, *(share.mig for share in listed))) if few else (None,)
         between = (Share(pct, mig) for mig in migs for pct in segments.menu.steps(demand.model, device, mig))
         for share in (*listed, *between):
-            if limit.is_over:
-                raise TimeUpError
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most > 0.0:
                 part = 1.0 if few or share.mig is None else PARTS[0] / 100.0
