@@ -50,7 +50,7 @@ def estimate(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
+    """Predict latency, throughput and memory: measured where measured, interpolated between, else predicted."""
     from gpuprof.pipeline.estimate import estimate as predict
 
     chosen = chosen_format(as_json, as_csv)

@@ -98,6 +98,14 @@ def test_the_help_names_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert cli.main(["--help"]) == 0
     whole = capsys.readouterr().out  # Typer puts groups first
     assert sorted(out.splitlines()) == sorted(whole.splitlines())  # no option that is left out is missed
+    assert all(said in out for said in cli.VERBS.values())  # none is cut or wrapped
+
+
+def test_the_list_of_verbs_imports_none_of_them() -> None:
+    check = "import sys; from gpuprof.cli.main import VERBS, main; main(['--help'])"
+    report = "print([v for v in VERBS if f'gpuprof.cli.{v}' in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", f"{check}; {report}"], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
 
 
 def test_the_module_can_be_run() -> None:

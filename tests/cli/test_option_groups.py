@@ -119,8 +119,8 @@ def test_an_option_that_two_groups_share_stands_under_the_heading_of_each() -> N
 def grouped_verbs() -> list[tuple[str, Callable[..., None]]]:
     """Return every verb that takes groups, by the words that call it."""
     found = []
-    for verb, module in VERBS.items():
-        defined = importlib.import_module(f"gpuprof.cli.{module}")
+    for verb in VERBS:
+        defined = importlib.import_module(f"gpuprof.cli.{verb}")
         if hasattr(defined, "app"):
             commands = [(f"{verb} {one.callback.__name__}", one.callback) for one in defined.app.registered_commands]
         else:
