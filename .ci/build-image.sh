@@ -9,6 +9,9 @@ tag=${1:-localhost/gpuprof-test}
 base=${2:-}
 builder=$(command -v podman || command -v buildah || command -v docker) || { echo "no podman, buildah or docker"; exit 3; }
 
+# buildah alone brings no runtime for containers; without one it builds in a changed root.
+command -v crun > /dev/null || command -v runc > /dev/null || export BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
+
 # What pip and TLS are told on this machine holds while the image is built, too, and does not stay in it.
 mounts=()
 for file in /etc/pip.conf /etc/ssl/certs "${SSL_CERT_FILE:-}"; do
@@ -28,8 +31,9 @@ if [ -z "$base" ] && [ "$(basename "$builder")" = buildah ] && command -v deboot
   root=$(mktemp -d)
   trap 'rm -rf "$root"' EXIT
   . /etc/os-release
-  mirror=$(sed -n 's/^URIs: *//p; s/^deb \([^[ ]*\) .*/\1/p' /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list \
-    2> /dev/null | head -1)
+  # A system has one of the two files; sed ends with 2 for the other.
+  mirror=$({ sed -n 's/^URIs: *//p; s/^deb \([^[ ]*\) .*/\1/p' /etc/apt/sources.list.d/debian.sources \
+    /etc/apt/sources.list 2> /dev/null || true; } | head -1)
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
     "$VERSION_CODENAME" "$root" ${mirror:+"$mirror"} > "$root.log" || { tail -5 "$root.log"; exit 1; }
   container=$("$builder" from scratch)

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError, unknown_name
 
 FLAG = "--config"
@@ -86,7 +87,7 @@ def read_yaml(path: Path, what: str) -> yaml.Node | None:
         When it cannot be read, is larger than a file of ``what`` is, or no YAML.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {what} is")
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:

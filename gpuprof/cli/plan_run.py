@@ -12,10 +12,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from gpuprof import __version__
-from gpuprof.cli.output import say
+from gpuprof.cli.output import say, say_note
 from gpuprof.cli.plan_commands import StepCommand
 from gpuprof.cli.plan_file import PlannedModel, RunPlan
-from gpuprof.errors import GpuprofError, InputError, refuse_unwritable
+from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable
 
 #: Files up to this size are told apart by what is in them, larger ones by size and time of change.
 _HASHED_BYTES = 64 << 20
@@ -37,6 +37,9 @@ def show_line(command: StepCommand) -> str:
 def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
     """Run the command lines in their order and return the exit code of the last; the first that fails ends the run.
 
+    Times of a noisy machine do not: ``profile`` keeps and marks them, the steps after it go on with them, and the next
+    run measures them again.
+
     Parameters
     ----------
     plan : RunPlan
@@ -48,6 +51,8 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     ------
     GpuprofError
         Of the step that fails, with a note which it is.
+    UnstableError
+        At the end, when all steps ran and measured times cannot be trusted.
     InputError
         When the folder of the results cannot be written.
     """
@@ -55,6 +60,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
 
     _write_demands(plan)
     done = {} if fresh else _read_done(plan.folder)
+    unstable: list[str] = []
     for number, command in enumerate(commands, start=1):
         line, where = show_line(command), f"step {number} of {len(commands)}"
         before = _fingerprint(command.inputs)
@@ -65,6 +71,10 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
         try:
             code = _run_saved(command) if command.save is not None else run_line(command.words)
         except GpuprofError as error:
+            if isinstance(error, UnstableError) and command.words[0] == "profile":
+                say_note(str(error))
+                unstable.append(str(number))
+                continue
             error.add_note(f"{where} failed; gpuprof run {plan.path.name} goes on with it")
             raise
         if code:
@@ -72,6 +82,11 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
         # What a step adds to what it reads, as a profile to the database, is no reason to run it again.
         done[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
         _write_done(plan.folder, done)
+    if unstable:
+        raise UnstableError(
+            f"every step ran, but what step {' and '.join(unstable)} measured is unstable: the machine is too noisy",
+            f"gpuprof run {plan.path.name} measures it again; keep-unstable: true takes it as it is",
+        )
     return 0
 
 

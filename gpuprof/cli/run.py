@@ -45,5 +45,5 @@ def run(
 
 def _folder(path: Path) -> contextlib.chdir[Path]:
     if not path.is_dir():
-        raise InputError(f"{path} is no folder")
+        raise InputError(f"{path} is no folder", "name the folder that the plan stands in")
     return contextlib.chdir(path)

@@ -52,7 +52,7 @@ def similarity(
 
     chosen = chosen_format(as_json, as_csv)
     if top < 0:
-        raise InputError(f"--top cannot be negative but is {top}")
+        raise InputError(f"--top cannot be negative but is {top}", "0 lists all")
     with show_progress() as show:
         result = compare(models, tolerance=tolerance, heat_map=heat_map, progress=show)
     if layers:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError
 
@@ -78,7 +79,7 @@ def read_demands(path: Path) -> tuple[Demand, ...]:
         has the wrong sign, the same model twice, no demand at all.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
+        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no SLO file is")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

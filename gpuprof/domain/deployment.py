@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
@@ -354,7 +355,7 @@ def read_map(path: Path) -> DeploymentMap:
         When it is no JSON, of another or a newer schema, or breaks a rule of the schema.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
+        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.catalogue import devices, make_device
 from gpuprof.domain.device import Device, SmLimits
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -78,7 +79,7 @@ def read_device_file(path: Path) -> Mapping[str, Device]:
         When the file cannot be read, a key is missing, unknown or out of range, or a name is the catalogue's.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError
 
 #: Stands for every kind of device that has a price.
@@ -87,7 +88,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
 def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
     """Read fleet.toml: ``[[gpus]]`` tables with ``device``, and optionally ``count`` and ``price_per_hour``."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "name a TOML file with [[gpus]]") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.domain.sizes import Sizes, describe_sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
@@ -126,7 +127,7 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
         type.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if refuse_pipe(path).stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} has more than {_MOST_BYTES >> 30} GiB", "take fewer samples")
         content = path.read_bytes()
     except OSError as error:
@@ -156,7 +157,10 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
                 continue
             size = sample[shape.name].shape[axis]
             if found.setdefault(name, size) != size:
-                raise InputError(f"the samples give the dimension {name} the sizes {found[name]} and {size}")
+                raise InputError(
+                    f"the samples give the dimension {name} the sizes {found[name]} and {size}",
+                    "give samples of one size",
+                )
     return tuple(sorted(found.items()))
 
 
@@ -239,7 +243,7 @@ def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list
 def _steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
     steps = entry if isinstance(entry, list) else [entry]
     if not steps:
-        raise InputError(f"{where} is an empty sequence")
+        raise InputError(f"{where} is an empty sequence", "give at least one step")
     for number, step in enumerate(steps):
         here = f"{where}[{number}]" if isinstance(entry, list) else where
         if not isinstance(step, dict):

@@ -55,7 +55,10 @@ def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> 
     for i, node in enumerate(nodes):
         for name in node.output:
             if name and (name in producer or name in given):
-                raise InputError(f"{model}: node {label(node)} gives {name!r}, which something else gives already")
+                raise InputError(
+                    f"{model}: node {label(node)} gives {name!r}, which something else gives already",
+                    "the model is damaged: export it again",
+                )
             if name:
                 producer[name] = i
     needs = [{producer[name] for name in (*node.input, *list_captured(node)) if name in producer} for node in nodes]
@@ -80,7 +83,10 @@ def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> lis
                 heapq.heappush(ready, user)
     if len(order) < len(nodes):
         stuck = next(i for i, count in enumerate(left) if count)
-        raise InputError(f"{model}: node {label(nodes[stuck])} is part of a cycle or waits for one")
+        raise InputError(
+            f"{model}: node {label(nodes[stuck])} is part of a cycle or waits for one",
+            "the model is damaged: export it again",
+        )
     return order
 
 

@@ -133,7 +133,7 @@ def check_picture(path: PathArgument) -> Path:
     """
     target = Path(path)
     if target.suffix not in _PICTURES:
-        raise InputError(f"a picture is .svg or .png but got {target}")
+        raise InputError(f"a picture is .svg or .png but got {target}", "name it so")
     return target
 
 

@@ -276,7 +276,9 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
         times = {model: trace.times[model if model in trace.times else ""] for model in named}
         asked = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
         if lost := sorted(set(times) - {stream.model for stream in asked}):
-            raise InputError(f"the trace names {lost[0]!r}, which the map does not place")
+            raise InputError(
+                f"the trace names {lost[0]!r}, which the map does not place", "use the map's names in the trace"
+            )
     return [
         replace(stream, rate_rps=len(own) / trace.duration_s, times_s=tuple((own / _NS_PER_S).tolist()))
         for stream in asked

@@ -114,7 +114,10 @@ def read_azure_trace(
     if names is None:
         return _check_trace(trace)
     if len(trace.times) < len(names):
-        raise InputError(f"{path} has {len(trace.times)} functions that are called but {len(names)} names are given")
+        raise InputError(
+            f"{path} has {len(trace.times)} functions that are called but {len(names)} names are given",
+            "give fewer names",
+        )
     return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
@@ -103,7 +104,7 @@ def read_json(path: Path) -> Any:
         When it cannot be read, is no JSON or larger than any result.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
+        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no result is")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -28,7 +28,7 @@ def write_picture(charts: Chart | Sequence[Chart], path: Path, theme: str = "lig
     elif path.suffix == ".png":
         content = _png(svg)
     else:
-        raise InputError(f"a picture is .svg or .png but got {path.name!r}")
+        raise InputError(f"a picture is .svg or .png but got {path.name!r}", "name it so")
     with refuse_unwritable(path):
         path.write_bytes(content)
 

@@ -59,7 +59,7 @@ def _read_2019(path: Path, header: Sequence[str], busiest: int, random: np.rando
         entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equals the first of the file is kept
         (heapq.heappush if len(kept) < busiest else heapq.heappushpop)(kept, entry)
     if not any(total for total, *_ in kept):
-        raise InputError(f"{path} holds no invocations")
+        raise InputError(f"{path} holds no invocations", "give a day that has some")
     if (total := sum(entry[0] for entry in kept)) > MAX_REQUESTS:
         raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
     times = {name: _spread(counts, random) for total, _, name, counts in sorted(kept, reverse=True) if total}
@@ -101,7 +101,7 @@ def _read_2021(path: Path) -> tuple[NDArray[np.float64], list[str]]:
         starts.append(end - duration)
         functions.append(f"{row[0]}/{row[1]}")
     if not starts:
-        raise InputError(f"{path} holds no invocations")
+        raise InputError(f"{path} holds no invocations", "give a day that has some")
     return np.array(starts), functions
 
 

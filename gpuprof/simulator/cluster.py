@@ -115,7 +115,10 @@ def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     for place in places:
         replica = place.replica
         if replica.model not in deployment.models:
-            raise InputError(f"{place.name} serves {replica.model!r}, which the map's models do not list")
+            raise InputError(
+                f"{place.name} serves {replica.model!r}, which the map's models do not list",
+                "gpuprof check MAP says more",
+            )
         times = replica.batch_latency_ms
         if times is not None and len(times) != replica.batch:
             raise InputError(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess, RecordedArrivals, Times
 from gpuprof.domain.duration import LONGEST_S
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError, refuse_unwritable
 
 MAX_FILE_BYTES = 16 * 2**30
@@ -153,7 +154,9 @@ def read_trace(path: Path) -> Trace:
         table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=_arrow_types(types)))
         seconds = table["time_s"].to_numpy()
     except (ArrowInvalid, KeyError):
-        raise _first_fault(path) or InputError(f"{path} cannot be read as a trace") from None
+        raise _first_fault(path) or InputError(
+            f"{path} cannot be read as a trace", "write time_s,model and a line for each request"
+        ) from None
     if len(seconds) == 0:
         raise InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
     if not np.isfinite(seconds).all() or seconds.min() < 0 or seconds.max() > LONGEST_S or (np.diff(seconds) < 0).any():
@@ -184,7 +187,7 @@ def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         When the file cannot be read, is not UTF-8, or is larger than any trace.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if refuse_pipe(path).stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 30} GiB, which no trace is")
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)

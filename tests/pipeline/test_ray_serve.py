@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -18,6 +17,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import numpy as np
+import onnxruntime
 import pytest
 import yaml
 
@@ -84,13 +85,17 @@ def test_a_node_takes_the_gpus_that_ray_gives_it() -> None:
 @pytest.mark.skipif(
     "GPUPROF_RAY_SERVE_TESTS" not in os.environ, reason="GPUPROF_RAY_SERVE_TESTS is not set: a cluster for a minute"
 )
-def test_the_tool_itself_runs_an_exported_map_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_itself_runs_an_exported_map_that_answers_what_the_model_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for limit in ("READY_CHECK_TIMEOUT_S", "HEALTH_CHECK_TIMEOUT_S"):
         monkeypatch.setenv(f"RAY_SERVE_PROXY_{limit}", "100")  # a busy machine is no sick proxy
     pytest.importorskip("ray.serve.schema", reason="Ray Serve is not installed")
     file = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
-    demand = gpuprof.Demand(str(file), rate_rps=5.0, slo=gpuprof.Slo(500.0))
-    plan = gpuprof.place([demand], fleet="a100-40")
+    quick = gpuprof.ProfileSettings(time_limit_s=0.3, keep_unstable=True)
+    gpuprof.profile([file], batches=(1, 2), shares=("1core",), device="cpu", db=tmp_path / "db", settings=quick)
+    demand = gpuprof.Demand(str(file), rate_rps=5.0, slo=gpuprof.Slo(2000.0))
+    plan = gpuprof.place([demand], fleet="cpu:1", db=tmp_path / "db")
     gpuprof.export(plan.deployment, "ray-serve").write(tmp_path / "bundle")
     config = yaml.safe_load((tmp_path / "bundle/serve_config.yaml").read_text())
     with socket.socket() as free:
@@ -98,17 +103,19 @@ def test_the_tool_itself_runs_an_exported_map_that_answers(tmp_path: Path, monke
         port = free.getsockname()[1]
     config["http_options"]["port"] = port
     (application,) = config["applications"]
-    application["args"] = {"map": str(tmp_path / "bundle/map.json"), "simulate": "true"}  # there is no GPU here
-    application["deployments"][1]["ray_actor_options"]["num_gpus"] = 0.0
+    application["args"]["map"] = str(tmp_path / "bundle/map.json")  # in place of /srv/gpuprof
+    application["deployments"][1]["ray_actor_options"]["num_cpus"] = 0.0  # the cluster's nodes have one core each
     (tmp_path / "serve_config.yaml").write_text(yaml.safe_dump(config))
     with ray_cluster("gpuprof:node0") as cluster, _running(tmp_path / "serve_config.yaml", cluster.address):
         url = f"http://127.0.0.1:{port}"
         _await_ready(url)
         described = _ask(f"{url}/v2/models/mlp")[1]["inputs"][0]
-        size = math.prod(described["shape"][1:])
-        body = {"inputs": [described | {"shape": [1, *described["shape"][1:]], "data": [0.5] * size}]}
+        sent = np.random.default_rng(0).random((1, *described["shape"][1:]), np.float32)
+        body = {"inputs": [described | {"shape": sent.shape, "data": sent.ravel().tolist()}]}
         status, answer = _ask(f"{url}/v2/models/mlp/infer", body)
-        assert status == 200 and answer["model_name"] == "mlp" and answer["outputs"][0]["data"]
+        (computed,) = onnxruntime.InferenceSession(file).run(None, {described["name"]: sent})
+        assert status == 200 and answer["model_name"] == "mlp", answer
+        assert answer["outputs"][0]["data"] == pytest.approx(computed.ravel().tolist(), rel=1e-4, abs=1e-5)
         assert _ask(f"{url}/v2/models/mlp/infer", {"inputs": []})[0] == 400
         missing = "no node answers /v2/models/nobody: ask for /v2/models/ and one of mlp"
         assert _ask(f"{url}/v2/models/nobody") == (404, {"error": missing})
@@ -119,12 +126,17 @@ def _running(config: Path, address: str) -> Iterator[None]:
     command = [str(Path(sys.executable).with_name("serve")), "run", str(config), "--address", address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (config.with_suffix(".log")).open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=_take_interrupts)
     try:
         yield
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
+
+
+def _take_interrupts() -> None:
+    """Undo what shells do to a job in the background: ``serve run`` ends by SIGINT, which it would ignore there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _await_ready(url: str) -> None:

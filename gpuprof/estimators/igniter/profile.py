@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
@@ -101,7 +102,7 @@ def _freeze_list(value: object) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no profile is")
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -115,7 +115,7 @@ def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
         return float(median(of_models) if of_models else latest) / 1000.0
     generation = next((g for least, g in _PCIE_GENERATIONS if float(device.compute_capability or 0) >= least), None)
     if generation is None:
-        raise InputError(f"the bandwidth between host and {device.name} was not measured")
+        raise InputError(f"the bandwidth between host and {device.name} was not measured", "gpuprof profile --igniter")
     return _PCIE_3_BYTES_PER_MS * 2.0 ** (generation - 3)
 
 

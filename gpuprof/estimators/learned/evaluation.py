@@ -92,7 +92,10 @@ def leave_one_architecture_out(
         With fewer than two architectures.
     """
     if len(data.architectures) < 2:
-        raise InputError(f"leaving one architecture out needs two but there is {len(data.architectures)}")
+        raise InputError(
+            f"leaving one architecture out needs two but there is {len(data.architectures)}",
+            "profile models of another one",
+        )
     found: list[Prediction] = []
     tasks = (delayed(_left_out)(_portable(data), architecture, tuple(names)) for architecture in data.architectures)
     parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)

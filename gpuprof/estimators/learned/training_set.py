@@ -249,7 +249,7 @@ def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
     for one in timed:
         same.setdefault(one.kind, []).append(one)
     if not same:
-        raise InputError(f"no op has a time on {device.name}")
+        raise InputError(f"no op has a time on {device.name}", "gpuprof profile --per-op MODEL")
     features, least, costs, times, groups = [], [], [], [], []
     for share in sorted({one.share for one in timed}, key=str):
         alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
@@ -52,8 +53,8 @@ class Source:
             When it cannot be read, is too large, or neither text nor a Parquet file.
         """
         try:
-            if path.stat().st_size > _MAX_FILE_BYTES:
-                raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB")
+            if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
+                raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", "import it in parts")
             content = path.read_bytes()
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
@@ -103,7 +104,7 @@ class Source:
         """
         with self._parquet() as file:
             if file.metadata.num_rows > _MAX_ROWS:
-                raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows")
+                raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows", "import it in parts")
             rows: list[dict[str, Any]] = file.read().to_pylist()
             return rows
 

@@ -106,7 +106,10 @@ def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
     for model, asked in deployment.models.items():
         names[model] = public = PublicName.of(model, asked.path)
         if owners.setdefault(public, model) != model:
-            raise InputError(f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}")
+            raise InputError(
+                f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}",
+                "rename one of them: clients could not tell them apart",
+            )
     return names
 
 
@@ -185,7 +188,7 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     if model in deployment.merges:
         path: str | None = deployment.merges[model].path
     elif model not in deployment.models:
-        raise InputError(f"the map places {model!r}, which is not among its models")
+        raise InputError(f"the map places {model!r}, which is not among its models", "gpuprof place writes a whole map")
     else:
         path = deployment.models[model].path
     if path is None:
@@ -257,7 +260,9 @@ def _shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[
 def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
     """Return the part of the machine's cores of each replica of a CPU."""
     if gpu.index:
-        raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
+        raise UnavailableError(
+            f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one", "plan with --gpus cpu:1"
+        )
     return plan_slices([replica.sm_share_pct for replica in placed], machine.cores)
 
 
@@ -361,7 +366,9 @@ def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tu
     members = []
     for model in replica.rates():
         if model not in deployment.models:
-            raise InputError(f"the map places {model!r}, which is not among its models")
+            raise InputError(
+                f"the map places {model!r}, which is not among its models", "gpuprof place writes a whole map"
+            )
         member = described.member(merge.members[model])
         inputs, outputs = (
             tuple((value.name, value.merged) for value in values) for values in (member.inputs, member.outputs)

@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError
 
 TOKEN_VARIABLE = "GPUPROF_TOKEN"
@@ -154,11 +155,11 @@ def is_loopback(host: str) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        return refuse_pipe(path).read_text(encoding="ascii")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError:
-        raise InputError(f"{path} is not text") from None
+        raise InputError(f"{path} is not text", "a token is a line of ASCII, a certificate or key PEM") from None
 
 
 def _secret_text(path: Path) -> str:
