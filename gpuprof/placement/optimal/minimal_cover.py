@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.machine.machine_code import compile_function
 
 
 def minimal_covers(
@@ -26,32 +31,53 @@ def minimal_covers(
     list of tuple of int, length n
         The counts in the order of ``capacities``.
     """
-    order = sorted(range(len(capacities)), key=lambda i: -capacities[i])
-    falling = [capacities[i] for i in order]
-    parts = math.inf if most_parts is None else most_parts
-    found: list[tuple[int, ...]] = []
-    for counts in _covers(rate * (1.0 - 1e-9), falling, parts):
-        placed = [0] * len(order)
-        for position, count in zip(order, counts, strict=True):
-            placed[position] = count
-        found.append(tuple(placed))
-        if len(found) > limit:
-            return None
-    return found
+    falling = np.argsort(-np.array(capacities, dtype=np.float64), kind="stable")
+    sorted_capacities = np.array(capacities, dtype=np.float64)[falling]
+    found = np.zeros((limit, len(capacities)), dtype=np.int64)
+    parts = math.inf if most_parts is None else float(most_parts)
+    listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, found)
+    if listed < 0:
+        return None
+    covers = np.empty_like(found[:listed])
+    covers[:, falling] = found[:listed]
+    return [tuple(counts) for counts in covers.tolist()]
 
 
-def _covers(rest: float, falling: Sequence[float], parts: float) -> Iterator[tuple[int, ...]]:
-    """Yield counts; since capacities fall, a cover is minimal when its last segment is needed."""
-    if rest <= 0.0:
-        yield (0,) * len(falling)
-        return
-    if not falling or parts < 1 or rest > falling[0] * parts:
-        return
-    most = math.ceil(rest / falling[0])
-    if len(falling) == 1:
-        if most <= parts:
-            yield (most,)
-        return
-    for count in range(min(most, int(min(parts, most))), -1, -1):
-        for counts in _covers(rest - count * falling[0], falling[1:], parts - count):
-            yield (count, *counts)
+def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, found: npt.NDArray[np.int64]) -> int:
+    """Write the covers into the rows of ``found`` and return how many there are, -1 where there are too many rows.
+
+    Since capacities fall, a cover is minimal when its last segment is needed.
+    """
+    sizes = len(falling)
+    counts = np.zeros(sizes, dtype=np.int64)
+    rests, left = np.empty(sizes + 1), np.empty(sizes + 1)
+    rests[0], left[0] = rate, parts
+    depth, listed = 0, 0
+    while True:
+        rest = rests[depth]
+        if rest > 0.0 and depth < sizes and left[depth] >= 1.0 and rest <= falling[depth] * left[depth]:
+            needed = math.ceil(rest / falling[depth])
+            counts[depth] = needed if needed <= left[depth] else int(left[depth])
+            if depth < sizes - 1 or counts[depth] == needed:
+                rests[depth + 1] = rest - counts[depth] * falling[depth] if depth < sizes - 1 else 0.0
+                left[depth + 1] = left[depth] - counts[depth]
+                depth += 1
+                continue
+        elif rest <= 0.0:
+            if listed == len(found):
+                return -1
+            found[listed, :depth] = counts[:depth]
+            listed += 1
+        depth = min(depth, sizes - 1) - 1  # of the last size, fewer never suffice
+        while depth >= 0 and counts[depth] == 0:
+            depth -= 1
+        if depth < 0:
+            return listed
+        counts[depth] -= 1
+        rests[depth + 1] = rests[depth] - counts[depth] * falling[depth]
+        left[depth + 1] = left[depth] - counts[depth]
+        depth += 1
+
+
+#: Of hundreds of thousands of combinations, tens of times for each program.
+fill_covers = compile_function(_fill_covers, no_cfunc_wrapper=True)

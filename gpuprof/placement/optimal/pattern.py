@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.knapsack import best_packing, multisets
+from gpuprof.placement.optimal.pattern_kernel import fill_maximal
 
 #: Patterns of a partition are listed up to this many; beyond, they are generated as the program asks for them.
 MOST_PACKINGS = 2_000
@@ -110,17 +113,21 @@ class PatternPacker:
         """Return every pattern to which nothing can be added, None when there are too many to list."""
         by_size = {(share_units(slot.share), slot.memory): slot for slot in self.slots}
         sizes = sorted(by_size, reverse=True)
+        if not sizes:
+            return ()
         if not self.memory and multisets([units for units, _ in sizes], SPACE) > _MOST_LOOKED_AT:
             return None
-        found = []
         most = _MOST_LOOKED_AT_WITH_MEMORY if self.memory else _MOST_LOOKED_AT
-        for looked_at, counts in enumerate(_packings(sizes, SPACE, self.memory)):
-            slots = tuple((by_size[size], n) for size, n in zip(sizes, counts, strict=True) if n)
-            if _is_maximal(sizes, counts, self.memory):
-                found.append(SharePattern(self.kind, slots))
-            if len(found) > MOST_PACKINGS or looked_at > most:
-                return None
-        return tuple(found)
+        units, held = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
+        packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
+        listed = fill_maximal(units, held, SPACE, self.memory, most, packings)
+        if listed < 0:
+            return None
+        slots = [by_size[size] for size in sizes]
+        return tuple(
+            SharePattern(self.kind, tuple((slot, n) for slot, n in zip(slots, counts, strict=True) if n))
+            for counts in packings[:listed].tolist()
+        )
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
         """Return the patterns to begin with: a slot a few times or as often as it fits, with the largest beside it."""
@@ -161,25 +168,3 @@ def _most_times(slot: PartitionSlot, space: int, memory: int) -> int:
     """Return how often a slot fits into what is left."""
     most = space // share_units(slot.share)
     return min(most, memory // slot.memory) if slot.memory else most
-
-
-def _packings(sizes: Sequence[tuple[int, int]], space: int, memory: int) -> Iterator[tuple[int, ...]]:
-    """Yield the counts of (share, memory) to which no more of the last can be added."""
-    if not sizes:
-        return
-    units, held = sizes[0]
-    most = min(space // units, memory // held) if held else space // units
-    if len(sizes) == 1:
-        yield (most,)
-        return
-    for count in range(most, -1, -1):
-        for rest in _packings(sizes[1:], space - count * units, memory - count * held):
-            yield (count, *rest)
-
-
-def _is_maximal(sizes: Sequence[tuple[int, int]], counts: Sequence[int], memory: int) -> bool:
-    space = SPACE
-    for (units, held), count in zip(sizes, counts, strict=True):
-        space -= count * units
-        memory -= count * held
-    return all(units > space or held > memory for units, held in sizes)

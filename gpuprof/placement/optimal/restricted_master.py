@@ -242,6 +242,8 @@ class RestrictedMaster:
         """Return the entries of a column that takes segments from the devices' rows."""
         entries: defaultdict[int, float] = defaultdict(float)
         for segment, count in zip(segments, counts, strict=True):
+            if not count:
+                continue
             kind = (segment.device, segment.share.mig)
             if kind in self._sums:
                 shares, memory = self._sums[kind]

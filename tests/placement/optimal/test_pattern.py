@@ -96,3 +96,23 @@ def test_cuts_are_legal_layouts_of_the_instances_asked_for_and_the_whole() -> No
 
 def test_a_device_without_mig_is_cut_in_no_other_way() -> None:
     assert [configuration.layout for configuration in list_configurations(plain_device(), [Share(50.0)])] == [()]
+
+
+@given(
+    drawn=st.lists(st.tuples(st.integers(15, 100), st.integers(0, 5)), min_size=1, max_size=4, unique=True),
+    memory=st.integers(1, 9),
+)
+def test_with_memory_they_are_those_of_all_combinations_to_which_nothing_can_be_added(
+    drawn: list[tuple[int, int]], memory: int
+) -> None:
+    sizes = [(PartitionSlot(Share(float(percent)), held), percent, held) for percent, held in drawn if held <= memory]
+    patterns = PatternPacker(WHOLE, tuple(slot for slot, _, _ in sizes), memory).list_maximal()
+    expected = set()
+    for counts in product(range(7), repeat=len(sizes)):
+        space = 100 - sum(n * percent for n, (_, percent, _) in zip(counts, sizes, strict=True))
+        free = memory - sum(n * held for n, (_, _, held) in zip(counts, sizes, strict=True))
+        if min(space, free) >= 0 and not any(percent <= space and held <= free for _, percent, held in sizes):
+            expected.add(frozenset((slot, n) for n, (slot, _, _) in zip(counts, sizes, strict=True) if n))
+    assert patterns is not None
+    assert {frozenset(pattern.slots) for pattern in patterns} == (expected if sizes else set())
+    assert len(patterns) == len(expected if sizes else ())

@@ -1,0 +1,75 @@
+"""The maximal patterns of a partition, enumerated in machine code: tens of thousands are looked at for each program."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.machine.machine_code import compile_function
+
+Integers = npt.NDArray[np.int64]
+
+
+def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, found: Integers) -> int:
+    """Write the maximal packings into the rows of ``found`` and return how many there are.
+
+    Parameters
+    ----------
+    units, held : (n,) int64
+        Space and memory that one of each size takes; no memory where that is not counted.
+    space, memory : int
+        Of the partition.
+    most : int
+        Packings to look at.
+    found : (m, n) int64
+        How often each size is taken, a packing a row; those with most of the first size come first.
+
+    Returns
+    -------
+    int
+        -1 where there are more than ``m``, or where ``most`` do not suffice to tell.
+    """
+    sizes = len(units)
+    counts = np.zeros(sizes, dtype=np.int64)
+    spaces, memories = np.empty(sizes + 1, dtype=np.int64), np.empty(sizes + 1, dtype=np.int64)
+    spaces[0], memories[0] = space, memory
+    depth, listed, looked_at = 0, 0, 0
+    counts[0] = _most_that_fit(units[0], held[0], space, memory)
+    while True:
+        spaces[depth + 1] = spaces[depth] - counts[depth] * units[depth]
+        memories[depth + 1] = memories[depth] - counts[depth] * held[depth]
+        depth += 1
+        if depth < sizes:
+            counts[depth] = _most_that_fit(units[depth], held[depth], spaces[depth], memories[depth])
+            continue
+        looked_at += 1
+        if _is_full(units, held, spaces[depth], memories[depth]):
+            if listed == len(found):
+                return -1
+            found[listed] = counts
+            listed += 1
+        if looked_at > most:
+            return -1
+        depth = sizes - 2  # of the last size, all that fit are taken: fewer are never maximal
+        while depth >= 0 and counts[depth] == 0:
+            depth -= 1
+        if depth < 0:
+            return listed
+        counts[depth] -= 1
+
+
+def _most_that_fit(units: int, held: int, space: int, memory: int) -> int:
+    most = space // units
+    return min(most, memory // held) if held > 0 else most
+
+
+def _is_full(units: Integers, held: Integers, space: int, memory: int) -> bool:
+    for size in range(len(units)):
+        if units[size] <= space and held[size] <= memory:
+            return False
+    return True
+
+
+_most_that_fit = compile_function(_most_that_fit, _nrt=False, forceinline=True)
+_is_full = compile_function(_is_full, _nrt=False, forceinline=True)
+fill_maximal = compile_function(_fill_maximal, no_cfunc_wrapper=True)
