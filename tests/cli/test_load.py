@@ -80,7 +80,7 @@ def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
         for part, told in ((0.021, True), (0.001, False), (None, False)):
             monkeypatch.setattr(StolenTime, "part", lambda _, part=part: part)
             assert main(words) == 0
-            said = "while requests were sent, the hypervisor gives 2.1% of this machine's time to others"
+            said = "while requests were sent, the hypervisor gave 2.1% of this machine's time to others"
             assert (said in capsys.readouterr().err) is told
 
 

@@ -67,7 +67,7 @@ class MachineCheck:
                 "every request waits for several"
             )
         if (remark := describe_stolen(self.stolen)) is not None:
-            yield f"before anything is sent, {remark}"
+            yield f"before anything was sent, {remark}"
         for model, factor in self.slowdowns.items():
             if abs(factor - 1.0) > OTHER_SPEED:
                 word = "longer" if factor > 1.0 else "less long"
@@ -82,7 +82,7 @@ def describe_stolen(part: float | None) -> str | None:
     if part is None or part <= STOLEN_PART:
         return None
     return (
-        f"the hypervisor gives {100.0 * part:.1f}% of this machine's time to others: whoever is due then waits for "
+        f"the hypervisor gave {100.0 * part:.1f}% of this machine's time to others: whoever was due then waited for "
         "milliseconds, which nothing predicts and p99 shows first"
     )
 
