@@ -43,7 +43,7 @@ def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most
             counts[depth] = _most_that_fit(units[depth], held[depth], spaces[depth], memories[depth])
             continue
         looked_at += 1
-        if _is_full(units, held, spaces[depth], memories[depth]):
+        if not _has_room(units, held, spaces[depth], memories[depth]):
             if listed == len(found):
                 return -1
             found[listed] = counts
@@ -63,13 +63,13 @@ def _most_that_fit(units: int, held: int, space: int, memory: int) -> int:
     return min(most, memory // held) if held > 0 else most
 
 
-def _is_full(units: Integers, held: Integers, space: int, memory: int) -> bool:
+def _has_room(units: Integers, held: Integers, space: int, memory: int) -> bool:
+    has_room = False
     for size in range(len(units)):
-        if units[size] <= space and held[size] <= memory:
-            return False
-    return True
+        has_room |= units[size] <= space and held[size] <= memory
+    return has_room
 
 
 _most_that_fit = compile_function(_most_that_fit, _nrt=False, forceinline=True)
-_is_full = compile_function(_is_full, _nrt=False, forceinline=True)
+_has_room = compile_function(_has_room, _nrt=False, forceinline=True)
 fill_maximal = compile_function(_fill_maximal, no_cfunc_wrapper=True)
