@@ -205,7 +205,8 @@ class Workforce:
         known = self._router.find_model(name)
         if known is not None and known.public == public:
             return known
-        return ServedModel(name, asked.slo_ms, routing_rule(self._routing), self._router.arena, public=public)
+        rule = routing_rule(self._routing)
+        return ServedModel(name, asked.slo_ms, rule, self._router.arena, asked.percentile, public)
 
     async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
         workers = [

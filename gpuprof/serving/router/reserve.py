@@ -17,7 +17,7 @@ class Reserve:
     """
 
     def __init__(self, percentile: float, now: float = 0.0) -> None:
-        self._late_part = 1.0 - percentile / 100.0
+        self.percentile = percentile  # another one with the next map
         self._part = self._usual = RESERVE
         self._changed = now
 
@@ -28,7 +28,8 @@ class Reserve:
     def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
         """Take in when a request of a batch of ``together`` was answered, and when that was expected."""
         before = self.at(now)
-        after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, self._late_part, together)
+        late_part = 1.0 - self.percentile / 100.0
+        after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, late_part, together)
         if after != before:
             self._usual = usual_reserve(self._usual, before, 1000.0 * (now - self._changed))
             self._part, self._changed = after, now

@@ -60,7 +60,6 @@ class ServedModel:
         self.name = name
         self.public = PublicName(name) if public is None else public
         self.slo_ms = slo_ms
-        self.percentile = percentile
         self.replicas: list[AnyReplica] = []
         self.tracer: RequestTracer | None = None
         self._counts = ModelStatistics()
@@ -82,6 +81,15 @@ class ServedModel:
     def spec(self, spec: ModelSpec) -> None:
         """Set them once a worker has said them."""
         self._spec = spec
+
+    @property
+    def percentile(self) -> float:
+        """Of the latencies, that the SLO is for; the reserve is learned for it."""
+        return self._reserve.percentile
+
+    @percentile.setter
+    def percentile(self, percentile: float) -> None:
+        self._reserve.percentile = percentile
 
     @property
     def is_ready(self) -> bool:

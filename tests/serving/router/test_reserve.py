@@ -56,3 +56,12 @@ def test_what_is_always_needed_is_kept() -> None:
         took_ms = 500.0 if number % 20 == 0 else 300.0
         reserve.observe(500.0 * (1.0 - reserve.at(now)), took_ms * (1.0 - reserve.at(now)) * 1.33, 500.0, now)
     assert reserve.at(300.0) > 0.2
+
+
+def test_the_next_map_may_ask_for_another_percentile() -> None:
+    strict, lax = Reserve(99.0), Reserve(99.0)
+    lax.percentile = 50.0
+    for reserve in (strict, lax):
+        for took_ms in (600.0, 300.0) * 20:
+            reserve.observe(450.0, took_ms, 500.0, 1.0)
+    assert lax.at(1.0) < strict.at(1.0)
