@@ -20,7 +20,7 @@ import numpy.typing as npt
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from gpuprof.domain.input_file import refuse_pipe
-from gpuprof.domain.sizes import Sizes, describe_sizes
+from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.dims import declared_dims, list_free
@@ -188,14 +188,6 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
         else np.concatenate([sample[one.name] for sample in chosen], axis=one.batch_axis)
         for one in inputs
     }
-
-
-def describe_data_sizes(groups: Mapping[Sizes, Sequence[Sample]]) -> str:
-    """Return ``"seq=64:0.7|seq=256:0.3"``, how many of the samples have which sizes; empty where nothing is free."""
-    total = sum(map(len, groups.values()))
-    if len(groups) == 1:
-        return describe_sizes(next(iter(groups)))
-    return "|".join(f"{describe_sizes(sizes)}:{len(samples) / total:g}" for sizes, samples in groups.items())
 
 
 def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:

@@ -57,24 +57,13 @@ def _set_all_threads(cores: Collection[int]) -> None:
 
 
 class CoreSharing:
-    """Stays off the workers' cores as long as the free ones suffice for this process.
+    """Stays off the workers' cores as long as the free ones suffice for this process."""
 
-    Parameters
-    ----------
-    now : float
-        Monotonic seconds.
-    """
-
-    def __init__(self, now: float | None = None) -> None:
+    def __init__(self) -> None:
         self._taken: frozenset[int] = frozenset()
         self._is_off = False
-        self._looked = time.monotonic() if now is None else now
+        self._looked = time.monotonic()
         self._spent_s = time.process_time()
-
-    @property
-    def is_off(self) -> bool:
-        """Whether this process stays off the workers' cores."""
-        return self._is_off
 
     def take(self, cores: Collection[int]) -> None:
         """Say on which cores workers compute now."""

@@ -39,14 +39,14 @@ def test_where_every_core_computes_nothing_changes() -> None:
 @needs_two
 def test_a_process_that_fills_the_free_cores_uses_the_others_too_until_it_has_less_to_do() -> None:
     program = f"""
-sharing = CoreSharing(0.0)
-sharing._spent_s = 0.0
+sharing = CoreSharing()
+sharing._looked = sharing._spent_s = 0.0
 sharing.take({CORES[1:]})
-seen = [sharing.is_off]
-sharing.watch(4.0, 1.0); seen.append(sharing.is_off)
-sharing.watch(8.0, 4.9); seen.append(sharing.is_off)
-sharing.watch(12.0, 5.5); seen.append(sharing.is_off)
-sharing.take([]); seen.append(sharing.is_off)
+seen = [sharing._is_off]
+sharing.watch(4.0, 1.0); seen.append(sharing._is_off)
+sharing.watch(8.0, 4.9); seen.append(sharing._is_off)
+sharing.watch(12.0, 5.5); seen.append(sharing._is_off)
+sharing.take([]); seen.append(sharing._is_off)
 print(seen, sorted(os.sched_getaffinity(0)) == {CORES})
 """
     assert run(program) == "[True, True, False, True, False] True"

@@ -185,14 +185,10 @@ def fit_with_intervals(
     return model
 
 
-def residuals_of(
-    model: LearnedModel, cases: Sequence[ModelCase], time_by: str = STACK, memory_by: str = ALLOCATION
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
-    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share, time_by)) for case in cases)
-    memory = tuple(
-        math.log(case.memory_bytes / model.memory_bytes(case.graph, memory_by)) for case in cases if case.memory_bytes
-    )
+    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share)) for case in cases)
+    memory = tuple(math.log(case.memory_bytes / model.memory_bytes(case.graph)) for case in cases if case.memory_bytes)
     return latency, memory
 
 

@@ -137,7 +137,7 @@ def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
     return count
 
 
-def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str = "input") -> list[int]:
+def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[int]:
     """Return ``shape`` when it and ``datatype`` are those of ``tensor``.
 
     Raises
@@ -146,13 +146,13 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str 
         400, when they are not.
     """
     if datatype != tensor.datatype:
-        raise bad_request(f"{what} {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
+        raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
     sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
     known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
     if len(known) != len(sizes):
-        raise bad_request(f"the shape of {what} {tensor.name!r} must be a list of whole numbers")
+        raise bad_request(f"the shape of input {tensor.name!r} must be a list of whole numbers")
     if tensor.mismatch(known):
-        raise bad_request(f"{what} {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
+        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
     return known
 
 

@@ -78,16 +78,10 @@ class ExpectedPeer(Protocol):
 
 
 class Rendezvous:
-    """Lets in those whom it waits for.
+    """Lets in those whom it waits for, by a secret that nobody else knows."""
 
-    Parameters
-    ----------
-    secret : str, optional
-        Hexadecimal; by default one that nobody knows yet.
-    """
-
-    def __init__(self, secret: str = "") -> None:
-        self._secret = secret or secrets.token_hex(_SECRET_BYTES)
+    def __init__(self) -> None:
+        self._secret = secrets.token_hex(_SECRET_BYTES)
         self._peers: dict[str, ExpectedPeer] = {}
         self._listeners: list[asyncio.AbstractServer] = []
 

@@ -36,14 +36,12 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-def configure(form: str, level: int = logging.WARNING) -> None:
-    """Send the server's log to stderr.
+def configure(form: str) -> None:
+    """Send the server's log to stderr: warnings, as JSON information, too, since programs filter for themselves.
 
     Parameters
     ----------
     form : {"text", "json"}
-    level : int
-        JSON starts at INFO whatever is asked: programs filter for themselves.
 
     Raises
     ------
@@ -57,7 +55,7 @@ def configure(form: str, level: int = logging.WARNING) -> None:
     handler.setFormatter(FORMATTERS[form]())
     LOGGER.handlers[:] = [handler]
     LOGGER.propagate = False
-    LOGGER.setLevel(min(level, logging.INFO) if form == "json" else level)
+    LOGGER.setLevel(logging.INFO if form == "json" else logging.WARNING)
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
