@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,18 @@ _PLACES = (
     Column("beside", "beside", right=False),
     Column("free_pct", "free %", number(3)),
 )
+_NEIGHBOURS = (
+    Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
+    Column("share", "share", right=False, role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("neighbour", "neighbour", right=False, role=ColumnRole.KEY),
+    Column("added_ms", "adds ms", number()),
+    Column("added_pct", "adds %", number()),
+    Column("alone_ms", "alone ms", number()),
+    Column("beside_ms", "beside all ms", number()),
+    Column("interval", "90% interval", joined=True),
+    Column("basis", "known from", right=False),
+)
 _WHAT_IFS = (
     Column("change", "demand", right=False),
     Column("gpus", "devices"),
@@ -52,24 +65,30 @@ def explain(
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change.
 
-    With --csv what it could have had is printed alone.
+    Of each neighbour on the same device it says what it adds to the time of a batch, and what that stands on.
+    With --csv what the model could have had is printed alone.
     """
     from gpuprof.pipeline.explain import explain as explain_model
 
     chosen = chosen_format(as_json, as_csv)
     result = explain_model(map_file, model, db=db, estimator=estimator, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
+    neighbours = result.neighbour_rows()
     if chosen is Format.CSV:
         print_rows(choices, _ALTERNATIVES, chosen)
         return
     if chosen is Format.JSON:
-        print_json({"model": model, "places": places, "alternatives": choices, "what_if": changes})
+        parts = {"places": places, "neighbours": neighbours, "alternatives": choices, "what_if": changes}
+        print_json({"model": model, **parts})
         return
     demand = result.deployment.models[model]
     sys.stdout.write(
         f"{model}: {demand.rate_rps:g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
     )
     print_rows(places, _PLACES, Format.TABLE)
+    if neighbours:
+        sys.stdout.write("\nWhat each neighbour adds to the time of a batch:\n")
+        print_rows([{**row, "interval": _interval(row)} for row in neighbours], _NEIGHBOURS, Format.TABLE)
     sys.stdout.write(
         "\nThe best batch under each share, cheapest first\n"
         "(cost: dollars an hour, or devices where none has a price):\n"
@@ -77,3 +96,11 @@ def explain(
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
     sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)
+
+
+def _interval(row: Mapping[str, object]) -> str | None:
+    ends = row["interval_ms"]
+    if not isinstance(ends, list):
+        return None
+    shown = number(3)
+    return f"{shown(ends[0])} … {shown(ends[1])}"

@@ -20,6 +20,7 @@ from gpuprof.placement.explanation import (
     locate_replicas,
     run_what_ifs,
 )
+from gpuprof.placement.neighbour_effects import NeighbourEffect, list_neighbour_effects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class ExplainResult(Result):
     model: str
     deployment: DeploymentMap
     places: tuple[ReplicaLocation, ...]
+    neighbours: tuple[NeighbourEffect, ...]
     alternatives: tuple[Alternative, ...]
     what_ifs: tuple[WhatIf, ...]
 
@@ -39,6 +41,17 @@ class ExplainResult(Result):
     def place_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each replica of the model: where it stands, and beside what."""
         return [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in self.places]
+
+    def neighbour_rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each neighbour of a replica of the model: what it adds, and what that stands on."""
+        return [
+            {
+                **asdict(one),
+                "interval_ms": one.interval_ms and list(one.interval_ms),
+                "added_pct": 100.0 * one.added_ms / one.alone_ms,
+            }
+            for one in self.neighbours
+        ]
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each changed demand: what the map's policy would do."""
@@ -98,6 +111,7 @@ def explain(
         model=model,
         deployment=found,
         places=tuple(locate_replicas(found, model)),
+        neighbours=list_neighbour_effects(problem, found, model),
         alternatives=tuple(find_alternatives(problem, found, model)),
         what_ifs=tuple(run_what_ifs(problem, restore_policy(found), model)),
         notes=notes.all(),

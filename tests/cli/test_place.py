@@ -213,6 +213,21 @@ def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixtu
     assert "unknown model of the map 'nett' (did you mean net?)" in capsys.readouterr().err
 
 
+def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "slo.csv").write_text(f"{SOUND}other,5,500\n")
+    assert main(["place", "--gpus", "v100:1"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "map.json", "net", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["neighbours"]
+    # nothing was measured beside anything: the time is that of the replica alone, up to a third more is possible
+    assert told["neighbour"].startswith("other ") and told["basis"] == "nothing is known"
+    assert told["added_ms"] == 0.0 and told["interval_ms"][1] > 1.3 * told["alone_ms"]
+    assert main(["explain", "map.json", "net"]) == 0
+    assert "What each neighbour adds to the time of a batch:" in capsys.readouterr().out
+
+
 def test_comparing_counts_the_overhead_that_is_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for overhead_ms in ("0", "1e6"):

@@ -195,6 +195,12 @@ def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
 @pytest.fixture
 def placed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a database and a map for 5 requests/s of a model that takes 40 ms on the whole of a V100."""
+    place_on(tmp_path, monkeypatch, "v100:2", "model,rate_rps,slo_ms\nnet,5,800\n")
+    return tmp_path
+
+
+def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, asked: str) -> None:
+    """Write a database with a model that takes 40 ms on the whole of a V100, and a map for what is asked of it."""
     rows = [
         ModelRow(
             run_id="r1", model="net", device="v100", batch=1, sm_share_pct=share, model_path="net.onnx",
@@ -204,20 +210,19 @@ def placed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for share in (25.0, 50.0, 75.0, 100.0)
     ]  # fmt: skip
     run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
-    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5,800\n")
-    monkeypatch.chdir(tmp_path)
+    KernelDb.create(folder / "gpuprof-db").append(Run(run, models=rows))
+    (folder / "slo.csv").write_text(asked)
+    monkeypatch.chdir(folder)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
-    assert main(["place", "-o", "first.json", "--gpus", "v100:2", "--max-batch", "1"]) == 0
-    return tmp_path
+    assert main(["place", "-o", "first.json", "--gpus", gpus, "--max-batch", "1"]) == 0
 
 
 class Loaded:
     """Sends an open-loop load, second after second, until it is left."""
 
-    def __init__(self, target: Target, stream: RequestStream) -> None:
+    def __init__(self, target: Target, *streams: RequestStream) -> None:
         self.results: list[ModelResult] = []
-        self._target, self._stream = target, stream
+        self._target, self._streams = target, streams
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send)
 
@@ -232,7 +237,7 @@ class Loaded:
     def _send(self) -> None:
         settings = LoadSettings(duration_s=2.0, warmup_s=0.0, arrivals="constant", clients=1)
         while not self._stop.is_set():
-            self.results += run_load(self._target, [self._stream], settings).results
+            self.results += run_load(self._target, list(self._streams), settings).results
 
 
 @pytest.mark.slow
@@ -258,6 +263,39 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert moved[0]["started"]
     assert moved[0]["planned_rps"]["net"] > 12.0
     assert read_map(placed_folder / "new.json").models["net"].slo_ms == 800.0
+
+
+@pytest.mark.slow
+def test_capacity_moves_between_services_of_one_model_as_the_load_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "service,model,rate_rps,slo_ms\nquiet,net,2,1500\nbusy,net,9,1500\n"
+    place_on(tmp_path, monkeypatch, "v100:1", asked)
+    first = read_map(tmp_path / "first.json")
+    document = json.loads((tmp_path / "first.json").read_text())
+    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", "gpuprof-db", "--log", "json")
+    streams = (RequestStream("quiet", 9.0, 1500.0), RequestStream("busy", 2.0, 1500.0))  # the other way round
+    with running(tmp_path, document, *what, "--adapt-output", str(tmp_path / "new.json")) as server:
+        with Loaded(Target.parse(server.url), *streams) as loaded:
+
+            def moved() -> bool:
+                path = tmp_path / "new.json"
+                return path.exists() and read_map(path).models["quiet"].rate_rps > 6.0
+
+            assert eventually(moved, limit_s=300.0)
+            assert eventually(lambda: all(one.in_slo == one.sent for one in loaded.results[-2:]), limit_s=300.0)
+        server.stop()
+    assert all(result.lost == result.failed == 0 for result in loaded.results)
+    assert {one.model for one in loaded.results} == {"quiet", "busy"}
+    now = read_map(tmp_path / "new.json")
+    assert {name: one.source_model for name, one in now.models.items()} == {"quiet": "net", "busy": "net"}
+    assert now.predicted.gpus == first.predicted.gpus == 1
+    assert _share_of(now, "quiet") > _share_of(now, "busy")
+    assert _share_of(first, "quiet") < _share_of(first, "busy")
+
+
+def _share_of(deployment: DeploymentMap, model: str) -> float:
+    return sum(one.sm_share_pct for *_, one in deployment.places() if one.model == model)
 
 
 def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,111 @@
+"""Says what each neighbour of a replica adds to the time of its batches, and what is known of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuprof.domain.deployment import DeploymentMap, Partition, Replica
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.errors import InputError
+from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.problem import Problem
+
+TOGETHER = "measured together"
+UNKNOWN = "nothing is known"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourEffect:
+    """What equal neighbours of a replica add to its batch time, of all of them together.
+
+    Attributes
+    ----------
+    where, share, batch : str, str, int
+        Of the replica.
+    neighbour : str
+        Model, share and batch, with how many there are.
+    alone_ms, beside_ms : float
+        Mean time of a batch alone on the device, and beside all neighbours.
+    added_ms : float
+        What the batch would take less without these neighbours, beside the others.
+    interval_ms : (float, float) or None
+        90% interval of ``beside_ms``.
+    basis : str
+        Where the slow-down comes from: `TOGETHER`, `UNKNOWN`, or the source of the time, with the model of the effect.
+    """
+
+    where: str
+    share: str
+    batch: int
+    neighbour: str
+    alone_ms: float
+    beside_ms: float
+    added_ms: float
+    interval_ms: tuple[float, float] | None
+    basis: str
+
+
+def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[NeighbourEffect, ...]:
+    """Return what each neighbour adds to the replicas of ``model``, in the order of the map.
+
+    MIG instances do not slow one another down, as everywhere in a plan: neighbours are those in the same partition.
+    Of neighbours that the estimator can say nothing of, nothing is returned.
+    """
+    found: list[NeighbourEffect] = []
+    for node, gpu, partition, replica in deployment.places():
+        if replica.model != model or len(partition.replicas) < 2:
+            continue
+        mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
+        where = f"{node.name} {gpu.device} {gpu.index}{mig}"
+        found += _list_effects(problem, problem.device(gpu.device), partition, replica, where)
+    return tuple(found)
+
+
+def _list_effects(
+    problem: Problem, device: Device, partition: Partition, replica: Replica, where: str
+) -> Iterator[NeighbourEffect]:
+    own = replica_workload(partition, replica, replica.batch)
+    others = neighbour_workloads(partition, replica)
+
+    def latency(beside: tuple[Workload, ...]) -> Figure:
+        return ask_estimator(problem.estimator, device, own, beside).latency_ms
+
+    for neighbour, count in Counter(others).items():
+        try:
+            alone, beside = latency(()), latency(others)
+            without = latency(tuple(one for one in others if one != neighbour))
+        except InputError:
+            continue
+        interval = None if beside.low is None or beside.high is None else (beside.low, beside.high)
+        yield NeighbourEffect(
+            where=where,
+            share=str(own.share),
+            batch=own.batch,
+            neighbour=_describe_neighbour(neighbour, count),
+            alone_ms=alone.value,
+            beside_ms=beside.value,
+            added_ms=beside.value - without.value,
+            interval_ms=interval,
+            basis=_describe_basis(alone, beside),
+        )
+
+
+def _describe_neighbour(neighbour: Workload, count: int) -> str:
+    many = f"{count} × " if count > 1 else ""
+    return f"{many}{neighbour.model} {neighbour.share.sm_pct:g}%, batch {neighbour.batch}"
+
+
+def _describe_basis(alone: Figure, beside: Figure) -> str:
+    """Return where the slow-down comes from, as the difference between the two figures shows it.
+
+    An estimator that measured exactly these together keeps the source of the time alone; one that knows nothing leaves
+    the time and widens its interval.
+    """
+    if beside.source != alone.source:
+        return beside.source
+    if beside.value != alone.value:
+        return TOGETHER if beside.is_observed else beside.source
+    return UNKNOWN if beside.upper() > alone.upper() else beside.source
