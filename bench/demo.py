@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -37,6 +38,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where everything is written")
     parser.add_argument("--duration", type=int, default=75, help="seconds of traffic")
     options = parser.parse_args()
+    if not sys.stdout.isatty():
+        os.environ.setdefault("COLUMNS", "110")  # what is kept, as in the README, is read at the width of a page
     started = time.monotonic()
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError, unknown_name
 
 FLAG = "--config"
@@ -96,7 +96,9 @@ def read_yaml(path: Path, what: str) -> yaml.Node | None:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
-        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+        raise InputError(
+            f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}", "indent with spaces"
+        ) from None
 
 
 def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, Any]:

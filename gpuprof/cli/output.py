@@ -174,7 +174,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     layout = lay_out_columns(texts, console.width)
     for line in (title, _above(texts, layout)):
         if line:
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(line))
     for order, group in enumerate(layout.tables):
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         if order:

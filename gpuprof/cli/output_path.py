@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from gpuprof.domain.file_access import name_special
 from gpuprof.errors import InputError
 
 
@@ -17,13 +18,15 @@ def check_output_file(path: Path | None) -> Path | None:
     Raises
     ------
     InputError
-        When it is a directory, its directory is not there, or nothing may be written to it.
+        When it is a directory or a named pipe, its directory is not there, or nothing may be written to it.
     """
     if path is None:
         return None
     folder = path.absolute().parent
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory", "name a file in it")
+    if path.is_fifo() and name_special(path):
+        raise InputError(f"cannot write {path}: it is a named pipe, which nobody may read", "name a file")
     if not folder.is_dir():
         what = "is no directory" if folder.exists() else "does not exist"
         raise InputError(f"cannot write {path}: {folder} {what}", "name a file in a directory that exists")

@@ -141,12 +141,24 @@ def _repeated_keys(
     columns: Sequence[ColumnText], kept: Sequence[int], least: Sequence[int], width: int
 ) -> tuple[int, ...]:
     roles = {role: [i for i in kept if columns[i].role is role] for role in ColumnRole}
-    keys = roles[ColumnRole.SUBJECT] + roles[ColumnRole.KEY] or list(kept[:1])
+    keys = roles[ColumnRole.SUBJECT] + roles[ColumnRole.KEY] or _first_that_tell_apart(columns, kept)
     taken: list[int] = []
     for position in keys:
         if not taken or sum(least[i] + GAP for i in (*taken, position)) <= _MOST_FOR_KEYS * width:
             taken.append(position)
     return tuple(sorted(taken))
+
+
+def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -> list[int]:
+    """Return of columns that nobody gave a role, such as those of a query, the first that no two rows agree in."""
+    keys = list(kept[:1])
+    for position in kept[1:]:
+        told = set(zip(*(columns[key].cells for key in keys), strict=True))
+        if len(told) == len(columns[0].cells):
+            break
+        if len(set(zip(*(columns[key].cells for key in (*keys, position)), strict=True))) > len(told):
+            keys.append(position)
+    return keys
 
 
 def _share_width(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError
 
@@ -118,7 +118,7 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
             seen[demand.model] = line
             yield demand
     except csv.Error as error:
-        raise InputError(f"{where}:{rows.line_num}: not CSV: {error}") from None
+        raise InputError(f"{where}:{rows.line_num}: not CSV: {error}", "close each quotation mark") from None
 
 
 def _check_header(header: list[str], where: str, line: int) -> list[str]:
@@ -134,7 +134,7 @@ def _check_header(header: list[str], where: str, line: int) -> list[str]:
             f"known: {', '.join(_REQUIRED + _OPTIONAL)}",
         )
     if len(set(header)) != len(header):
-        raise InputError(f"{where}:{line}: a column stands twice in the header")
+        raise InputError(f"{where}:{line}: a column stands twice in the header", "leave one of them out")
     return header
 
 
@@ -168,7 +168,7 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
         return int(value)
 
     if not fields["model"]:
-        raise InputError(f"{where}:{line}: model is empty")
+        raise InputError(f"{where}:{line}: model is empty", "name a model of the database or an ONNX file")
     given = {name for name in _OPTIONAL if fields.get(name)}
     rate = number("rate_rps", 0.0)
     if rate > _MOST_RPS:

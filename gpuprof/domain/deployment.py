@@ -7,8 +7,6 @@ does not understand, and written with `write_map`, whole or not at all.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe, write_whole
 from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
@@ -404,12 +402,4 @@ def write_map(deployment: DeploymentMap, path: Path) -> None:
         When the directory cannot be written to.
     """
     with refuse_unwritable(path):
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(deployment.to_json())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        write_whole(path, deployment.to_json().encode())

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.catalogue import devices, make_device
 from gpuprof.domain.device import Device, SmLimits
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -81,7 +81,7 @@ def read_device_file(path: Path) -> Mapping[str, Device]:
     try:
         content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a TOML file of devices") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     if not content:

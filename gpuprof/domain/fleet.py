@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
 #: Stands for every kind of device that has a price.

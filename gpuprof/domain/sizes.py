@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -235,3 +235,18 @@ def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
     if not math.isfinite(value) or value <= 0.0:
         raise InputError(f"the part of the requests with {body} must be a positive number but got {part!r}")
     return body, value
+
+
+def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -> None:
+    """Refuse a size for a dimension that no model has; ``known`` has the free dimensions of each model.
+
+    Raises
+    ------
+    InputError
+        With those that there are; the batch, which has an option of its own, is not among them.
+    """
+    free = {name for own in known for name in own}
+    for name in asked:
+        if name not in free:
+            listed = ", ".join(sorted(free)) or "none"
+            raise InputError(f"no model has a free dimension {name!r}", f"they have, beside the batch: {listed}")

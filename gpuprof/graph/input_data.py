@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
@@ -261,7 +261,13 @@ def _from_json(value: object, one: InputShape, where: str) -> Array:
             raise InputError(
                 f"{where}: input {one.name} has several free dimensions", 'give {"content": …, "shape": …}'
             )
-        array = array.reshape([int(size) for size in shape])
+        sizes = [int(size) for size in shape]
+        if array.size != prod(sizes):
+            raise InputError(
+                f"{where}: input {one.name} takes {prod(sizes)} values but has size {array.size}",
+                "give a value for each",
+            )
+        array = array.reshape(sizes)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{where}: input {one.name}: {error}") from None
     if one.batch_axis is not None:

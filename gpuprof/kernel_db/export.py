@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpuprof.domain.file_access import write_whole
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import TABLES, KernelRow
-from gpuprof.kernel_db.segment import flush
 from gpuprof.kernel_db.store import KernelDb
 
 
@@ -56,11 +55,7 @@ def export_timeline(database: KernelDb, path: Path) -> int:
     if not events:
         raise InputError(f"{database.path} has no kernel whose start was recorded", "gpuprof profile records some")
     with refuse_unwritable(path):
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"displayTimeUnit": "ns", "traceEvents": events}, file)
-        Path(file.name).chmod(0o644)  # temporary files are for their owner alone
-        flush(Path(file.name))
-        Path(file.name).replace(path)
+        write_whole(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": events}).encode())
     return sum(event["ph"] == "X" for event in events)
 
 

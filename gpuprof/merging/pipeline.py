@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
+from gpuprof.domain.file_access import refuse_to_replace
 from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
@@ -300,7 +301,7 @@ def _beside(output: Path) -> Iterator[Path]:
     """Yield a temporary directory next to ``output``, so that finished files are only renamed."""
     if output.is_dir():
         raise InputError(f"{output} is a directory", "give the name of the file to write")
-    with refuse_unwritable(output):
+    with refuse_unwritable(refuse_to_replace(output)):
         directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=".tmp-merge-"))
     try:
         yield directory

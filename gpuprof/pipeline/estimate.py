@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share, parse_share
-from gpuprof.domain.sizes import combine_sizes, describe_sizes, sized_name, split_name
+from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import (
@@ -189,10 +189,7 @@ def _size_models(
         return [sized_name(name, sizes) for name in names for sizes in sweep], []
     known = source.known
     free = {name: known.list_dims(name) for name in names} if dims else {}
-    for dim in dims:
-        if not any(dim in own for own in free.values()):
-            listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
-            raise InputError(f"no model has a free dimension {dim!r}", f"they have: {listed}")
+    require_dimensions(dims, free.values())
     sized: list[str] = []
     for name in names:
         model, given = split_name(name)

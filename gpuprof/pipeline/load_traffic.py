@@ -203,15 +203,14 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
     InputError
         When no model is known to have a dimension that is given.
     """
-    from gpuprof.domain.sizes import describe_sizes
+    from gpuprof.domain.sizes import describe_sizes, require_dimensions
     from gpuprof.graph.load import read_free
 
     if not dims:
         return list(streams)
     free = [None if one.path is None else {dim.name for dim in read_free(Path(one.path))} for one in streams]
-    if lost := [dim for dim in dims if not any(own is None or dim in own for own in free)]:
-        listed = ", ".join(sorted({dim for own in free for dim in own or ()})) or "none"
-        raise InputError(f"no model has a free dimension {lost[0]!r}", f"they have: {listed}")
+    if None not in free:  # a model without a file may have any
+        require_dimensions(dims, (own or () for own in free))
     sized = []
     for stream, own in zip(streams, free, strict=True):
         sizes = [(dim, size) for dim, size in dims.items() if own is None or dim in own]

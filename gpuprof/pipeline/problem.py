@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.share import Share
-from gpuprof.domain.sizes import SizeMix, Sizes, mixed_name, name_parts, parse_mix, sized_name
+from gpuprof.domain.sizes import SizeMix, Sizes, mixed_name, name_parts, parse_mix, require_dimensions, sized_name
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.doubts import require_sure
@@ -147,10 +147,7 @@ def size_demands(
         When a model has no such dimension, or nobody says how large one is of which no size is usual.
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
-    for name in dims:
-        if not any(name in own for own in free.values()):
-            listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
-            raise InputError(f"no model has a free dimension {name!r}", f"they have: {listed}")
+    require_dimensions(dims, free.values())
     sized = []
     for demand in demands:
         model = demand.source_model or demand.model

@@ -127,6 +127,8 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.demands:
             raise InputError("there are no demands to place", "name at least one model with its rate and SLO")
+        if not self.fleet.entries:
+            raise InputError("there are no devices to place on", "name at least one")
         object.__setattr__(self, "_by_model", {demand.model: demand for demand in self.demands})
         if len(self._by_model) < len(self.demands):
             twice = Counter(demand.model for demand in self.demands).most_common(1)[0][0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuprof.reporting.number import show_number
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -145,7 +147,7 @@ def stack_bars(
         below = 0.0
         for (part, values), color in zip(parts.items(), colors, strict=True):
             if values[i] > 0:
-                tip = f"{group}, {part}: {values[i]:.4g} {unit}"
+                tip = f"{group}, {part}: {show_number(values[i])} {unit}"
                 boxes.append(Box(part, i - 0.36, i + 0.36, below, below + values[i], tip, color))
                 below += values[i]
     return tuple(boxes)
@@ -161,7 +163,7 @@ def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]
             i - 0.4 + (j + 0.92) * width,
             0.0,
             value,
-            f"{group}, {part}: {value:.4g} {unit}",
+            f"{group}, {part}: {show_number(value)} {unit}",
             j,
         )
         for i, group in enumerate(groups)

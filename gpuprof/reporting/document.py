@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
@@ -27,6 +27,7 @@ from gpuprof.reporting.figures import (
     utilization_figure,
 )
 from gpuprof.reporting.map_figures import map_figure
+from gpuprof.reporting.number import show_number
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
 #: Parts for single models are folded where there are more.
@@ -249,7 +250,7 @@ def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
 def _number(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return show_number(value) if isinstance(value, float) else str(value)
 
 
 #: Stages of a served request, in the order in which it passes them.

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
+from gpuprof.reporting.number import show_number
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
@@ -64,7 +65,7 @@ def stages_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
         for stage, color in _STAGE_COLORS.items():
             ms = one["stage_mean_ms"][stage][i] or 0.0
             if ms > 0:
-                tip = f"{begin:.4g}–{end:.4g} s, {stage}: {ms:.4g} ms"
+                tip = f"{begin:.4g}–{end:.4g} s, {stage}: {show_number(ms)} ms"
                 boxes.append(Box(stage, begin, end, below, below + ms, tip, color))
                 below += ms
     return Chart(
@@ -158,7 +159,8 @@ def against_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float,
     for i, series in enumerate(names):
         own = [pair for pair in kept if pair[0] == series]
         tips = tuple(
-            f"{what}: measured {m:.4g}, predicted {p:.4g} {unit} ({100 * (p / m - 1):+.1f}%)" for _, what, m, p in own
+            f"{what}: measured {show_number(m)}, predicted {show_number(p)} {unit} ({100 * (p / m - 1):+.1f}%)"
+            for _, what, m, p in own
         )
         points.append(Points(series, tuple(p[2] for p in own), tuple(p[3] for p in own), tips, i))
     low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)

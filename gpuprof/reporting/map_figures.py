@@ -9,6 +9,7 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
+from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import COLORS
 
 _MOST_GPUS = 48
@@ -91,7 +92,8 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (
                 f"{name} ({gpu.device}): {replica.model}{instance}, {share}, "
-                f"batch {replica.batch}, {count_of(replica.processes, 'process')}, {replica.rate_rps:,.4g} requests/s, "
+                f"batch {replica.batch}, {count_of(replica.processes, 'process')}, "
+                f"{show_number(replica.rate_rps)} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )
             shade = _SHADES[color // COLORS % len(_SHADES)]

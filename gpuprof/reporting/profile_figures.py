@@ -11,6 +11,7 @@ from itertools import accumulate
 from gpuprof.domain.plural import count_of
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
+from gpuprof.reporting.number import show_number
 
 _TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one
 _OTHER = 6
@@ -67,8 +68,8 @@ class _TimedOp:
     def tip(self) -> str:
         """What the mark of this op says under the pointer."""
         return (
-            f"{self.op.name} ({self.op.op_type}): {self.gflops:.4g} GFLOP/s, "
-            f"{self.intensity:.4g} FLOP/byte, {self.duration_us:.4g} µs"
+            f"{self.op.name} ({self.op.op_type}): {show_number(self.gflops)} GFLOP/s, "
+            f"{self.intensity:.4g} FLOP/byte, {show_number(self.duration_us)} µs"
         )
 
 
@@ -131,7 +132,7 @@ def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRo
     for span in spans:
         kind = span.kind if span.kind in colors else _REST
         start, row = span.start_ms - first, rows.index(kind)
-        tip = f"{span.name} ({span.kind}): {span.length_ms:.4g} ms from {start:.4g} ms on"
+        tip = f"{span.name} ({span.kind}): {show_number(span.length_ms)} ms from {show_number(start)} ms on"
         color = colors.get(kind, _OTHER)
         boxes.append(Box("", start, start + span.length_ms, row - 0.4, row + 0.4, tip, color))
     return Chart(
@@ -240,7 +241,9 @@ def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label:
             y = tuple(series[name][at] for at in x)
             lines.append(Line(name, x, y, i))
             dots.append(
-                Points("", x, y, tuple(f"{name}: {b:.4g} at {a:g}" for a, b in zip(x, y, strict=True)), i, name)
+                Points(
+                    "", x, y, tuple(f"{name}: {show_number(b)} at {a:g}" for a, b in zip(x, y, strict=True)), i, name
+                )
             )
         values = tuple(sorted({at for line in lines for at in line.x}))
         marks = values if len(values) <= _MOST_MARKS else ()

@@ -11,6 +11,7 @@ from html import escape
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 from gpuprof.reporting.legend import LETTER, draw_legend, group_series, shorten
 from gpuprof.reporting.marker import dash_of, mark_of
+from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import COLORS, THEMES, style
 from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
@@ -157,9 +158,10 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
     every = max(1, len(line.x) // _TARGETS)
+    axes = f"{chart.y.label}; {chart.x.label}"
     targets = "".join(
         f'<circle class="target f{color}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="5" opacity="0"'
-        f"{_end_with_tip('circle', f'{line.name}: {b:.4g} at {a:.4g} ({chart.y.label}; {chart.x.label})')}"
+        f"{_end_with_tip('circle', f'{line.name}: {show_number(b)} at {show_number(a)} ({axes})')}"
         for a, b in zip(line.x[::every], line.y[::every], strict=True)
     )
     return f'<polyline class="s{color}"{dash} points="{points}"/>{_line_marks(line, x, y, chart)}{targets}'
@@ -197,7 +199,7 @@ def _box(box: Box, x: Scale, y: Scale) -> str:
     if not box.label or letters < 3 or height < 12:
         return rectangle
     ink = "faint" if box.framed else "ink" if box.strip else "inbox" if box.shade > _PALE else "ink"
-    label = shorten(box.label, letters)
+    label = box.label if len(box.label) <= letters else shorten(box.name or box.label, letters)
     return (
         f'{rectangle}<text class="{ink}" text-anchor="middle" pointer-events="none" x="{left + width / 2:.1f}" '
         f'y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from gpuprof.domain.file_access import refuse_to_replace
 from gpuprof.errors import InputError, refuse_unwritable, runtime_errors
 from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
@@ -106,7 +107,7 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
     file = read_onnx(path)
     rewrite = plan_rewrite(file)
     with (
-        refuse_unwritable(output, "choose another place with -o"),
+        refuse_unwritable(refuse_to_replace(output), "choose another place with -o"),
         tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name,
     ):
         free = Path(name) / "free.onnx"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from gpuprof.domain.file_access import refuse_to_replace
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
 
@@ -39,7 +40,7 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
     if not output.parent.is_dir():
         raise InputError(f"cannot write {output}: {output.parent} is not a directory", "create it first")
     with (
-        refuse_unwritable(output, "choose another place with -o"),
+        refuse_unwritable(refuse_to_replace(output), "choose another place with -o"),
         tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory,
     ):
         whole = Path(directory) / output.name

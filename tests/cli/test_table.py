@@ -90,3 +90,24 @@ def test_no_number_is_broken_at_forty_columns(
     assert all(f"{105883 + i:,}" in printed for i in range(6))
     assert max(map(len, printed.splitlines())) <= 40
     assert printed.count("net") > 1
+
+
+def test_columns_without_roles_repeat_the_first_that_tell_rows_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = [
+        Column("model", "model", right=False),
+        Column("share", "share"),
+        Column("batch", "batch"),
+        *(Column(f"figure{i}", f"figure{i}", number(6)) for i in range(8)),
+    ]
+    rows = [
+        {"model": model, "share": 25, "batch": batch} | {f"figure{i}": 123456.0 + i for i in range(8)}
+        for model in ("net", "other")
+        for batch in (1, 2)
+    ]
+    print_rows(rows, shown, Format.TABLE)
+    told = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if "123,4" in line]
+    assert len(told) > 4
+    assert told[-4:] == [["net", "1"], ["net", "2"], ["other", "1"], ["other", "2"]]  # the last part

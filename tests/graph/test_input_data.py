@@ -85,7 +85,7 @@ def test_samples_of_several_sizes_are_told_apart(tmp_path: Path, text: Path) -> 
         ('{"data": [{"ids": [1], "more": [1]}]}', "'more', which is no input"),
         ('{"data": [{"ids": ["a"]}]}', "takes int64 but has"),
         ('{"data": [{"ids": [1.5]}]}', "int64 cannot hold"),
-        ('{"data": [{"ids": {"content": [1, 2], "shape": [3]}}]}', "cannot reshape"),
+        ('{"data": [{"ids": {"content": [1, 2], "shape": [3]}}]}', "takes 3 values but has size 2"),
         ('{"data": [{"ids": {"b64": "?"}}]}', "input ids"),
         ('{"data": [{"ids": {"shape": [1]}}]}', 'neither "content" nor "b64"'),
         ('{"data": [{"ids": {"content": [1, 2], "shape": [1, 2]}}]}', r"shape \[1, 'seq'\] but has \[1, 1, 2\]"),

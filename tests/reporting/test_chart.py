@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
 from gpuprof.reporting.heat_map import heat_map
+from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import DARK, LIGHT, THEMES
 from gpuprof.reporting.scale import scale_of, tick_text
 from gpuprof.reporting.sparkline import sparkline
@@ -205,3 +206,13 @@ def test_a_long_title_and_a_long_name_are_not_cut() -> None:
     assert " ".join(text.text or "" for text in texts if text.get("class") == "title") == title
     (shown,) = (text for text in texts if (text.text or "").startswith("xxx"))
     assert (shown.text or "").endswith("yyy") and shown.findtext(f"{SVG}title") == name
+
+
+def test_large_numbers_have_no_exponent() -> None:
+    assert [show_number(value) for value in (34_540.0, 9_999.4, 9_999.6, 0.07289, 3.0)] == [
+        "34,540",
+        "9,999",
+        "10,000",
+        "0.07289",
+        "3",
+    ]

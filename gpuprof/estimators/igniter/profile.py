@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.file_access import write_whole
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
@@ -74,8 +73,8 @@ def save(model: LearnedModel, database: Path, data_hash: str, architectures: tup
     folder = folder_of(database, model.device.name)
     with refuse_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / _REGRESSORS, content)
-        _replace(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_whole(folder / _REGRESSORS, content)
+        write_whole(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return folder
 
 
@@ -152,14 +151,6 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof train") from None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    Path(temporary).chmod(0o644)  # temporary files are for their owner alone
-    Path(temporary).replace(path)
 
 
 def _rates(device: Device) -> dict[str, Any]:

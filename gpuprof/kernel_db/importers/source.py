@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuprof.domain.input_file import refuse_pipe
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
@@ -57,7 +57,9 @@ class Source:
                 raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", "import it in parts")
             content = path.read_bytes()
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
+            raise InputError(
+                f"cannot read {path}: {error.strerror}", "name a file or a known table to import"
+            ) from error
         source = cls(path, content, hashlib.sha256(content).hexdigest())
         if path.suffix == PARQUET:
             source.columns()

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
-from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.attribution import innermost, runs_around
 from gpuprof.profiling.timeline.timeline import (
@@ -76,7 +75,7 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
         content = path.read_bytes()
         document = json.loads(_unpack(content) if content[:2] == b"\x1f\x8b" else content)

@@ -15,6 +15,7 @@ from typing import Any
 
 import gpuprof
 from gpuprof.domain.device import Device
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.gpu_description import GpuDescription, describe_device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
@@ -175,6 +176,7 @@ def read_report(path: Path) -> Timeline | Counters:
     UnavailableError
         When it needs nsys or ncu to be read.
     """
+    refuse_pipe(path)
     if path.suffix in _NCU:
         return read_ncu_rep(path)
     if path.suffix in _NSYS:

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
-from gpuprof.domain.input_file import refuse_pipe
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.ncu_metrics import column_of, in_column_unit, number_of
 from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
@@ -99,7 +98,7 @@ def read_ncu_csv(path: Path) -> Counters:
         When it holds ncu's complaint instead.
     """
     try:
-        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "profile fewer kernels")
         return parse_ncu_csv(path.read_text(encoding="utf-8", errors="replace"), str(path))
     except OSError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share, parse_share
-from gpuprof.domain.sizes import Sizes
+from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
@@ -116,10 +116,7 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
         When a model cannot be read, or none has a dimension that is given.
     """
     free = {model: {one.name for one in read_free(model.path)} for model in models}
-    for name, _ in sweep[0]:
-        if not any(name in own for own in free.values()):
-            known = sorted(set().union(*free.values()))
-            raise InputError(f"no model has a free dimension {name!r}", f"they have: {', '.join(known) or 'none'}")
+    require_dimensions((name for name, _ in sweep[0]), free.values())
     return [
         replace(model, sizes=sizes)
         for model, own in free.items()

@@ -1,0 +1,78 @@
+"""Files of the user: which paths are no input, and how a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+#: Where a shell puts the pipes that it makes itself, as in ``--slo-file <(command)``: those have a writer.
+_OPEN_FILES = (*map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc")),)
+
+
+def refuse_pipe(path: Path) -> Path:
+    """Return a path that is to be read, unless it is a named pipe or a device.
+
+    Whoever opens a named pipe waits for a writer, who may never come, and devices such as ``/dev/zero`` never end.
+    What is not there is left to whoever opens it.
+
+    Raises
+    ------
+    InputError
+        When it is one of them.
+    """
+    kind = name_special(path)
+    if kind is not None:
+        raise InputError(f"cannot read {path}: it is {kind}, which may never end", "give the path of a file")
+    return path
+
+
+def name_special(path: Path) -> str | None:
+    """Return what a path is that is there and neither a file nor a folder; None for pipes that a shell opened."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    if any(path == folder or folder in path.parents for folder in _OPEN_FILES):
+        return None
+    if stat.S_ISFIFO(mode):
+        return "a named pipe"
+    return "a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else None
+
+
+def refuse_to_replace(path: Path) -> Path:
+    """Return a path that a finished file is to be moved to, unless a device or a pipe stands there.
+
+    Raises
+    ------
+    InputError
+        When one does: for root the file would take the place of, say, ``/dev/null``.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"cannot write {path}: it is {name_special(path) or 'no file'}", "name a file")
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all, readable for all; a device, such as ``/dev/null``, stays one.
+
+    Raises
+    ------
+    OSError
+        When the folder cannot be written to, or the disk is full.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)  # temporary files are for their owner alone
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,11 @@
+"""How numbers stand on the page."""
+
+from __future__ import annotations
+
+#: Numbers from here on are shown whole: four digits would give an exponent.
+_WHOLE = 9_999.5
+
+
+def show_number(value: float) -> str:
+    """Return a number to four digits at least, without an exponent where it is large."""
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:,.4g}"
