@@ -127,7 +127,7 @@ def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRo
         return None
     first = min(span.start_ms for span in spans)
     colors = _type_colors([(span.kind, span.length_ms) for span in spans])
-    rows = [*colors, *([_REST] if any(span.kind not in colors for span in spans) else [])]
+    rows = list(dict.fromkeys([*colors, *(_REST for span in spans if span.kind not in colors)]))
     boxes = []
     for span in spans:
         kind = span.kind if span.kind in colors else _REST

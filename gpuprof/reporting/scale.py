@@ -63,7 +63,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     factors = (1,) if last - first > 3 else (1, 2, 5)
     every = max(1, (last - first) // 8)
     ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
-    return [tick for tick in ticks if low <= tick <= high]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return inside if len(inside) > 1 else _linear_ticks(low, high)  # less than a decade
 
 
 def tick_text(value: float) -> str:

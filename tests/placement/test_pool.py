@@ -17,6 +17,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.shaped_queue import ShapedQueue
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn
+from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, problem
 from gpuprof.placement.deploy import to_map
@@ -186,3 +187,8 @@ class Ticking(BatchQueue):
         self.asked_s.append(self.now_s)
         self.now_s += 1.2
         return super().pool(arrivals, servers, coarse=coarse)
+
+
+def test_a_problem_without_devices_is_refused() -> None:
+    with pytest.raises(InputError, match="there are no devices to place on"):
+        Problem((Demand("m", 1.0, Slo(10.0)),), Fleet(()), LinearEstimator(), BatchQueue())

@@ -216,3 +216,9 @@ def test_large_numbers_have_no_exponent() -> None:
         "0.07289",
         "3",
     ]
+
+
+def test_a_logarithmic_axis_of_less_than_a_decade_has_ticks() -> None:
+    for low, high in ((22.0, 38.0), (36.0, 57.0), (9_000.0, 16_000.0), (0.21, 0.4)):
+        ticks = scale_of(Axis("ms", log=True), (low, high), 0.0, 100.0).ticks()
+        assert len(ticks) > 1 and all(0.8 * low <= tick <= 1.3 * high for tick in ticks)
