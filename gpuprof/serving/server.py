@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,7 @@ class Server:
             settings.idle_s,
             self._api.pool,
             settings.connections_per_peer,
+            partial(self._api.count_refusal, protocol="grpc"),
         )
         self._api.turned_away_elsewhere = lambda: 0 if self._grpc is None else self._grpc.turned_away
         port = await self._grpc.start(settings.host, settings.grpc_port)

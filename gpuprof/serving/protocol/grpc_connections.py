@@ -1,4 +1,4 @@
-"""Connections of gRPC that one address has too many of.
+"""Connections of gRPC that one address has too many of, and what each has been sent.
 
 grpcio bounds the connections of everybody together, and tells nobody whose they are. They are files of this process,
 though: those beyond what an address may have are shut down, and grpcio closes them as if the client had.
@@ -9,12 +9,17 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-#: Address and port of a client.
-_Peer = tuple[str, int]
+from gpuprof.serving.protocol.grpc_connection_bytes import Peer
+
+#: Of the system's ``struct tcp_info``: where the bytes that were received stand, 64 bits.
+_RECEIVED = slice(128, 136)
+_MAPPED = "::ffff:"
 
 
 class ConnectionLimit:
@@ -34,49 +39,59 @@ class ConnectionLimit:
     def __init__(self, port: int, per_peer: int) -> None:
         self._port = port
         self._per_peer = per_peer
-        self._admitted: set[_Peer] = set()
+        self._found: dict[Peer, int] = {}
+        self._admitted: set[Peer] = set()
         self.turned_away = 0
 
-    def enforce(self) -> None:
-        """Look through the connections, where the process has more files than an address may have connections.
+    def enforce(self) -> dict[Peer, int]:
+        """Look through the connections; return how many bytes each that is admitted has received.
 
         Called from a thread: among thousands it takes a while.
         """
-        files = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
-        if len(files) <= self._per_peer:
-            self._admitted.clear()
-            return
-        found: dict[_Peer, int] = {}
-        for file in files:
+        found: dict[Peer, int] = {}
+        received: dict[Peer, int] = {}
+        for file in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
-                if (peer := self._peer_of(file)) is not None:
-                    found[peer] = file
+                if (one := self._look_at(int(file.name))) is not None:
+                    peer, count = one
+                    found[peer], received[peer] = int(file.name), count
         counts = Counter(address for address, _ in self._admitted & set(found))
-        for peer, file in found.items():
+        for peer, file_number in found.items():
             if peer in self._admitted:
                 continue
             if counts[peer[0]] < self._per_peer:
                 counts[peer[0]] += 1
                 self._admitted.add(peer)
-            elif _shut_down(file, peer):
+            elif _shut_down(file_number, peer):
                 self.turned_away += 1
         self._admitted &= set(found)
+        self._found = found
+        return {peer: received[peer] for peer in self._admitted}
 
-    def _peer_of(self, file: int) -> _Peer | None:
-        """Return who is at the other end of a file that is a connection to the port."""
+    def shut_out(self, peers: Iterable[Peer]) -> int:
+        """Shut down the connections of these, as `enforce` last found them; return how many there were."""
+        return sum(_shut_down(self._found[peer], peer) for peer in peers if peer in self._found)
+
+    def _look_at(self, file: int) -> tuple[Peer, int] | None:
+        """Return who is at the other end of a file that is a connection to the port, and what came from there."""
         if not stat.S_ISSOCK(os.fstat(file).st_mode):
             return None
         with _copy(file) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != self._port:
                 return None
-            address, port = connection.getpeername()[:2]
-            return address, port
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
+            return _peer_of(connection), int.from_bytes(told[_RECEIVED], sys.byteorder)
 
 
-def _shut_down(file: int, peer: _Peer) -> bool:
+def _peer_of(connection: socket.socket) -> Peer:
+    address, port = connection.getpeername()[:2]
+    return address.removeprefix(_MAPPED).partition("%")[0], port
+
+
+def _shut_down(file: int, peer: Peer) -> bool:
     """Shut a connection down unless its file has become another's meanwhile."""
     with suppress(OSError), _copy(file) as connection:
-        if connection.getpeername()[:2] == peer:
+        if _peer_of(connection) == peer:
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False

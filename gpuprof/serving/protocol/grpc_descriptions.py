@@ -9,7 +9,6 @@ from typing import Any
 
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
@@ -66,7 +65,4 @@ class DescriptionCalls:
 
 
 async def _answer(answer: Callable[[Any], dict[str, Any]], response: Any, request: Any, context: Any) -> Any:
-    try:
-        return response(**answer(request))
-    except RefusedError as refusal:
-        await abort_with(context, refusal)
+    return response(**answer(request))

@@ -23,7 +23,6 @@ from gpuprof.serving.protocol.grpc_messages import (
     write_infer,
 )
 from gpuprof.serving.protocol.grpc_reader import MessageReader
-from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.http_api import find_batch_key
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
@@ -61,6 +60,11 @@ class InferenceCalls:
 
         It is registered as a call that sends a stream, which on the wire is the same: so the message is read here,
         within a limit of time.
+
+        Raises
+        ------
+        RefusedError
+            When it is wrong, or is not answered.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inference = None
@@ -73,8 +77,6 @@ class InferenceCalls:
             body = await answer
             if not self.arena.charge(len(body)):
                 raise out_of_memory()
-        except RefusedError as refusal:
-            await abort_with(context, refusal)
         except asyncio.CancelledError:
             if inference is not None:
                 inference.cancelled = True

@@ -26,6 +26,8 @@ from gpuprof.serving.transport.wire import Buffer
 
 #: Answers a call, given its messages or its only one, and the context.
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
+#: Told what is refused.
+CountRefusal = Callable[[RefusedError], None]
 #: Of a message that is no inference.
 _MAX_SHORT_BYTES = 1 << 16
 _HEALTH = "grpc.health.v1.Health"
@@ -42,11 +44,16 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
     security : Security
         What calls must have in their metadata (``authorization``); whether the server lives and is ready is told to
         everybody.
+    count_refusal : callable
+        Told what is refused.
     """
 
-    def __init__(self, methods: Mapping[str, Any], security: Security) -> None:
+    def __init__(self, methods: Mapping[str, Any], security: Security, count_refusal: CountRefusal) -> None:
         self._methods = methods
         self._security = security
+        self._count_refusal = count_refusal
+        # Reads no message: for the token, it must not matter what else was sent.
+        self._unauthenticated = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call; None where there is no such method."""
@@ -55,8 +62,13 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
             metadata = handler_call_details.invocation_metadata or ()
             values = [value for key, value in metadata if key == "authorization"]
             if len(values) != 1 or not self._security.admits(_as_bytes(values[0])):
-                return _UNAUTHENTICATED
+                return self._unauthenticated
         return self._methods.get(path)
+
+    async def _refuse(self, _: object, context: Any) -> None:
+        refusal = RefusedError(HTTPStatus.UNAUTHORIZED, "the call does not have the token of this server")
+        self._count_refusal(refusal)
+        await abort_with(context, refusal)
 
 
 class _Collected:
@@ -82,24 +94,32 @@ class CallLimits:
     receive_s : float
         How long the message of a call may take to arrive.
     per_peer : int
+    count_refusal : callable
+        Told what is refused.
     """
 
-    def __init__(self, reader: MessageReader, receive_s: float, per_peer: int) -> None:
+    def __init__(self, reader: MessageReader, receive_s: float, per_peer: int, count_refusal: CountRefusal) -> None:
+        self.count_refusal = count_refusal
         self._reader = reader
         self._receive_s = receive_s
         self.peers = PeerCounts(per_peer)
 
     def limit(self, behaviour: Behaviour) -> Behaviour:
-        """Return what refuses a call that is one too many of its client, and else does what ``behaviour`` does."""
+        """Return ``behaviour``, but that it ends the calls that it refuses, and those that are too many of a client."""
 
         async def answer(messages: Any, context: Any) -> Any:
             peer = peer_of(context)
-            if not self.peers.add(peer):
-                await abort_with(context, _too_many(self.peers.per_peer))
+            is_one_more = self.peers.add(peer)
             try:
+                if not is_one_more:
+                    raise _too_many(self.peers.per_peer)
                 return await behaviour(messages, context)
+            except RefusedError as refusal:
+                self.count_refusal(refusal)
+                await abort_with(context, refusal)
             finally:
-                self.peers.discard(peer)
+                if is_one_more:
+                    self.peers.discard(peer)
 
         return answer
 
@@ -111,12 +131,9 @@ class CallLimits:
         """
 
         async def answer(_: object, context: Any) -> Any:
-            try:
-                request = await self._read_short(context, parse, self._receive_s)
-                if request is None:
-                    raise RefusedError(HTTPStatus.BAD_REQUEST, "the call has no message")
-            except RefusedError as refusal:
-                await abort_with(context, refusal)
+            request = await self._read_short(context, parse, self._receive_s)
+            if request is None:
+                raise RefusedError(HTTPStatus.BAD_REQUEST, "the call has no message")
             return await behaviour(request, context)
 
         return self.limit(answer)
@@ -131,11 +148,8 @@ class CallLimits:
                 while (request := await self._read_short(context, parse, math.inf)) is not None:
                     yield request
 
-            try:
-                async for response in behaviour(requests(), context):
-                    await context.write(response)
-            except RefusedError as refusal:
-                await abort_with(context, refusal)
+            async for response in behaviour(requests(), context):
+                await context.write(response)
 
         return self.limit(answer)
 
@@ -159,7 +173,7 @@ def inference_methods(router: Router, calls: InferenceCalls, limits: CallLimits)
     described = DescriptionCalls(router)
 
     async def stream(_: object, context: Any) -> None:
-        await InferStream(calls, context).run()
+        await InferStream(calls, context, limits.count_refusal).run()
 
     methods = {}
     for method in service_methods():
@@ -203,14 +217,6 @@ def _limit_standard(handler: Any, limits: CallLimits) -> Any:
 def _too_many(per_peer: int) -> RefusedError:
     message = f"the address has {per_peer} calls that are not answered yet, as many as it may have"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
-
-
-async def _refuse(_: object, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not have the token of this server")
-
-
-#: Reads no message: for the token, it must not matter what else was sent.
-_UNAUTHENTICATED = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
@@ -52,10 +53,13 @@ class MessageReader:
         Whose memory messages are charged to.
     max_message_bytes : int
         Of a message, inflated.
+    connections : ConnectionBytes or None
+        Told which bytes of connections were messages.
     """
 
-    def __init__(self, arena: Arena, max_message_bytes: int) -> None:
+    def __init__(self, arena: Arena, max_message_bytes: int, connections: ConnectionBytes | None = None) -> None:
         self._arena = arena
+        self._connections = ConnectionBytes(max_message_bytes) if connections is None else connections
         self._max_message_bytes = max_message_bytes
         self._receiving: dict[asyncio.Task[Any], _Receiving] = {}
         self._charged = 0
@@ -74,8 +78,9 @@ class MessageReader:
         """
         task = asyncio.current_task()
         assert task is not None
-        began = time.monotonic()
+        began, uri, message = time.monotonic(), context.peer(), None
         receiving = self._receiving[task] = _Receiving(began, began + limit_s)
+        self._connections.begin_message(uri)
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -84,6 +89,7 @@ class MessageReader:
             raise
         finally:
             del self._receiving[task]
+            self._connections.end_message(uri, _size_of(message))
         if not isinstance(message, bytes):
             return None
         self._charge(len(message))
@@ -165,6 +171,13 @@ class MessageReader:
         if isinstance(inflated, RefusedError):
             raise inflated
         return bytes(inflated) if len(inflated) <= INLINE_BYTES else inflated
+
+
+def _size_of(message: object) -> int | None:
+    """Return how many bytes were read: of a message that has not come that is unknown, at the end of a stream none."""
+    if message is None:
+        return None
+    return len(message) if isinstance(message, bytes) else 0
 
 
 def _is_compressed(message: bytes) -> bool:

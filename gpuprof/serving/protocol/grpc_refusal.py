@@ -10,6 +10,7 @@ import grpc
 from gpuprof.serving.transport.inference import RefusedError
 
 _STATUSES = {
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,

@@ -11,20 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
 from gpuprof.errors import InputError
+from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes
 from gpuprof.serving.protocol.grpc_connections import ConnectionLimit
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
-from gpuprof.serving.protocol.grpc_methods import CallLimits, GuardedMethods, inference_methods, standard_methods
+from gpuprof.serving.protocol.grpc_methods import (
+    CallLimits,
+    CountRefusal,
+    GuardedMethods,
+    inference_methods,
+    standard_methods,
+)
 from gpuprof.serving.protocol.grpc_reader import WEIGH_S, MessageReader
 from gpuprof.serving.protocol.open_inference import SERVICE
 from gpuprof.serving.protocol.parse_pool import ParsePool
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.security import OPEN, Security
+from gpuprof.serving.watch.logs import LOGGER
 
 _MAX_STREAMS = 1000
 _MAX_CONNECTIONS = 10_000
@@ -33,6 +43,11 @@ _MAX_METADATA_BYTES = 1 << 14
 #: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
 _LOOKAHEAD_BYTES = 1 << 16
 _HANDSHAKE_S = 10.0
+_NO_MESSAGES = RefusedError(
+    HTTPStatus.TOO_MANY_REQUESTS, "the connection sends much that is no message", reason="control frames"
+)
+#: Connections are looked at so often, and for no more than this part of the time.
+_LOOK_S, _LOOK_PART = 0.1, 0.05
 _LEAST_BYTES_PER_S = 1 << 20
 _SERVING, _NOT_SERVING = (health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING"))
 
@@ -55,6 +70,8 @@ class GrpcServer:
         Reads messages that have much beside raw tensors.
     per_peer : int
         Calls that are not answered yet, and connections, that one address may have.
+    count_refusal : callable
+        Told what is refused.
 
     Attributes
     ----------
@@ -71,23 +88,26 @@ class GrpcServer:
         idle_s: float = 300.0,
         pool: ParsePool | None = None,
         per_peer: int = 2048,
+        count_refusal: CountRefusal = lambda refusal: None,
     ) -> None:
         self._router = router
         self._security = security
+        self._count_refusal = count_refusal
         self._per_peer = per_peer
         self.port = 0
         self._connections = ConnectionLimit(self.port, per_peer)
         self._health = health.aio.HealthServicer()
         receive_s = stall_s + max_message_bytes / _LEAST_BYTES_PER_S
-        self._reader = MessageReader(router.arena, max_message_bytes)
-        self._limits = CallLimits(self._reader, receive_s, per_peer)
+        self._bytes = ConnectionBytes(max_message_bytes)
+        self._reader = MessageReader(router.arena, max_message_bytes, self._bytes)
+        self._limits = CallLimits(self._reader, receive_s, per_peer, count_refusal)
         calls = InferenceCalls(router, self._reader, receive_s, ParsePool() if pool is None else pool)
         methods = inference_methods(router, calls, self._limits) | standard_methods(self._health, self._limits)
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-        self._server.add_generic_rpc_handlers((GuardedMethods(methods, security),))
+        self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, count_refusal),))
         self._was_ready: bool | None = None
-        self._weighing: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port.
@@ -110,7 +130,7 @@ class GrpcServer:
         await self._server.start()
         self.port = int(bound)
         self._connections = ConnectionLimit(self.port, self._per_peer)
-        self._weighing = asyncio.ensure_future(self._weigh())
+        self._watching = [asyncio.ensure_future(work()) for work in (self._weigh, self._watch_connections)]
         return self.port
 
     async def stop(self, grace_s: float) -> None:
@@ -120,14 +140,13 @@ class GrpcServer:
 
     async def close(self) -> None:
         """Close the port and all connections."""
-        if self._weighing is not None:
-            self._weighing.cancel()
+        for task in self._watching:
+            task.cancel()
         await self._server.stop(None)
 
     async def watch(self, now: float) -> None:
         """End calls that do not go on, and have the health service say whether every model can be answered."""
         self._reader.watch(now)
-        await asyncio.to_thread(self._connections.enforce)
         ready = self._router.is_ready
         if ready != self._was_ready:
             self._was_ready = ready
@@ -147,6 +166,22 @@ class GrpcServer:
         while True:
             await asyncio.sleep(WEIGH_S)
             self._reader.weigh()
+
+    async def _watch_connections(self) -> None:
+        """Shut out connections that are too many for their address, and those that send what is no message."""
+        looked = time.monotonic()
+        while True:
+            began = time.monotonic()
+            explained = self._bytes.explain()
+            received = await asyncio.to_thread(self._connections.enforce)
+            ended = time.monotonic()
+            futile = self._bytes.judge(explained, received, ended - looked)
+            looked = ended
+            if futile:
+                for _ in range(await asyncio.to_thread(self._connections.shut_out, futile)):
+                    self._count_refusal(_NO_MESSAGES)
+                LOGGER.warning("connections of gRPC were closed that sent no messages", extra={"peers": futile})
+            await asyncio.sleep(max(_LOOK_S, (ended - began) / _LOOK_PART))
 
 
 def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tuple[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_messages import InferCall, LargeCall, write_stream_error, write_streamed
-from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.transport.inference import Inference, RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
@@ -24,9 +23,12 @@ class InferStream:
     ----------
     calls : InferenceCalls
     context : ServicerContext
+    count_refusal : callable
+        Told what is refused by a message of the stream.
     """
 
-    def __init__(self, calls: InferenceCalls, context: Any) -> None:
+    def __init__(self, calls: InferenceCalls, context: Any, count_refusal: Callable[[RefusedError], None]) -> None:
+        self._count_refusal = count_refusal
         self._calls = calls
         self._arena = calls.arena
         self._context = context
@@ -41,8 +43,6 @@ class InferStream:
         reader = asyncio.ensure_future(self._read_messages())
         try:
             await self._write()
-        except RefusedError as refusal:
-            await abort_with(self._context, refusal)
         finally:
             self._is_over = True
             reader.cancel()
@@ -95,6 +95,7 @@ class InferStream:
         if self._is_over:
             return
         if isinstance(outcome, RefusedError):
+            self._count_refusal(outcome)
             body = write_stream_error(outcome.message, request_id)
         else:
             body = b"".join(write_streamed(outcome))

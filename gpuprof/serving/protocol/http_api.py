@@ -79,7 +79,7 @@ class HttpApi:
         self.turns = LoopTurns()
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
-        self._refusals: Counter[tuple[int, str]] = Counter()
+        self._refusals: Counter[tuple[str, int, str]] = Counter()
         self.pool = ParsePool()
         self.turned_away_elsewhere: Callable[[], int] = lambda: 0
         self._parsing: set[asyncio.Task[None]] = set()
@@ -167,9 +167,9 @@ class HttpApi:
                 return _only("POST", method, route)
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
-    def count_refusal(self, refusal: RefusedError) -> None:
-        """Count an answer that says no, by its status and reason."""
-        self._refusals[refusal.status.value, refusal.reason] += 1
+    def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
+        """Count an answer that says no, by its protocol, status and reason."""
+        self._refusals[protocol, refusal.status.value, refusal.reason] += 1
 
     def _ready(self, connection: HttpClient) -> None:
         """Answer whether every model can be asked, what was refused, and how well the router listens and estimates.
@@ -177,7 +177,7 @@ class HttpApi:
         Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
         """
         refused: Counter[str] = Counter()
-        for (_, reason), count in sorted(self._refusals.items()):
+        for (_, _, reason), count in sorted(self._refusals.items()):
             refused[reason] += count
         now = time.monotonic()
         slowdowns = [slowdown for model in self.router.all() for slowdown in model.slowdowns(now)]

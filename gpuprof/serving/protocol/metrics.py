@@ -29,14 +29,14 @@ class ProtocolFigures:
 
     Attributes
     ----------
-    refusals : mapping of (int, str) to int
-        Answers that say no, by HTTP status and reason.
+    refusals : mapping of (str, int, str) to int
+        Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
     turned_away : int
         Connections, and calls of gRPC, beyond those that an address may have.
     stalls : StallMeter
     """
 
-    refusals: Mapping[tuple[int, str], int]
+    refusals: Mapping[tuple[str, int, str], int]
     turned_away: int
     stalls: StallMeter
 
@@ -91,10 +91,12 @@ def render(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
 def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     """Yield what was refused and why, and for how long the router did not listen."""
     refused = CounterMetricFamily(
-        "gpuprof_refused_requests", "Requests of HTTP that were refused, and why", labels=["status", "reason"]
+        "gpuprof_refused_requests",
+        "Requests that were refused, and why, by HTTP's status",
+        labels=["protocol", "status", "reason"],
     )
-    for (status, reason), count in sorted(figures.refusals.items()):
-        refused.add_metric([str(status), reason], float(count))
+    for (protocol, status, reason), count in sorted(figures.refusals.items()):
+        refused.add_metric([protocol, str(status), reason], float(count))
     turned = CounterMetricFamily(
         "gpuprof_refused_connections", "Connections and calls beyond those that an address may have"
     )

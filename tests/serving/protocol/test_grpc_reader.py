@@ -29,6 +29,9 @@ class Call:
     def __init__(self, message: bytes | None = None) -> None:
         self._message = message
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4242"
+
     async def read(self) -> bytes:
         if self._message is None:
             await asyncio.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.serving.protocol.grpc_server import GrpcServer
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.security import Security
 from tests.reruns import serves_in_real_time
 
@@ -29,10 +31,19 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
+#: Status and reason of what servers refused.
+REFUSED: list[tuple[int, str]] = []
+
+
+def note_refusal(refusal: RefusedError) -> None:
+    REFUSED.append((refusal.status.value, refusal.reason))
+
+
 @asynccontextmanager
 async def serving(security: Security, per_peer: int) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     arena = Arena(1 << 20)
-    server = GrpcServer(Router(arena), 1 << 20, security, per_peer=per_peer)
+    REFUSED.clear()
+    server = GrpcServer(Router(arena), 1 << 20, security, per_peer=per_peer, count_refusal=note_refusal)
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield server, channel
@@ -145,7 +156,7 @@ def test_of_an_address_with_too_many_connections_the_newest_are_closed() -> None
                 writer.write(PREFACE)
                 assert await reader.read(1 << 16)  # now it is the server's
                 opened.append((reader, writer))
-            await server.watch(time.monotonic())
+            await asyncio.sleep(0.5)  # until it was looked who is there
         closed = [asyncio.ensure_future(_closes(reader)) for reader, _ in opened]
         await asyncio.wait(closed[60:], timeout=20.0)
         assert [one.done() for one in closed] == [False] * 60 + [True] * 20
@@ -155,6 +166,43 @@ def test_of_an_address_with_too_many_connections_the_newest_are_closed() -> None
             writer.close()
 
     run(test, Security(), per_peer=60)
+
+
+def test_what_is_refused_is_counted_by_its_reason() -> None:
+    async def test(server: GrpcServer, channel: Any) -> None:
+        assert await code_of(channel.unary_unary(INFER)(b"")) == grpc.StatusCode.UNAUTHENTICATED
+        told = (("authorization", f"Bearer {TOKEN}"),)
+        assert await code_of(channel.unary_unary(INFER)(b"\x0a\1m", metadata=told)) == grpc.StatusCode.NOT_FOUND
+        path = "/inference.GRPCInferenceService/ModelMetadata"
+        assert await code_of(channel.unary_unary(path)(b"\x0a\1m", metadata=told)) == grpc.StatusCode.NOT_FOUND
+        stream = channel.stream_stream(STREAM)(metadata=told)
+        await stream.write(b"\x0a\1m")
+        assert await stream.read()
+        assert [(401, "unauthorized"), *[(404, "not found")] * 3] == REFUSED
+        stream.cancel()
+
+    run(test, Security(token=TOKEN))
+
+
+def test_a_connection_that_sends_nothing_but_control_frames_is_closed_and_others_go_on() -> None:
+    async def test(server: GrpcServer, channel: Any) -> None:
+        settings = struct.pack(">HI", 4, 65_535) * 100
+        frames = (len(settings).to_bytes(3, "big") + b"\4\0\0\0\0\0" + settings) * 50
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(PREFACE)
+        sent, until = 0, time.monotonic() + 60.0
+        with suppress(ConnectionError):
+            while time.monotonic() < until:
+                writer.write(frames)
+                sent += len(frames)
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert sent > 16 << 20 and time.monotonic() < until
+        assert REFUSED == [(429, "control frames")]
+        assert await code_of(channel.unary_unary(LIVE)(b"")) == grpc.StatusCode.OK
+        writer.close()
+
+    run(test, Security())
 
 
 async def _closes(reader: asyncio.StreamReader) -> None:

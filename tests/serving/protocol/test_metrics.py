@@ -84,8 +84,8 @@ def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tm
         ("m/0", "1", 0.02),
         ("m/0", "2", 0.03),
     }
-    refused = {(labels["status"], labels["reason"]): n for labels, n in got["gpuprof_refused_requests_total"]}
-    assert refused == {("400", "bad request"): 1, ("404", "not found"): 1}
+    refused = {(one["protocol"], one["status"], one["reason"]): n for one, n in got["gpuprof_refused_requests_total"]}
+    assert refused == {("http", "400", "bad request"): 1, ("http", "404", "not found"): 1}
     assert told["refused"] == {"bad request": 1, "not found": 1}
     assert told["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
     assert told["stalls"].keys() == {"count", "longest_s"}
