@@ -205,7 +205,9 @@ def _cheapest_of(problem: Problem, able: Mapping[str, Rates], wanted: Rates) -> 
         return memory[counts]
 
     def serves(counts: tuple[int, ...]) -> bool:
-        return bool((rates_of(counts) >= wanted * (1.0 - _LITTLE)).all(axis=1).any())
+        half = tuple(count // 2 for count in counts)  # two halves are compared rather than all their sums kept
+        other = tuple(count - part for count, part in zip(counts, half, strict=True))
+        return _reaches(rates_of(half), rates_of(other), wanted)
 
     most = 12 if len(entries) == 1 else 7
     every = sorted(itertools.product(range(most + 1), repeat=len(entries)), key=sum)
@@ -311,6 +313,12 @@ def _sums(first: Rates, second: Rates, wanted: Rates) -> Rates:
         raise TooLargeError
     sums = (first[:, None, :] + second[None, :, :]).reshape(-1, len(wanted))
     return _drop_dominated(np.minimum(sums, wanted))
+
+
+def _reaches(first: Rates, second: Rates, wanted: Rates) -> bool:
+    """Whether a set of the first and one of the second serve together what is wanted."""
+    missing = wanted * (1.0 - _LITTLE) - first
+    return any(bool((second >= least).all(axis=1).any()) for least in missing)
 
 
 def _drop_dominated(rates: Rates) -> Rates:

@@ -23,10 +23,11 @@ from gpuprof.domain.arrival_process import Gamma
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.placement.contract import LinearEstimator, evidence, plain_device
+from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, evidence, plain_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.optimal.optimal import Optimal
@@ -35,8 +36,9 @@ from gpuprof.placement.problem import ModelFile, Options, Problem
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 
-_REQUESTS = 150_000
-_MOST_DEVICES = 400
+_REQUESTS, _GLIMPSE = 150_000, 15_000
+_MOST_DEVICES = 100
+_FAR = 1.3  # of the SLO: so late after a glimpse, too late after all
 _LATE = 1.05  # of the SLO: what is simulated is known no better
 
 
@@ -80,11 +82,13 @@ def is_accepted(deployment: DeploymentMap, seed: int = 1) -> bool:
     return all(late <= 1.0 for _, late in simulated_tails(deployment, seed).values())
 
 
-def simulated_tails(deployment: DeploymentMap, seed: int = 1) -> dict[str, tuple[float, float]]:
+def simulated_tails(
+    deployment: DeploymentMap, seed: int = 1, requests: int = _REQUESTS
+) -> dict[str, tuple[float, float]]:
     """Return each model's simulated p99 in ms, and over its SLO."""
     slowest = min(model.rate_rps for model in deployment.models.values())
     options = SimulationOptions(
-        duration_s=_REQUESTS / slowest, warmup_s=0.05 * _REQUESTS / slowest, seed=seed, refuse_hopeless=False
+        duration_s=requests / slowest, warmup_s=0.05 * requests / slowest, seed=seed, refuse_hopeless=False
     )
     arrivals = {name: Gamma(model.rate_rps) for name, model in deployment.models.items()}
     outcome = simulate(deployment, arrivals, options)
@@ -94,30 +98,49 @@ def simulated_tails(deployment: DeploymentMap, seed: int = 1) -> dict[str, tuple
 def least_accepted(given: Problem) -> int:
     """Return the fewest devices on which equal replicas of one model keep its SLO, found by simulation alone."""
     demand, best = given.demands[0], _MOST_DEVICES
-    kind = given.fleet.entries[0].device
-    for batch in given.estimator.batches(demand.model, kind, Share(100.0)):
-        for share in given.estimator.shares(demand.model, kind):
-            each = round(100.0 / share.sm_pct)
-            estimate = given.estimator.estimate(demand.model, kind, batch, share)
-            if estimate.latency_ms.value > demand.slo.latency_ms:
-                continue
-            low = max(1, math.ceil(demand.rate_rps / estimate.throughput_rps.value))
-            high = best * each
-            if low >= high or not is_accepted(_equal_map(given, batch, share, high - 1)):
-                continue
-            high -= 1
-            while low < high:
-                middle = (low + high) // 2
-                if is_accepted(_equal_map(given, batch, share, middle)):
-                    high = middle
-                else:
-                    low = middle + 1
-            best = min(best, math.ceil(high / each))
+    for estimate in _estimates_in_time(given):
+        batch, share = estimate.workload.batch, estimate.workload.share
+        each = round(100.0 / share.sm_pct)
+        low = max(1, math.ceil(demand.rate_rps / estimate.throughput_rps.value))
+        high = best * each
+        if low >= high or not _suffices(given, batch, share, high - 1):
+            continue
+        high -= 1
+        while low < high:
+            middle = (low + high) // 2
+            if _suffices(given, batch, share, middle):
+                high = middle
+            else:
+                low = middle + 1
+        best = min(best, math.ceil(high / each))
     return best
 
 
+def _estimates_in_time(given: Problem) -> list[Estimate]:
+    """Return all batches of all shares that are within the SLO, by falling requests/s of a whole device."""
+    demand, kind = given.demands[0], given.fleet.entries[0].device
+    every = [
+        given.estimator.estimate(demand.model, kind, batch, share)
+        for share in given.estimator.shares(demand.model, kind)
+        for batch in given.estimator.batches(demand.model, kind, share)
+    ]
+    in_time = [one for one in every if one.latency_ms.value <= demand.slo.latency_ms]
+    return sorted(in_time, key=lambda one: -one.throughput_rps.value * round(100.0 / one.workload.share.sm_pct))
+
+
+def _suffices(given: Problem, batch: int, share: Share, count: int) -> bool:
+    """Whether the simulator accepts so many replicas; few requests are enough where it is far from that."""
+    deployment = _equal_map(given, batch, share, count)
+    glimpse = simulated_tails(deployment, requests=_GLIMPSE).values()
+    return all(late <= _FAR for _, late in glimpse) and is_accepted(deployment)
+
+
 def _equal_map(given: Problem, batch: int, share: Share, count: int) -> DeploymentMap:
-    """Return a map of equal replicas, as they stand on their devices without disturbing one another."""
+    """Return a map of equal replicas, as they stand on their devices without disturbing one another.
+
+    Its predictions are of a queue that is quick to ask: the simulator looks at none of them.
+    """
+    given = replace(given, queueing=ExponentialQueue())
     demand, kind = given.demands[0], given.fleet.entries[0].device
     each = round(100.0 / share.sm_pct)
     replica = PlacedReplica(demand.model, batch, 1, share, demand.rate_rps / count)
