@@ -70,7 +70,9 @@ class PlanningRuleOptions:
     ] = "database"
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace file; default: poisson."),
+        typer.Option(
+            help="Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace (of each model by name); default: poisson."
+        ),
     ] = None
     confidence: Annotated[
         float | None,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.sojourn import QueueModel
 
@@ -15,28 +17,39 @@ if TYPE_CHECKING:
 POISSON = "poisson"
 
 
-def make_queueing(arrivals: str | None) -> QueueModel:
+def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     """Return the queueing model for arrivals of a shape, at whatever rate the demands ask for.
 
     Parameters
     ----------
     arrivals : str or None
-        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace of one model; None: Poisson.
+        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace that
+        names models says of each how its requests arrive, one that names none or one says it of all.
+    models : iterable of str
+        That are planned for.
 
     Raises
     ------
     InputError
-        For a shape that nobody knows, and a trace that is not there, cannot be read or names several models.
+        For a shape that nobody knows, and a trace that is not there, cannot be read or lacks a model.
     """
+    from gpuprof.domain.model_queues import ModelQueues, queue_of
     from gpuprof.domain.shaped_queue import ShapedQueue
     from gpuprof.estimators.queueing.queueing import BatchQueue
 
     if arrivals is None or arrivals.strip().lower() == POISSON:
         return BatchQueue()
-    return ShapedQueue(BatchQueue(), _read_shape(arrivals))
+    shapes = _read_shapes(arrivals)
+    if len(shapes) == 1:
+        return ShapedQueue(BatchQueue(), next(iter(shapes.values())))
+    queues = ModelQueues({model: ShapedQueue(BatchQueue(), shape) for model, shape in shapes.items()}, BatchQueue())
+    for model in models:
+        queue_of(queues, model)
+    return queues
 
 
-def _read_shape(text: str) -> ArrivalProcess:
+def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
+    """Return the shape of each model's arrivals, or one for all."""
     from gpuprof.domain.arrival_text import parse_arrivals
     from gpuprof.simulator.trace import read_trace
 
@@ -46,10 +59,5 @@ def _read_shape(text: str) -> ArrivalProcess:
             raise InputError(
                 f"there is no trace {text}", "name a file with the column time_s, or a shape as in gamma:4"
             )
-        return parse_arrivals(text, 1.0)
-    recorded = read_trace(path).arrivals()
-    if len(recorded) != 1:
-        raise InputError(
-            f"{text} names {len(recorded)} models", "plan with a trace of one: its shape is taken for every demand"
-        )
-    return next(iter(recorded.values()))
+        return {"": parse_arrivals(text, 1.0)}
+    return read_trace(path).arrivals()

@@ -23,8 +23,8 @@ class PlanningOptions:
     estimator : str
         By name: ``"database"``, ``"measured"``, ``"gk"``, ``"igniter"``, ``"usher"``, or ``"module:Class"``.
     arrivals : str or None
-        Shape of every model's requests, as in ``"gamma:4"``, ``"batch:8"`` or ``"mmpp:3,2s"``, or the path of a trace
-        of one model; None: Poisson.
+        Shape of every model's requests, as in ``"gamma:4"``, ``"batch:8"`` or ``"mmpp:3,2s"``, or the path of a trace,
+        of which each model named has its own; None: Poisson.
     confidence : float or None
         Plan on the upper end of the estimates' intervals, 0.9 for 90%, 0 on the means; None: on the means of what was
         measured or interpolated, at the upper ends of everything else.

@@ -110,7 +110,7 @@ def build_problem(
         demands=named,
         fleet=devices,
         estimator=estimator,
-        queueing=make_queueing(planning.arrivals),
+        queueing=make_queueing(planning.arrivals, [demand.model for demand in named]),
         options=options,
         files=files,
         planned_with=_record_settings(demands, database, devices, options, planning),

@@ -93,7 +93,7 @@ def restore_problem(
         ),
         estimator=name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
         tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
-        queueing=make_queueing(settings.arrivals),
+        queueing=make_queueing(settings.arrivals, deployment.models),
         options=Options(
             confidence=settings.confidence,
             latency_budget=settings.latency_budget,
@@ -225,7 +225,7 @@ def collect_map_evidence(
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(
         devices=found,
-        queueing=make_queueing(settings.arrivals),
+        queueing=make_queueing(settings.arrivals, deployment.models),
         estimator=asked,
         demands=None if against is None else tuple(map(name_demand, against)),
         confidence=settings.confidence,

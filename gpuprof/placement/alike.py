@@ -13,6 +13,7 @@ from dataclasses import replace
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
 
@@ -23,16 +24,17 @@ def find_alike(problem: Problem) -> Mapping[str, str]:
     Models are told apart by what the estimator says of a few workloads of each, alone and beside one another: times and
     memory that agree to the last digit are those of one model.
     """
-    key = (problem.demands, id(problem.estimator))
+    key = (problem.demands, id(problem.estimator), id(problem.queueing))
     if key not in problem.alike:
         problem.alike[key] = dict(_pair_with_first(problem))
     return problem.alike[key]
 
 
 def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
-    groups: defaultdict[Demand, list[str]] = defaultdict(list)
+    groups: defaultdict[tuple[Demand, int], list[str]] = defaultdict(list)
     for demand in problem.demands:
-        groups[replace(demand, model="", source_model=None, file=None)].append(demand.model)
+        arrive = id(queue_of(problem.queueing, demand.model))  # of the same law, at the same rate
+        groups[replace(demand, model="", source_model=None, file=None), arrive].append(demand.model)
     for names in groups.values():
         known: dict[object, str] = {}
         for name in names:

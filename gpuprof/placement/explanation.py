@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.placement.placement import Placement
@@ -155,7 +156,7 @@ def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess:
         count += 1
     while count > 1 and enough(count - 1):
         count -= 1
-    whole = segments.problem.queueing.pool(Arrivals(demand.rate_rps), (server,) * count).whole
+    whole = queue_of(segments.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,) * count).whole
     return count, whole.percentile(demand.slo.percentile)
 
 

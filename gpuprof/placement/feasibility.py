@@ -15,6 +15,7 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Repli
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence, Violation
@@ -318,7 +319,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         elif is_pool:
             pools.setdefault(replica.model, []).append((replica, server))
         else:  # a model has replicas of its own beside merged ones: who of them gets a request is not known
-            sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
+            sojourn = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
             for demand in demands:
                 streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
     for model, replicas in pools.items():  # the router sees all replicas of a model, or of a merge, as one queue
@@ -328,7 +329,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
             yield Violation("rate", model, said)
             continue
-        whole = evidence.queueing.pool(arrivals, [server for _, server in replicas]).whole
+        whole = queue_of(evidence.queueing, model).pool(arrivals, [server for _, server in replicas]).whole
         for name in replicas[0][0].rates():
             if name in asked:
                 streams[name] = [(math.fsum(replica.rates().get(name, 0.0) for replica, _ in replicas), whole)]

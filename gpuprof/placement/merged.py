@@ -18,6 +18,7 @@ from gpuprof.domain.deployment import (
     share_of,
 )
 from gpuprof.domain.estimate import Workload
+from gpuprof.domain.model_queues import ModelQueues
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
@@ -166,6 +167,8 @@ class Merging:
 
     def _broken(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
         """Return which objective the server would break, nothing where it keeps all."""
+        if isinstance(self._problem.queueing, ModelQueues):
+            return "of how requests of several models arrive together the trace says nothing"
         options, rate = self._problem.options, sum(replica.rate_rps for replica in chosen)
         if rate >= most_rps or (options.latency_budget is None and rate >= server.capacity_rps):
             return f"one replica for all would serve at most {most_rps:.4g} of {rate:.4g} requests/s"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
@@ -51,7 +52,7 @@ class Pools:
         if key not in self._late:
             self.problem.limits.check_time()
             arrivals = Arrivals(rate_rps)
-            whole = self.problem.queueing.pool(arrivals, list(servers.elements())).whole
+            whole = queue_of(self.problem.queueing, demand.model).pool(arrivals, list(servers.elements())).whole
             self._late[key] = not whole.percentile(demand.slo.percentile) <= demand.slo.latency_ms
         return not self._late[key]
 

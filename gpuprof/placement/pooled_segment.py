@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from scipy.special import gammainc
 
-from gpuprof.domain.demand import Demand
+from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.problem import Problem
@@ -69,7 +70,7 @@ class BoundingSegments(Segments):
             return most
         if demand.rate_rps >= server.capacity_rps:
             return demand.rate_rps * _LESS
-        alone = self.problem.queueing.pool(Arrivals(demand.rate_rps), (server,)).whole
+        alone = queue_of(self.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,)).whole
         in_time = alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
         return demand.rate_rps * (1.0 if in_time else _LESS)
 
@@ -88,22 +89,23 @@ class _GroupLimits:
     """The loads that groups of equal replicas bear by coarse queues, as far as they were asked for."""
 
     problem: Problem
-    _loads: dict[tuple[BatchServer, float, float, int], float] = field(default_factory=dict)
+    _loads: dict[tuple[int, BatchServer, Slo, int], float] = field(default_factory=dict)
 
-    def load(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
-        """Return the largest load under which so many replicas are in time."""
-        key = (server, limit_ms, percent, count)
+    def load(self, server: BatchServer, demand: Demand, count: int, guess: float) -> float:
+        """Return the largest load under which so many replicas answer a demand in time."""
+        queueing = queue_of(self.problem.queueing, demand.model)
+        key = (id(queueing), server, demand.slo, count)
         if key not in self._loads:
-            self._loads[key] = self._search(server, limit_ms, percent, count, guess)
+            self._loads[key] = self._search(queueing, server, demand.slo, count, guess)
         return self._loads[key]
 
-    def _search(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
+    def _search(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, guess: float) -> float:
         def tail_ms(load: float) -> float:
             self.problem.limits.check_time()
             arrivals = Arrivals(load * count * server.capacity_rps)
-            return self.problem.queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(percent)
+            return queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(slo.percentile)
 
-        return find_load(tail_ms, limit_ms, guess)
+        return find_load(tail_ms, slo.latency_ms, guess)
 
 
 class PooledSegments(Segments):
@@ -143,7 +145,7 @@ class PooledSegments(Segments):
                 break
             count = needed
             guess = min(each, _LIKELY * ceiling) / capacity
-            load = self._groups.load(server, demand.slo.latency_ms, demand.slo.percentile, count, guess)
+            load = self._groups.load(server, demand, count, guess)
             each = min(load * capacity, rate * _LESS)
             if each <= NEARLY_IDLE * ceiling:
                 return 0.0
@@ -157,7 +159,7 @@ class PooledSegments(Segments):
         load = rate_rps / server.capacity_rps
         if load >= 1.0:
             return False
-        limit = self._groups.load(server, demand.slo.latency_ms, demand.slo.percentile, count, load)
+        limit = self._groups.load(server, demand, count, load)
         return load <= limit * (1.0 + RATE_PRECISION)
 
     def tail_ms(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction, RequiredCompute
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import MEANS, Problem
@@ -69,10 +70,10 @@ class Predictor:
                     found.setdefault(one.model, []).append((one, server, estimate))
         for model, replicas in found.items():
             rate = math.fsum(one.rate_rps for one, _, _ in replicas)
-            self._pools[model] = self._solve(rate, [(server, estimate) for _, server, estimate in replicas])
+            self._pools[model] = self._solve(model, rate, [(server, estimate) for _, server, estimate in replicas])
 
-    def _solve(self, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
-        queueing, arrivals = self._problem.queueing, Arrivals(rate_rps)
+    def _solve(self, model: str, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
+        queueing, arrivals = queue_of(self._problem.queueing, model), Arrivals(rate_rps)
         servers = [server for server, _ in replicas]
         scaled = [_at_ends(server, estimate.latency_ms) for server, estimate in replicas]
         ends = zip(*scaled, strict=True) if all(scaled) else ()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_queues import map_servers
@@ -40,8 +41,9 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         arrivals = Arrivals(math.fsum(replica.rate_rps for _, replica, _ in members))
         if not 0.0 < arrivals.rate_rps < math.fsum(server.capacity_rps for server in servers):
             continue  # told of elsewhere
-        pool = evidence.queueing.pool(arrivals, servers)
-        ends = [evidence.queueing.pool(arrivals, scaled) for scaled in _at_ends(members)]
+        queueing = queue_of(evidence.queueing, model)
+        pool = queueing.pool(arrivals, servers)
+        ends = [queueing.pool(arrivals, scaled) for scaled in _at_ends(members)]
         slo_ms = deployment.models[model].slo_ms
         for number, (where, replica, _) in enumerate(members):
             laws = [end.parts[number].sojourn for end in ends]

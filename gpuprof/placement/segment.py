@@ -11,6 +11,7 @@ from statistics import NormalDist
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
@@ -330,7 +331,8 @@ class Segments:
         server = self.server(device, workload, beside)
         if rate_rps >= server.capacity_rps:
             return math.inf
-        return self.problem.queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
         """Return the memory of all processes of a workload to plan with, as `planned_ms` says of times."""
@@ -460,7 +462,8 @@ class Segments:
         idle = ceiling * NEARLY_IDLE
         if not self._in_time(demand, server, min(least_rps, wanted)):
             return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
-        return self.problem.limits.largest_rps(self.problem.queueing, server, demand.slo, idle, wanted)
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)
 
     def _is_better(self, demand: Demand, segment: Segment, best: Segment) -> bool:
         """Whether a segment serves more than the best so far, or the same with a shorter tail."""
@@ -477,7 +480,8 @@ class Segments:
         return self.meets(demand, device, workload, demand.rate_rps, beside)
 
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
-        return self.problem.limits.in_time(self.problem.queueing, server, demand.slo, rate_rps)
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
 
 
 def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:

@@ -9,6 +9,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
@@ -138,7 +139,7 @@ def _nearly_idle_ms(segments: Segments, demand: Demand, device: Device, workload
         server = segments.server(device, workload)
     except InputError:
         return math.inf
-    sojourn = segments.problem.queueing.sojourn(
+    sojourn = queue_of(segments.problem.queueing, demand.model).sojourn(
         Arrivals(min(demand.rate_rps, server.capacity_rps * NEARLY_IDLE)), server
     )
     return sojourn.percentile(demand.slo.percentile)

@@ -17,6 +17,8 @@ from gpuprof.placement.optimal.restricted_master import RestrictedMaster
 from gpuprof.placement.program import Solution
 
 _MOST_ROUNDS = 200
+#: So many patterns are fixed one after another; of larger fleets the rest is rounded well enough.
+_MOST_FIXED = 12
 _EPSILON = 1e-7
 
 
@@ -64,6 +66,27 @@ def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> 
         values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
         if not _add_columns(master, found, values):
             return
+
+
+def dive_for_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
+    """Add the patterns that go well together: fix one after another to whole numbers, and price what fits beside them.
+
+    Those of the relaxation alone are each the best beside fractions of the others, and may be bad in whole numbers.
+    Nothing stays fixed afterwards.
+    """
+    rows: list[int] = []
+    generate_patterns(master, limit, seed)
+    for _ in range(_MOST_FIXED if master.generated else 0):
+        found = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
+        counts = {} if found is None else master.fractional_patterns(found.values)
+        if not counts or limit.is_over:
+            break
+        column = max(counts, key=lambda one: counts[one] % 1.0)
+        rows.append(master.program.row(low=math.ceil(counts[column])))
+        master.program.add(column, rows[-1], 1.0)
+        generate_patterns(master, limit, seed)
+    for row in rows:
+        master.program.bound_row(row)
 
 
 def farley_bound(

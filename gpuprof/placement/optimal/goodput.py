@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.column_generation import generate_patterns
+from gpuprof.placement.optimal.column_generation import dive_for_patterns, generate_patterns
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
@@ -51,12 +51,20 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
             {column: -float(_PER_LEVEL**demand.priority) for demand, column in master.served_columns()}
         )
         generate_patterns(master, limit, problem.options.seed)
-    solution = solve_for_goodput(problem, master, limit, fair=fair)
+    solution = solve_for_goodput(
+        problem, master, limit, fair=fair, price=lambda: dive_for_patterns(master, limit, problem.options.seed)
+    )
     return None if solution is None else master.read_solution(solution)
 
 
-def solve_for_goodput(problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool) -> Solution | None:
-    """Return the solution that serves most, as `maximise_goodput` orders them, None where none is found in time."""
+def solve_for_goodput(
+    problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool, price: Callable[[], None] = lambda: None
+) -> Solution | None:
+    """Return the solution that serves most, as `maximise_goodput` orders them, None where none is found in time.
+
+    ``price`` adds the columns that the relaxation takes by the objective of each priority, once the higher ones are
+    held at what they reach: those of all priorities together are seldom the best for the lower ones.
+    """
     served = master.served_columns()
     if fair:
         _level(problem, master, served, limit)
@@ -67,6 +75,7 @@ def solve_for_goodput(problem: Problem, master: PartialProgram, limit: Limit, *,
         for _, column in own:
             master.program.add(column, row, 1.0)
         master.program.recost({column: -1.0 for _, column in own})
+        price()
         found = _solve_program(problem, master, limit)
         if found is None:
             break

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from gpuprof.placement.optimal.knapsack import best_packing
 
-#: Steps of a partition's memory where exact bytes are too many to be told apart.
-_STEPS = 64
-#: Cells of shares times memory that pricing may look at.
-_MOST_CELLS = 2_000_000
+#: Steps of a partition's memory where exact bytes are too many to be told apart: as few, and where shares are coarse
+#: as many as leave pricing quick.
+_STEPS, _MOST_STEPS = 64, 4_096
+#: Cells of shares times memory that pricing may look at, and that it is quick with.
+_MOST_CELLS, _QUICK_CELLS = 2_000_000, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, ca
 
 def make_grid(capacity_bytes: int, space: int, *, relaxed: bool) -> MemoryGrid:
     """Return a grid coarse enough for pricing over ``space`` parts of a share."""
-    steps = max(1, min(_STEPS, _MOST_CELLS // max(1, space)))
+    quick = min(_MOST_STEPS, _QUICK_CELLS // max(1, space))
+    steps = max(1, quick, min(_STEPS, _MOST_CELLS // max(1, space)))
     unit = math.ceil(capacity_bytes / steps)
     return MemoryGrid(unit, capacity_bytes // unit, relaxed)

@@ -37,6 +37,9 @@ from gpuprof.placement.segment import Segment
 #: Below this a column is not taken.
 _LITTLE = 1e-7
 
+#: A count that is no nearer to a whole number is a fraction.
+_FRACTION = 1e-5
+
 #: Columns of covers that one program has at most; classes beyond are given by their segments.
 _MOST_COVERS = 40_000
 
@@ -233,6 +236,11 @@ class RestrictedMaster:
         entries[self.kind_rows[pattern.kind]] = -1.0
         self._patterns[pattern] = self.program.column(0.0, entries)
         return True
+
+    def fractional_patterns(self, values: Sequence[float]) -> dict[int, float]:
+        """Return the columns of patterns that a relaxed solution takes a fraction of, with how often it takes each."""
+        taken = {column: values[column] for column in self._patterns.values()}
+        return {column: count for column, count in taken.items() if abs(count - round(count)) > _FRACTION}
 
     def slot_values(self, kind: PartitionKind, duals: Sequence[float]) -> dict[PartitionSlot, float]:
         """Return what a slot of each size of a partition is worth by the duals."""

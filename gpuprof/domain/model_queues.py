@@ -1,0 +1,48 @@
+"""Queueing models of which each model has its own, since its requests arrive in a way of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
+from gpuprof.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQueues:
+    """Answers by the model that is served, for whoever asks with `queue_of`.
+
+    Attributes
+    ----------
+    by_model : mapping of str to QueueModel
+    unnamed : QueueModel
+        Answers where no model is named: how busy a replica is does not depend on how requests arrive.
+    """
+
+    by_model: Mapping[str, QueueModel]
+    unnamed: QueueModel
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return the distribution of the time in one replica of no model in particular."""
+        return self.unnamed.sojourn(arrivals, server)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        """Return the distribution of the time in a system of replicas of no model in particular."""
+        return self.unnamed.pool(arrivals, servers, coarse=coarse)
+
+
+def queue_of(queueing: QueueModel, model: str) -> QueueModel:
+    """Return what answers for the replicas of a model.
+
+    Raises
+    ------
+    InputError
+        Where models have their own and this one has none.
+    """
+    if not isinstance(queueing, ModelQueues):
+        return queueing
+    if model not in queueing.by_model:
+        known = ", ".join(sorted(queueing.by_model))
+        raise InputError(f"nothing is known of how requests of {model} arrive", f"the trace has those of {known}")
+    return queueing.by_model[model]
