@@ -132,7 +132,7 @@ class Predictor:
             calm = self._undisturbed_server(device, placed, beside)
             server = disturbances.get(placed, calm)
             if placed.model not in self._pools:
-                self._pools[placed.model] = self._solve(placed.rate_rps, [(server, estimate)])
+                self._pools[placed.model] = self._solve(placed.model, placed.rate_rps, [(server, estimate)])
             latencies = calm.latency_ms
             part, ends = self._pools[placed.model].part(server)
             prediction, rate_rps = self._with_queueing(prediction, placed.model, part, ends), part.rate_rps

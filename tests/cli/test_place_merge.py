@@ -133,6 +133,21 @@ def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(
     assert sorted(path.name for path in here.glob("*.onnx")) == ["image.onnx", "tuned-a.onnx", "tuned-b.onnx"]
 
 
+def test_models_whose_requests_were_recorded_apart_are_planned_each_for_its_own_and_not_merged(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_profiles(here, ALIKE)
+    slo(here, a=(20, 200), b=(10, 300))
+    times = sorted([(0.1 * n, "a") for n in range(900)] + [(float(n // 3), "b") for n in range(270)])
+    (here / "trace.csv").write_text("time_s,model\n" + "".join(f"{at:.3f},{model}\n" for at, model in times))
+    assert run_place("--arrivals", "trace.csv") == 0
+    assert "not merged: of how requests of several models arrive together" in capsys.readouterr().err
+    assert main(["check"]) == 0
+    (here / "trace.csv").write_text("time_s,model\n0.1,a\n0.2,other\n")
+    assert run_place("--arrivals", "trace.csv") != 0
+    assert "nothing is known of how requests of b arrive" in capsys.readouterr().err
+
+
 def test_models_that_share_nothing_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_profiles(here, ALIKE, {"b": "image.onnx"})
     slo(here, a=(20, 200), b=(10, 300))

@@ -50,7 +50,7 @@ def test_a_trace_is_planned_for_at_the_rate_that_is_asked(tmp_path: Path) -> Non
 
 def write_two_models(path: Path) -> Path:
     """Six requests of ``a`` at once every second, and one of ``b`` every sixth of it."""
-    times = [(second, "a") for second in range(600) for _ in range(6)]
+    times = [(float(second), "a") for second in range(600) for _ in range(6)]
     times += [(second + part / 6.0, "b") for second in range(600) for part in range(6)]
     path.write_text("time_s,model\n" + "".join(f"{time:.6f},{model}\n" for time, model in sorted(times)))
     return path
