@@ -51,6 +51,8 @@ def resolve_device(
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
     from gpuprof.machine.local_device import local_cpu, local_gpus
 
+    if name is not None and not name.strip():  # as an empty variable of a shell gives it
+        raise InputError("the name of the device is empty", "leave --device out for the default, or name one")
     profiled = profiled_devices(db) if db is not None else ()
     wanted = (name or (profiled[0] if profiled else "cpu")).lower()
     here = local_cpu()

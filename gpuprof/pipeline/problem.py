@@ -317,7 +317,7 @@ def _record_settings(
 ) -> PlannedWith:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
     slo_sha256 = database_sha256 = None
-    if isinstance(demands, str | os.PathLike):
+    if isinstance(demands, str | os.PathLike) and Path(demands).is_file():  # a pipe is empty by now
         slo_sha256 = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
     if database is not None:
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))

@@ -162,7 +162,7 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     for *_, replica in deployment.places():
         for model in replica.rates():
             found.setdefault(model, set()).add(replica.predicted.source)
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             name,
             _number(model.rate_rps),
@@ -173,7 +173,17 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
         )
         for name, model in deployment.models.items()
     )
-    headings = ("model", "requests/s", "SLO ms", "predicted goodput/s", "predicted p99 ms", "batch times from")
+    headings: tuple[str, ...] = (
+        "model",
+        "requests/s",
+        "SLO ms",
+        "predicted goodput/s",
+        "predicted p99 ms",
+        "batch times from",
+    )
+    if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # said once, not in every row
+        text += f" Batch times: {common.pop()}."
+        headings, rows = headings[:-1], tuple(row[:-1] for row in rows)
     source = "predicted from measurements" if is_observed(deployment) else "predicted"
     return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
 

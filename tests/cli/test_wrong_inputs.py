@@ -211,6 +211,7 @@ _WRONG: list[tuple[str, str]] = [
     ("profile --from-report cut.sqlite --batch 1", "cut.sqlite"),
     ("profile --from-report events.json --batch 1", "events.json"),
     ("estimate net.onnx --device x --device-file pipe", "named pipe"),
+    ("estimate net.onnx --device ''", "empty"),
     ("estimate net.onnx --device a100-80 --device-file catalogue.toml", "a100-80"),
     ("place --slo-file pipe --gpus a100-80", "named pipe"),
     ("place --slo-file /dev/zero --gpus a100-80", "a device"),

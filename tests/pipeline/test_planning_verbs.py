@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +64,17 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     assert all(one.nodes == maps[0].nodes and one.predicted == maps[0].predicted for one in maps)
     assert all(one.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for one in maps)
     assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
+
+
+def test_demands_from_a_pipe_are_read_once_and_have_no_hash(here: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, (here / "slo.csv").read_bytes())
+    os.close(writing)
+    try:
+        plan = gpuprof.place(f"/dev/fd/{reading}", fleet="v100:2", policy="ffd", options=SMALL).deployment
+    finally:
+        os.close(reading)
+    assert set(plan.models) == {"a", "b"} and plan.planned_with.slo_sha256 is None
 
 
 def test_several_processes_of_a_replica_are_planned_only_where_something_was_measured(here: Path) -> None:

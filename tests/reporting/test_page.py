@@ -142,7 +142,11 @@ def test_the_parts_say_where_their_figures_come_from() -> None:
     assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0][0].text
     ((placed,), _) = sections_of(json.loads(a_map().to_json()), "map.json")
     assert placed.source.startswith("predicted") and placed.table is not None
-    assert placed.table.headings[-1] == "batch times from" and all(row[-1] != "–" for row in placed.table.rows)
+    assert "Batch times: measured." in placed.text and placed.table.headings[-1] == "predicted p99 ms"
+    mixed = json.loads(a_map().to_json().replace('"measured"', '"roofline"', 1))
+    ((placed,), _) = sections_of(mixed, "map.json")
+    assert placed.table is not None and placed.table.headings[-1] == "batch times from"
+    assert sorted(row[-1] for row in placed.table.rows) == ["measured", "measured; roofline"]
 
 
 def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -> None:
