@@ -1,10 +1,8 @@
-"""What a server gives away, and how long it stands still, under clients that mean it ill; memory before and after.
+"""How long a server stands still under clients that mean it ill; memory before and after.
 
-    python -m bench.hostile [--answers N] [--seconds S]
+    python -m bench.hostile [--seconds S]
 
-First clients of all manners (`bench.strange_clients`) ask for N answers by HTTP and gRPC, plain and with TLS, of a
-server that overwrites memory as soon as it is given back: how many bytes of the answers are not the client's own? Then
-each attack goes on for S seconds against a server of its own, while somebody else asks every 10 ms whether it lives:
+Each attack goes on for S seconds against a server of its own, while somebody else asks every 10 ms whether it lives:
 for how long does the router stand still at most, as it says itself (and a process that only sleeps, which the machine
 alone holds up), how long does the other wait, and what does the router have in memory before, at most, and afterwards,
 and after how many seconds is it nearly what it was?
@@ -24,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -36,10 +34,8 @@ import psutil
 
 from bench.bystander import run_bystander
 from bench.serving import deployment
-from bench.strange_clients import Endpoint, Got, draw_requests, send_all
 
 TOKEN = "a-token-of-the-benchmark-0123456789"
-_AT_ONCE = 16
 _PROBE_S = 0.01
 _WEIGH_S = 0.1
 #: For so long memory is looked at, and is back when it is so near to what it was: the arena keeps 16 MiB, too.
@@ -47,7 +43,6 @@ _REST_S, _KEPT_BYTES = 40.0, 24 << 20
 _ATTACKERS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_MODELS = (("m", 600_000),)
 BUFFER_MB = 256
 _UNFINISHED_BYTES = 50 << 20
 
@@ -216,39 +211,17 @@ def suffer(attack: Attack, seconds: float) -> Suffered:
         return Suffered(stall_ms, machine_ms, 1000.0 * worst_s, before / 1e6, peak / 1e6, after / 1e6, rested_s)
 
 
-def foreign_bytes(answers: int) -> tuple[Got, int]:
-    """Return what clients of all manners got who sent requests until they had so many answers; and how many."""
-    import trustme
-
-    got, sent = Got(), 0
-    authority = trustme.CA()
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("chain.pem", "key.pem")]
-        certificate = authority.issue_cert("127.0.0.1")
-        certificate.cert_chain_pems[0].write_to_path(files[0])
-        certificate.private_key_pem.write_to_path(files[1])
-        files[1].chmod(0o600)
-        secured = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
-        pem = authority.cert_pem.bytes().decode()
-        with hostile_server() as plain, hostile_server(*secured) as guarded:
-            endpoints = [
-                Endpoint("http", "127.0.0.1", plain.http, token=TOKEN),
-                Endpoint("grpc", "127.0.0.1", plain.grpc, token=TOKEN),
-                Endpoint("https", "127.0.0.1", guarded.http, pem, TOKEN),
-                Endpoint("grpcs", "127.0.0.1", guarded.grpc, pem, TOKEN),
-            ]
-            while got.answers < answers:
-                batch = draw_requests(endpoints, _MODELS, 500, sent)
-                got, sent = got + send_all(batch, _AT_ONCE), sent + len(batch)
-    return got, sent
-
-
 @contextmanager
-def hostile_server(*options: str) -> Iterator[AttackTarget]:
-    """Serve a null model with a token, by HTTP and gRPC; memory that is given back is overwritten."""
+def hostile_server(*options: str, models: Mapping[str, str] | None = None) -> Iterator[AttackTarget]:
+    """Serve null models with a token, by HTTP and gRPC; memory that is given back is overwritten."""
+    paths = {"m": "null:600k"} if models is None else models
+    document = deployment("null:4", 1)
+    (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
+    partition["replicas"] = [partition["replicas"][0] | {"model": name} for name in paths]
+    document["models"] = {name: document["models"]["m"] | {"path": path} for name, path in paths.items()}
     with tempfile.TemporaryDirectory() as folder:
         path, token = Path(folder) / "map.json", Path(folder) / "token"
-        path.write_text(json.dumps(deployment("null:600k", 1)))
+        path.write_text(json.dumps(document))
         token.write_text(TOKEN)
         token.chmod(0o600)
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", "--grpc-port", "0"]
@@ -371,22 +344,15 @@ def _frames(target: AttackTarget, goes_on: Callable[[], bool], frames: bytes, on
 def main() -> int:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=2000, help="of clients of all manners")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
     parser.add_argument("--only", default="", help="attacks whose name contains this")
     options = parser.parse_args()
-    show_hostile(options.answers, options.seconds, options.only)
+    show_hostile(options.seconds, options.only)
     return 0
 
 
-def show_hostile(answers: int, seconds: float, only: str = "") -> None:
-    """Print the bytes that were not the client's own, and what each attack did."""
-    if answers:
-        got, sent = foreign_bytes(answers)
-        print(
-            f"{sent} requests by HTTP and gRPC, plain and with TLS; reading, slowly, half-closing, closing, cancelling:"
-        )
-        print(f"  {got.foreign} foreign bytes in {got.answers} answers, {got.refused} refused", flush=True)
+def show_hostile(seconds: float, only: str = "") -> None:
+    """Print what each attack did."""
     waits, memory = (
         f"{'stall ms':>9s} {'machine ms':>10s} {'others wait ms':>15s}",
         f"{'MB before':>10s} {'peak':>6s} {'after':>6s} {'s':>4s}",

@@ -30,6 +30,7 @@ import numpy as np
 import psutil
 
 from bench.beside import measure_beside, show_beside
+from bench.foreign_bytes import show_foreign_bytes
 from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
 from bench.serving import closed_loop, deployment, server
@@ -49,6 +50,8 @@ TOLERANCE = 1.25
 _CONCURRENCY = 8
 #: Longer than the SLO of the map: what has no answer by then is lost, and not only late.
 _PATIENCE_S = 90.0
+#: For so long foreign bytes are looked for at most.
+_LOOKING_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
     parser.add_argument("--model", default="null:600k", help="null:SIZE or an ONNX file")
     parser.add_argument("--slo-ms", type=float, default=500.0, help="of the model")
-    parser.add_argument("--answers", type=int, default=2000, help="that are looked at for foreign bytes")
+    parser.add_argument("--answers", type=int, default=1_000_000, help="that are looked at for foreign bytes")
     options = parser.parse_args()
     for workers in (2, 1):
         show_killed(killed_under_load(options.model, options.seconds, workers, options.slo_ms))
@@ -243,7 +246,8 @@ def main() -> int:
         show_overloaded(capacity_rps, result, options.seconds)
         print(f"  cores that were busy: {cores}", flush=True)
     show_beside(measure_beside(3.0, min(10.0, options.seconds)), 3.0)
-    show_hostile(options.answers, min(5.0, options.seconds))
+    show_foreign_bytes(options.answers, _LOOKING_S)
+    show_hostile(min(5.0, options.seconds))
     return 0 if show_recoveries() else 1
 
 

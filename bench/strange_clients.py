@@ -89,8 +89,8 @@ def draw_requests(
 
 def _send_http(request: ClientRequest) -> Got:
     where = request.endpoint
-    with suppress(OSError, HTTPException), _connect(where) as connection:
-        connection.sendall(_http_request(request))
+    with suppress(OSError, HTTPException), connect(where) as connection:
+        connection.sendall(http_request(request))
         if request.manner == "closes":
             return Got()
         if request.manner == "cancels":
@@ -118,7 +118,8 @@ def _read_slowly(answer: HTTPResponse) -> bytes:
     return b"".join(parts)
 
 
-def _connect(where: Endpoint) -> socket.socket:
+def connect(where: Endpoint) -> socket.socket:
+    """Return a connection whose buffer takes little, so that answers back up."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
     connection.settimeout(_TIMEOUT_S)
@@ -130,7 +131,8 @@ def _connect(where: Endpoint) -> socket.socket:
     return context.wrap_socket(connection)
 
 
-def _http_request(request: ClientRequest) -> bytes:
+def http_request(request: ClientRequest) -> bytes:
+    """Return a request with a binary tensor at its end."""
     entry: dict[str, Any] = {"name": "INPUT0", "datatype": "FP32", "shape": [1, request.row_bytes // 4]}
     entry["parameters"] = {"binary_data_size": request.row_bytes}
     text = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
@@ -148,13 +150,10 @@ def _send_grpc(request: ClientRequest) -> Got:
     import grpc
     from tritonclient.grpc import service_pb2
 
-    message = service_pb2.ModelInferRequest(model_name=request.model)
-    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, request.row_bytes // 4])
-    message.raw_input_contents.append(bytes([request.mark]) * request.row_bytes)
     metadata = (("authorization", f"Bearer {request.endpoint.token}"),)
-    with _channel(request.endpoint) as channel:
+    with open_channel(request.endpoint) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        begun = call.future(message.SerializeToString(), timeout=_TIMEOUT_S, metadata=metadata)
+        begun = call.future(grpc_message(request), timeout=_TIMEOUT_S, metadata=metadata)
         if request.manner == "closes":
             return Got()  # with the channel
         if request.manner == "cancels":
@@ -170,7 +169,19 @@ def _send_grpc(request: ClientRequest) -> Got:
     return Got(1, _foreign(tensor, request) + abs(len(tensor) - request.row_bytes))
 
 
-def _channel(where: Endpoint) -> Any:
+def grpc_message(request: ClientRequest) -> bytes:
+    """Return a ModelInferRequest with a raw tensor at its end."""
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest(model_name=request.model)
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, request.row_bytes // 4])
+    message.raw_input_contents.append(bytes([request.mark]) * request.row_bytes)
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def open_channel(where: Endpoint) -> Any:
+    """Return a channel with a connection of its own."""
     import grpc
 
     address = f"{where.host}:{where.port}"

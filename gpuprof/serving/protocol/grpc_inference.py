@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -194,4 +194,9 @@ def _metadata_value(context: Any, name: str) -> str:
 
 def peer_of(context: Any) -> str:
     """Return the address of a call's client without its port: ``127.0.0.1`` of ``ipv4:127.0.0.1:50412``."""
-    return unquote(str(context.peer())).partition(":")[2].rpartition(":")[0].strip("[]")
+    return _address_of(context.peer())
+
+
+@lru_cache(4096)
+def _address_of(uri: str) -> str:
+    return unquote(uri).partition(":")[2].rpartition(":")[0].strip("[]")

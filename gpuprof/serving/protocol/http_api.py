@@ -20,7 +20,7 @@ from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
-from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
+from gpuprof.serving.router.infer_request import InferRequest, read_urgency
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
@@ -226,7 +226,7 @@ class HttpApi:
             if received.body.json_bytes > ON_LOOP_BYTES:
                 self._do_apart(self._infer_apart(model, connection, head, received))
                 return
-            request = read_request(model.spec, received.body)
+            request = model.read_request(received.body)
         except RefusedError as refusal:
             self._refuse(connection, refusal, slots)
         else:

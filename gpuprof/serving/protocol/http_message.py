@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 
 import httptools
@@ -14,6 +15,8 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+#: Heads that are remembered, and bytes of one.
+_MOST_KNOWN, _MAX_KNOWN_BYTES = 256, 1024
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -73,13 +76,22 @@ class ChunkedBody:
 
 
 def read_head(text: bytes) -> HttpHead:
-    """Read a head, blank line included.
+    """Read a head, blank line included; nobody changes it: requests of one client have the same again and again.
 
     Raises
     ------
     RefusedError
         400, when it is no HTTP.
     """
+    return _read_known(text) if len(text) <= _MAX_KNOWN_BYTES else _read(text)
+
+
+@lru_cache(_MOST_KNOWN)
+def _read_known(text: bytes) -> HttpHead:
+    return _read(text)
+
+
+def _read(text: bytes) -> HttpHead:
     head = HttpHead()
     parser = httptools.HttpRequestParser(head)
     try:

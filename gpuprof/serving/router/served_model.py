@@ -16,7 +16,8 @@ from gpuprof.rules.routing import (
     is_refused,
     makes_oldest_late,
 )
-from gpuprof.serving.router.infer_request import Urgency
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency
+from gpuprof.serving.router.known_requests import RequestReader
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, flow_of
@@ -70,6 +71,7 @@ class ServedModel:
         self._loop = asyncio.get_running_loop()
         self._unassigned: list[Inference] = []
         self._spec: ModelSpec | None = None
+        self._reader: RequestReader | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -80,7 +82,18 @@ class ServedModel:
     @spec.setter
     def spec(self, spec: ModelSpec) -> None:
         """Set them once a worker has said them."""
-        self._spec = spec
+        self._spec, self._reader = spec, RequestReader(spec)
+
+    def read_request(self, body: RequestBody) -> InferRequest:
+        """Read and check a request of HTTP.
+
+        Raises
+        ------
+        RefusedError
+            400, saying what is wrong.
+        """
+        assert self._reader is not None
+        return self._reader.read(body)
 
     @property
     def percentile(self) -> float:

@@ -158,13 +158,16 @@ class ServedReplica:
         queue = self._queue
         oldest = 1000.0 * (now - queue.oldest.arrived) if queue else 0.0
         oldest_deadline = queue.oldest.deadline_ms if queue else math.inf
-        busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
+        busy, idle = [], 0
+        for worker in self.workers:
+            if worker.is_ready:
+                busy.append(worker.busy_ms(now))
+                idle += worker.is_idle
         ahead = queue.rows_before(priority, flow)
-        idle = sum(worker.is_idle for worker in self.workers)
         times_ms = self.latency.times_ms(now)
         wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, times_ms)
         joining = 0 if idle else self._joining
-        return ReplicaLoad(ahead, oldest, busy, times_ms, wait_ms, idle, joining, oldest_deadline)
+        return ReplicaLoad(ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
 
     def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float) -> None:
         """Count a request that the routing rule sent here, let in or not if its answer takes ``allowed_ms`` or less."""
@@ -253,9 +256,11 @@ class ServedReplica:
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
         """
-        idle = next((worker for worker in self.workers if worker.is_idle), None)
-        if idle is not None:
-            return idle
+        for worker in self.workers:
+            if worker.is_idle:
+                return worker
+        if self.waiting_rows < self.plan.batch:
+            return None
         ready = [worker for worker in self.workers if worker.is_ready]
         if not ready or self.waiting_rows < self.plan.batch * len(ready):
             return None

@@ -279,3 +279,11 @@ def test_a_request_waits_in_the_lane_of_its_address_where_that_was_asked_for_bef
         transport.send(connection)
         feed(connection, b"GET")
     assert lanes == [None, None, "m", None]
+
+
+def test_heads_that_are_known_are_not_parsed_again_and_long_ones_are_not_kept() -> None:
+    text = b"GET /v2 HTTP/1.1\r\nHost: known.example\r\n\r\n"
+    assert read_head(text) is read_head(bytes(bytearray(text)))
+    assert read_head(text).headers == {b"host": b"known.example"}
+    long = b"GET /v2 HTTP/1.1\r\nHost: x\r\nFilling: " + bytes([0x61]) * 2000 + b"\r\n\r\n"
+    assert read_head(long) == read_head(bytes(bytearray(long))) and read_head(long) is not read_head(long)

@@ -1,0 +1,62 @@
+"""Requests whose text was read before: most clients send the same JSON again and again, before other tensors."""
+
+from __future__ import annotations
+
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
+from gpuprof.serving.transport.inference import InputTensor
+from gpuprof.serving.transport.metadata import ModelSpec
+
+#: Texts that are remembered, and bytes of one.
+_MOST, _MOST_BYTES = 64, 1024
+
+
+class RequestReader:
+    """Reads the requests of one model.
+
+    Text and length of the body decide everything but the tensors' values, so that one that came before need not be read
+    and checked again; only tensors of strings are looked into each time.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._has_strings = any(tensor.datatype == "BYTES" for tensor in spec.inputs)
+        self._known: dict[tuple[bytes, int], InferRequest] = {}
+
+    def read(self, body: RequestBody) -> InferRequest:
+        """Read and check a request.
+
+        Raises
+        ------
+        RefusedError
+            As `read_request`.
+        """
+        if self._has_strings or body.json_bytes > _MOST_BYTES or body.json_bytes == len(body.data):
+            return read_request(self._spec, body)
+        key = bytes(memoryview(body.data)[: body.json_bytes]), len(body.data)
+        known = self._known.get(key)
+        if known is None:
+            known = read_request(self._spec, RequestBody(body.data, body.json_bytes, 0))  # places within the body
+            if len(self._known) == _MOST:
+                self._known.clear()
+            self._known[key] = known
+        return _place(known, body)
+
+
+def _place(known: InferRequest, body: RequestBody) -> InferRequest:
+    """Return a request like one that is known, with the tensors of this body."""
+    data = memoryview(body.data)
+    inputs = []
+    for tensor in known.inputs:
+        if not isinstance(tensor.data, tuple):  # its values are part of the text
+            inputs.append(tensor)
+            continue
+        start, size = tensor.data
+        if body.offset is None:
+            inputs.append(InputTensor(tensor.shape, data[start : start + size]))
+        else:
+            inputs.append(InputTensor(tensor.shape, (body.offset + start, size)))
+    return InferRequest(known.id, known.rows, inputs, known.outputs, known.binary, known.timeout_ms, known.priority)
