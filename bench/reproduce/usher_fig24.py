@@ -24,10 +24,10 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
 from gpuprof.reporting.chart import Axis
-from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
+from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
+from gpuprof.simulator.reschedule import MoveCosts, Timetable, make_timetable, observed_rates
 
 #: The testbed's load (§5.3.2) and the window of Figure 24; a decision takes 0.51 s and loading 0.63 s (Table 2).
 _RATE_RPS, _SECONDS = 8000.0, 1000.0
@@ -113,9 +113,9 @@ def _follow(
     first = scheduler({demand.model: demand.rate_rps for demand in given.demands})
     options = SimulationOptions(seconds, warmup_s=min(_PERIOD_S, seconds / 10.0), refuse_hopeless=False)
     rates = observed_rates(first, load, options, _PERIOD_S)
-    table = timetable(first, rates, _PERIOD_S, scheduler, MoveCosts(load_s=_LOAD_S))
+    table = make_timetable(first, rates, _PERIOD_S, scheduler, MoveCosts(load_s=_LOAD_S))
     outcome = simulate(table.deployment, load, replace(options, switches=table.switches, absent=table.absent))
-    return autoscaling("", table, outcome), table
+    return summarize_autoscaling("", table, outcome), table
 
 
 def _steps(table: Timetable, seconds: float) -> dict[float, float | None]:

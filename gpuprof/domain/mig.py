@@ -41,7 +41,7 @@ class MigPlacement:
 Layout = tuple[MigPlacement, ...]
 
 
-def placement(device: Device, profile: str, start: int) -> MigPlacement:
+def make_placement(device: Device, profile: str, start: int) -> MigPlacement:
     """Return the instance of the profile with this name at ``start``, legal or not.
 
     Raises
@@ -57,7 +57,7 @@ def compute_slices(device: Device) -> int:
     return max((profile.compute_slices for profile in device.mig_profiles), default=0)
 
 
-def violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
+def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
     """Return the first rule that the placements break together, with the values, or None when they are legal.
 
     The order of ``placements`` does not matter for whether they are legal.
@@ -79,7 +79,7 @@ def violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
 
 def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
     """Return whether the driver would create these instances on one GPU."""
-    return violation(device, placements) is None
+    return find_violation(device, placements) is None
 
 
 def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
@@ -134,16 +134,16 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
     return _maximal((device.mig_slices, compute_slices(device), chosen))
 
 
-def counts(layout: Layout) -> tuple[tuple[str, int], ...]:
+def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
     """Return how often each profile occurs in the layout, sorted by name: what ``nvidia-mig-parted`` calls a config."""
     return tuple(sorted(Counter(item.profile.name for item in layout).items()))
 
 
 def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
-    """Return one maximal layout for each different `counts`, the first of each in `maximal_layouts`."""
+    """Return one maximal layout for each different `count_profiles`, the first of each in `maximal_layouts`."""
     found: dict[tuple[tuple[str, int], ...], Layout] = {}
     for layout in maximal_layouts(device, profiles):
-        found.setdefault(counts(layout), layout)
+        found.setdefault(count_profiles(layout), layout)
     return tuple(found.values())
 
 

@@ -82,7 +82,7 @@ class OpCall:
         return tuple(int(item) for item in value) if isinstance(value, list | tuple) else ()
 
 
-def rows(tensor: Tensor, first_axis: int) -> int:
+def count_slices(tensor: Tensor, first_axis: int) -> int:
     """Return how many slices ``tensor`` has before ``first_axis`` (negative counts from the end)."""
     axis = first_axis + len(tensor.shape) if first_axis < 0 else first_axis
     return prod(tensor.shape[:axis])

@@ -13,7 +13,7 @@ from math import log2, prod
 
 from gpuprof.domain.model import Tensor
 from gpuprof.graph import matrix_costs as matrix
-from gpuprof.graph.op_call import OpCall, rows
+from gpuprof.graph.op_call import OpCall, count_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,11 @@ def _batch_norm(call: OpCall) -> int:
 
 def _layer_norm(call: OpCall) -> int:
     """Mean, difference, variance (square, mean), scaling by its root, weight; bias; ε, root, reciprocal a row."""
-    return (6 + call.has(2)) * call.x.elements + 3 * rows(call.x, call.whole("axis", -1))
+    return (6 + call.has(2)) * call.x.elements + 3 * count_slices(call.x, call.whole("axis", -1))
 
 
 def _rms_norm(call: OpCall) -> int:
-    return 4 * call.x.elements + 3 * rows(call.x, call.whole("axis", -1))
+    return 4 * call.x.elements + 3 * count_slices(call.x, call.whole("axis", -1))
 
 
 def _channel_norm(call: OpCall) -> int:
@@ -289,7 +289,7 @@ def _skip_norm(call: OpCall) -> int:
     simplified = "Simplified" in call.op_type
     sums = 1 + call.has(3 if simplified else 4)
     each = 4 if simplified else 6 + call.has(3)
-    return (sums + each) * call.x.elements + 3 * rows(call.x, -1)
+    return (sums + each) * call.x.elements + 3 * count_slices(call.x, -1)
 
 
 def _quantise_formula(formula: _Formula) -> _Formula:

@@ -50,13 +50,13 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         for file_name, content in extra.items():
             (temporary / file_name).write_bytes(content)
         for file in temporary.iterdir():
-            flush(file)
-        flush(temporary)
+            sync_to_disk(file)
+        sync_to_disk(temporary)
         temporary.rename(database / name)
     except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    flush(database)
+    sync_to_disk(database)
     return database / name
 
 
@@ -67,7 +67,7 @@ def remove_segment(path: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def flush(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until a file or a directory is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -20,7 +20,7 @@ def own_cores() -> tuple[int, ...]:
 
 
 @contextmanager
-def confine(part: CpuSlice, name: str) -> Iterator[None]:
+def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
     """Hold this process, and the threads that it starts inside, to ``part``.
 
     Parameters

@@ -59,7 +59,7 @@ def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
     return MigLayout.of(found)
 
 
-def cut(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
+def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
     """Cut a GPU as ``wanted``; return how it was cut before, None when it was so already.
 
     Raises
@@ -73,12 +73,12 @@ def cut(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None
     try:
         _change(gpu, before, wanted, tool)
     except UnavailableError:
-        restore(gpu, before, tool)
+        restore_layout(gpu, before, tool)
         raise
     return before
 
 
-def restore(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str | None:
+def restore_layout(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str | None:
     """Cut a GPU as it was; return None when it is so, else why it is not."""
     try:
         now = read_layout(gpu, tool)

@@ -12,7 +12,7 @@ _ANSWER_S = 5.0
 _FIX = "ray start --head starts one; --ray-address says where"
 
 
-def join(address: str) -> Any:
+def join_cluster(address: str) -> Any:
     """Connect to a cluster and return Ray's module.
 
     Parameters

@@ -35,10 +35,10 @@ from gpuprof.merging.slots import (
     Rule,
     Slots,
     UnmergeableError,
+    first_two_inputs,
     listed_axes,
     normal_axis,
-    only_first,
-    two_first,
+    only_data_input,
 )
 from gpuprof.merging.source import Size
 
@@ -86,7 +86,7 @@ def _broadcast(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 def _by_sample(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Convolutions, pooling and normalisation of images: samples are the first axis."""
-    if only_first(node, slots).axis != 0 or len(node.output) > 1:
+    if only_data_input(node, slots).axis != 0 or len(node.output) > 1:
         raise UnmergeableError(f"{node.op_type} mixes what is concatenated")
     return (0,)
 
@@ -103,12 +103,12 @@ def _resize(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes
 
 def _elementwise(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Ops that treat each element alone."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     return (first.axis,) * len(node.output)
 
 
 def _quantise_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
-    first, (_, scale) = only_first(node, slots), two_first(node, slots)
+    first, (_, scale) = only_data_input(node, slots), first_two_inputs(node, slots)
     if (
         scale.rank == 1
         and scale.dims[0] != (Size(1),)
@@ -119,7 +119,7 @@ def _quantise_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) 
 
 
 def _softmax(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     axis = normal_axis(whole(node, "axis", -1 if opset >= 13 else 1), first.rank)
     if first.axis == axis or (opset < 13 and (first.axis or 0) > axis):
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
@@ -128,14 +128,14 @@ def _softmax(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axe
 
 def _from_axis(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Layer normalisation: everything from ``axis`` on is mixed."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     if (first.axis or 0) >= normal_axis(whole(node, "axis", -1), first.rank):
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
     return (first.axis,) * len(node.output)
 
 
 def _skip_norm(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    a, b = two_first(node, slots)
+    a, b = first_two_inputs(node, slots)
     if a.axis is None or a.axis != b.axis or a.sizes != b.sizes or a.axis == a.rank - 1:
         raise UnmergeableError(f"{node.op_type} mixes what is concatenated")
     if any(slot is not None and slot.axis is not None for slot in slots[2:]):
@@ -147,7 +147,7 @@ def _along(default: int) -> Rule:
     """Return the rule of ops that work along one axis: Split, CumSum, TopK, ArgMax with their default axis."""
 
     def rule(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-        first = only_first(node, slots)
+        first = only_data_input(node, slots)
         second = slots[1] if len(slots) > 1 else None
         stated = whole(node, "axis", default)
         if node.op_type == "CumSum" and second is not None and second.value is not None:
@@ -162,7 +162,7 @@ def _along(default: int) -> Rule:
 
 
 def _reduce(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     axes = listed_axes(node, slots, 1, "axes")
     if not axes and whole(node, "noop_with_empty_axes", 0):
         return (first.axis,)

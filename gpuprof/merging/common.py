@@ -17,8 +17,8 @@ from gpuprof.merging.submatrix import (
     TOLERANCE,
     CommonBlock,
     Matrix,
-    better,
     block_at,
+    choose_larger,
     displacement_work,
     exhaustive_block,
     most_possible,
@@ -79,7 +79,7 @@ class _Found:
         for displacement, count in other.larger.items():
             if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
                 self.larger[displacement] = self.larger.get(displacement, 0) + count
-        self.two = better(self.two, other.two)
+        self.two = choose_larger(self.two, other.two)
 
 
 class _Search:
@@ -236,11 +236,11 @@ class _Search:
 
     def _grow(self, pair: Pair, found: _Found, cut: bool) -> None:
         a, b = (self.matrices[i] for i in pair)
-        best = better(self.best[pair], found.two)
+        best = choose_larger(self.best[pair], found.two)
         most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))
         promising = sorted(found.larger, key=lambda displacement: (-found.larger[displacement], displacement))
         for down, right in promising[:most]:
-            best = better(best, block_at(a, b, down, right, self._tolerance))
+            best = choose_larger(best, block_at(a, b, down, right, self._tolerance))
         if best.area == 0:
             best = self._single(pair)
         exact = not cut and len(promising) <= most

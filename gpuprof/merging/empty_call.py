@@ -28,7 +28,7 @@ def is_risky(nodes: Sequence[NodeProto]) -> bool:
     )
 
 
-def survives(path: Path, fed: Mapping[str, Array], threads: int) -> bool:
+def can_run(path: Path, fed: Mapping[str, Array], threads: int) -> bool:
     """Return whether a model can be run with these inputs, by doing it in another process."""
     words = [sys.executable, "-m", __name__, str(path), str(threads)]
     done = subprocess.run(words, input=pickle.dumps(dict(fed)), capture_output=True, check=False)

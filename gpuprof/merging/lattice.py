@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.merging.submatrix import TOLERANCE, CommonBlock, Matrix, better, block_at, most_possible
+from gpuprof.merging.submatrix import TOLERANCE, CommonBlock, Matrix, block_at, choose_larger, most_possible
 
 Codes = npt.NDArray[np.uint64]
 
@@ -52,7 +52,7 @@ def lattice_block(a: Matrix, b: Matrix, known: CommonBlock, tolerance: float = T
         if found is None:
             impossible = wanted
         else:
-            best = better(best, found)
+            best = choose_larger(best, found)
     return best
 
 

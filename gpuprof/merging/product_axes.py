@@ -11,15 +11,15 @@ from gpuprof.merging.slots import (
     Rule,
     Slots,
     UnmergeableError,
-    only_first,
-    two_first,
+    first_two_inputs,
+    only_data_input,
 )
 from gpuprof.merging.source import Size
 
 
 def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Products of matrices: rows and the axes before them stay apart."""
-    a, b = two_first(node, slots)
+    a, b = first_two_inputs(node, slots)
     out = len(outputs[0][0])
     if a.rank < 2 or b.rank < 2:
         raise UnmergeableError(f"{node.op_type} of a vector")
@@ -76,7 +76,7 @@ def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 def gemm_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Gemm: the rows of its first matrix stay apart."""
     a = slots[0]
-    only_first(node, slots)
+    only_data_input(node, slots)
     if a is None or a.axis != whole(node, "transA", 0):
         raise UnmergeableError("Gemm sums over what is concatenated")
     c = slots[2] if len(slots) > 2 else None

@@ -13,7 +13,7 @@ from gpuprof.errors import InputError, runtime_errors
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.graph.merged_model import MergedModel
-from gpuprof.merging.empty_call import is_risky, survives
+from gpuprof.merging.empty_call import can_run, is_risky
 from gpuprof.merging.source import Array, SourceModel
 from gpuprof.runtime.session import open_session
 
@@ -176,7 +176,7 @@ class _Originals:
         empty = replace(member, absent_rows=0).nothing()
         fed = {value.name: empty[value.merged] for value in member.inputs}
         if is_risky(source.nodes):
-            return survives(source.path, fed, self._threads)
+            return can_run(source.path, fed, self._threads)
         try:
             _run(open_session(source.path, threads=self._threads), fed, source.path, list(source.outputs))
         except InputError:
@@ -268,7 +268,7 @@ class _Prover:
         """Compare a call in which one model is absent; return how many rows stood for it."""
         given: list[int | None] = list(batches)
         given[absent] = None
-        if self._risky and not survives(self._path, self._feed_call(given, 0)[0], self._threads):
+        if self._risky and not can_run(self._path, self._feed_call(given, 0)[0], self._threads):
             self.compare(given, 0, rows=1)
             return 1
         try:

@@ -12,17 +12,17 @@ from gpuprof.merging.slots import (
     Rule,
     Slots,
     UnmergeableError,
+    first_two_inputs,
     fixed_product,
     listed_axes,
     normal_axis,
-    only_first,
-    two_first,
+    only_data_input,
 )
 
 
 def expand_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Expand to a target that names 1 for the batch."""
-    first, (_data, target) = only_first(node, slots), two_first(node, slots)
+    first, (_data, target) = only_data_input(node, slots), first_two_inputs(node, slots)
     if target.value is None:
         raise UnmergeableError("Expand names the size of its whole output")
     sizes, end = [int(size) for size in np.asarray(target.value).ravel()], (first.axis or 0) - first.rank
@@ -33,14 +33,14 @@ def expand_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 def transpose_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """The axis goes where the order puts it."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     order = attribute(node, "perm") or list(range(first.rank))[::-1]
     return (list(order).index(first.axis),)  # type: ignore[call-overload]
 
 
 def reshape_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Everything before the axis must stay as many; then what follows it is laid end to end in memory."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     before = fixed_product(first.dims[0][: first.axis])
     for axis in range(len(outputs[0][0])):
         same_rest = len({dims[axis + 1 :] for dims in outputs[0]}) == 1
@@ -61,7 +61,7 @@ def concat_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 def squeeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """The axis moves up by those dropped before it."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     axes = listed_axes(node, slots, 1, "axes")
     if axes is None:
         raise UnmergeableError("Squeeze without axes would drop a batch of one")
@@ -73,7 +73,7 @@ def squeeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axe
 
 def unsqueeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """The axis moves down by those added before it."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     rank = len(outputs[0][0])
     added = {normal_axis(axis, rank) for axis in listed_axes(node, slots, 1, "axes") or []}
     return ([axis for axis in range(rank) if axis not in added][first.axis or 0],)
@@ -81,7 +81,7 @@ def unsqueeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> A
 
 def slice_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Slice along other axes."""
-    first = only_first(node, slots)
+    first = only_data_input(node, slots)
     axes = listed_axes(node, slots, 3, "axes")
     if axes is None:
         starts = listed_axes(node, slots, 1, "starts") or []
@@ -93,7 +93,7 @@ def slice_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 def gather_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Gather in a shared table, or along another axis."""
-    data, indices = two_first(node, slots)
+    data, indices = first_two_inputs(node, slots)
     axis = normal_axis(whole(node, "axis", 0), data.rank)
     if data.axis is None and indices.axis is not None:
         return (axis + indices.axis,)
@@ -106,7 +106,7 @@ def neutral_pads(position: int, neutral: int) -> Rule:
     """Return the rule of Pad and Tile: nothing may be added along the batch."""
 
     def rule(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-        first = only_first(node, slots)
+        first = only_data_input(node, slots)
         amounts = listed_axes(node, slots, position, "pads") or []
         if (len(slots) > 3 and slots[3] is not None) or not amounts:
             raise UnmergeableError(f"{node.op_type} with axes of its own")

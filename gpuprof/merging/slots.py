@@ -57,7 +57,7 @@ def normal_axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def two_first(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
+def first_two_inputs(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
     """Return the first two inputs of a node, both of which must be there."""
     a, b = slots[0], slots[1]
     if a is None or b is None:
@@ -65,7 +65,7 @@ def two_first(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
     return a, b
 
 
-def only_first(node: NodeProto, slots: Slots) -> OpInput:
+def only_data_input(node: NodeProto, slots: Slots) -> OpInput:
     """Return the first input, the only one that may be concatenated."""
     first = slots[0]
     if first is None or first.axis is None or any(slot is not None and slot.axis is not None for slot in slots[1:]):

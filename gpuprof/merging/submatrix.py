@@ -85,7 +85,7 @@ def most_possible(a: Matrix, b: Matrix) -> int:
     return int(min(a.shape[0], b.shape[0]) * min(a.shape[1], b.shape[1]))
 
 
-def better(first: CommonBlock, second: CommonBlock) -> CommonBlock:
+def choose_larger(first: CommonBlock, second: CommonBlock) -> CommonBlock:
     """Return the larger block, the first where they are equal."""
     return second if second.area > first.area else first
 
@@ -99,7 +99,7 @@ def exhaustive_block(a: Matrix, b: Matrix, tolerance: float = TOLERANCE, known: 
     for area, down, right in _displacements(a.shape, b.shape):
         if area <= best.area:
             break
-        best = better(best, block_at(a, b, down, right, tolerance))
+        best = choose_larger(best, block_at(a, b, down, right, tolerance))
     return best
 
 

@@ -218,12 +218,12 @@ def _measure(
     progress: ProgressCallback,
 ) -> Device:
     """Measure what the device's interference models need and the database lacks; return the device."""
-    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.collector import choose_collector
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
 
     here = resolve_local_device(name, settings.collector, notes.add)
-    collector, why = choose(settings.collector, here.kind)
+    collector, why = choose_collector(settings.collector, here.kind)
     cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(

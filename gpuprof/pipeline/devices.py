@@ -227,7 +227,7 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
     name : str or None
         ``"cpu"``, ``"gpu"``, or a device's name; None: the first GPU that ``collector`` can measure, else the CPU.
     collector : str
-        As `gpuprof.profiling.collector.choose` takes it.
+        As `gpuprof.profiling.collector.choose_collector` takes it.
     note : callable, optional
         Told why the GPU was left alone.
 
@@ -239,7 +239,7 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
         When it has no GPU although one was asked for.
     """
     from gpuprof.machine.local_device import local_cpu, local_gpus
-    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.collector import choose_collector
 
     cpu = local_cpu()
     if name in ("cpu", cpu.name):
@@ -249,7 +249,7 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
         if not gpus:
             return cpu
         try:
-            choose(collector, "gpu")
+            choose_collector(collector, "gpu")
         except UnavailableError as error:
             note(f"{gpus[0].name} is not measured: {error.message}")
             return cpu

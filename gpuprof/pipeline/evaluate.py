@@ -113,7 +113,7 @@ def _write_plot(path: Path, predictions: Sequence[Prediction]) -> str:
 def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
     """Return predicted against measured figures of each quantity, a series a model."""
     from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
-    from gpuprof.reporting.figures import against_figure
+    from gpuprof.reporting.figures import prediction_figure
 
     panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
     charts = []
@@ -123,5 +123,5 @@ def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
             for one in predictions
             if (one.setting, one.quantity, one.predictor) == (setting, quantity, predictor)
         ]
-        charts.append(against_figure(f"{quantity}: {setting}, {predictor}", _UNITS[quantity], pairs))
+        charts.append(prediction_figure(f"{quantity}: {setting}, {predictor}", _UNITS[quantity], pairs))
     return [chart for chart in charts if chart is not None]

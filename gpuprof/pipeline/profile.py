@@ -18,7 +18,7 @@ from gpuprof.pipeline.devices import database_path, resolve_local_device
 from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult, ProfileSettings
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, ignore_progress
 from gpuprof.pipeline.serving_cost import measure_serving
-from gpuprof.profiling.collector import Collector, choose
+from gpuprof.profiling.collector import Collector, choose_collector
 from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
@@ -226,7 +226,7 @@ class _Target:
 
 def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteList) -> _Target:
     here = resolve_local_device(device, settings.collector, notes.add)
-    collector, why = choose(settings.collector, here.kind)
+    collector, why = choose_collector(settings.collector, here.kind)
     return _Target(here, collector, f"{here.name}, collector {why}", notes)
 
 

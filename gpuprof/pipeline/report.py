@@ -18,7 +18,7 @@ from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
-from gpuprof.reporting.profile_figures import over_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def _database_sections(database: KernelDb, name: str) -> list[Section]:
     text += f", measured by {', '.join(collectors)}." if collectors else "."
     if len(by_model) > _MOST_MODELS:
         text += f" The first {_MOST_MODELS} are drawn one by one."
-    sections = [Section("Profiles", text, tuple(over_figures(models)), _index(by_model), "measured")]
+    sections = [Section("Profiles", text, tuple(batch_and_share_figures(models)), _index(by_model), "measured")]
     for own in list(by_model.values())[:_MOST_MODELS]:
         section = _model_section(database, own, devices, is_only=len(by_model) == 1)
         if section is not None:
@@ -203,7 +203,7 @@ def _model_section(
     charts = (
         roofline_figure(f"{workload}: roofline", ops, devices.get(measured.device)),
         timeline_figure(f"{workload}: timeline", ops, kernels),
-        *([] if is_only else over_figures(own)),
+        *([] if is_only else batch_and_share_figures(own)),
     )
     shown = tuple(chart for chart in charts if chart is not None)
     text = f"{count_of(len(ops), 'op')} on {measured.device}, batch {measured.batch}." if ops else ""

@@ -52,13 +52,15 @@ def plan_timetable(
     InputError
         When the duration is not longer than a period, or devices are to fail as well.
     """
-    from gpuprof.simulator.reschedule import observed_rates, timetable
+    from gpuprof.simulator.reschedule import make_timetable, observed_rates
 
     if options.failures:
         raise InputError("--reschedule and --fail exclude each other: the policies know nothing of failures")
     if period_s >= options.duration_s:
         raise InputError(f"--reschedule must be shorter than the duration of {options.duration_s:g} s")
-    return timetable(deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs)
+    return make_timetable(
+        deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs
+    )
 
 
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:

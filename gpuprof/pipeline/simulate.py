@@ -32,7 +32,7 @@ from gpuprof.pipeline.simulation_settings import (
     SimulatedArrivals,
     SimulatedTraffic,
 )
-from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
+from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import is_compiled
 from gpuprof.simulator.engine import simulate as simulate_all
@@ -74,7 +74,9 @@ class SimulateResult(Result):
     def comparison(self) -> tuple[Autoscaling, ...]:
         """Return for each policy what following the load cost and gave; nothing where the map did not follow it."""
         return tuple(
-            autoscaling(str(run.policy), run.timetable, run.outcome) for run in self.runs if run.timetable is not None
+            summarize_autoscaling(str(run.policy), run.timetable, run.outcome)
+            for run in self.runs
+            if run.timetable is not None
         )
 
     def rows(self) -> Sequence[Mapping[str, object]]:

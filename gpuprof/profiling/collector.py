@@ -156,7 +156,7 @@ class Collector(Protocol):
         ...
 
 
-def choose(name: str, kind: str) -> tuple[Collector, str]:
+def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
     """Return the collector called ``name`` for devices of ``kind``, and why it was chosen, in one line.
 
     Parameters

@@ -142,7 +142,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     )
 
 
-def against_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
+def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
     """Return predicted against measured.
 
     Parameters
@@ -196,7 +196,7 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
     charts = [
         goodput_figure(rows),
         _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
-        against_figure("Latency, predicted against measured", "ms", pairs),
+        prediction_figure("Latency, predicted against measured", "ms", pairs),
     ]
     return [chart for chart in charts if chart is not None]
 

@@ -185,7 +185,7 @@ def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
     return {name: i for i, name in enumerate(largest)}
 
 
-def over_figures(models: Sequence[ModelRow]) -> list[Chart]:
+def batch_and_share_figures(models: Sequence[ModelRow]) -> list[Chart]:
     """Return latency and throughput over the batch, and latency over the share, of what was measured.
 
     With more series than can be told apart, each model has the one that was measured most, and further figures show

@@ -47,7 +47,7 @@ class Autoscaling:
     worst_p99_ms: float | None
 
 
-def autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:
+def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:
     """Return the figures of a simulation of ``table``."""
     epochs = table.epoch_outcomes(outcome.duration_s)
     hours = table.gpu_hours(outcome.duration_s)

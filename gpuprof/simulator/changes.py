@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.domain.arrival_process import NS_PER_S
-from gpuprof.simulator import failing
+from gpuprof.simulator import failover
 from gpuprof.simulator.choice import set_alive
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
 from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push
@@ -42,7 +42,7 @@ def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -
     return sorted(changes, key=lambda change: (change.time, not change.fails))
 
 
-def apply(change: Change, cluster: ClusterArrays, state: State, tally: Tally) -> list[int]:
+def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Tally) -> list[int]:
     """Make the change, and return the replicas that have taken over requests and are to go on with them.
 
     All replicas of the change are down before the first request of any of them is given to another.
@@ -51,26 +51,27 @@ def apply(change: Change, cluster: ClusterArrays, state: State, tally: Tally) ->
         set_alive(cluster, state, replica, change.alive, change.time)
         if change.alive:
             state.idle_since[replica] = max(change.time, int(state.idle_since[replica]))
-    homeless = np.empty(len(state.next), np.int64)
+    displaced = np.empty(len(state.next), np.int64)
     if change.fails:
         _forget_completions(state.calendar, cluster, frozenset(change.replicas))
         for replica in change.replicas:
-            found = failing.lose(cluster, state, tally, replica, homeless)
-            failing.adopt(cluster, state, int(cluster.replica_model[replica]), homeless[:found], change.time)
+            found = failover.take_all_requests(cluster, state, tally, replica, displaced)
+            model = int(cluster.replica_model[replica])
+            failover.reroute_requests(cluster, state, model, displaced[:found], change.time)
     elif change.alive:
         for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
-            found = failing.take_orphans(state, model, homeless)
-            failing.adopt(cluster, state, model, homeless[:found], change.time)
+            found = failover.take_orphans(state, model, displaced)
+            failover.reroute_requests(cluster, state, model, displaced[:found], change.time)
     took = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
     state.behind[took] = -1
     return took
 
 
-def end(state: State, tally: Tally) -> None:
+def give_up_all_orphans(state: State, tally: Tally) -> None:
     """Count what still waits for a replica that never came."""
-    homeless = np.empty(len(state.next), np.int64)
+    displaced = np.empty(len(state.next), np.int64)
     for model in range(len(state.orphans)):
-        failing.give_up_orphans(state, tally, model, homeless)
+        failover.give_up_orphans(state, tally, model, displaced)
 
 
 def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:

@@ -29,7 +29,7 @@ _NS = 1e6  # in a millisecond
 
 
 @jit
-def choose(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
+def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     living = state.living[model]
@@ -49,11 +49,11 @@ def choose(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[
         replica, finish = _fastest(cluster, state, model, now)
         if replica >= 0:
             return replica, finish
-    return ask_all(cluster, state, model, now)
+    return find_fastest(cluster, state, model, now)
 
 
 @jit
-def ask_all(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
+def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the fastest replica of a model and its ms, as the rule itself finds it."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
@@ -64,7 +64,7 @@ def ask_all(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple
 
 @jit
 def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return what `ask_all` returns, by the tree of the model; -1 where bounds cannot tell."""
+    """Return what `find_fastest` returns, by the tree of the model; -1 where bounds cannot tell."""
     ranking, first = state.ranking, cluster.choice_start[model]
     while not all_settle_first(ranking, model, now):
         position = soonest_falling(ranking, model)

@@ -18,7 +18,7 @@ from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_c
 from gpuprof.simulator.heap import ARRIVAL, code_of, push
 from gpuprof.simulator.interference import Interference, Neighbours
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
-from gpuprof.simulator.state import ClusterArrays, State, Tally, chain, new_state, new_tally
+from gpuprof.simulator.state import ClusterArrays, State, Tally, link_free_places, new_state, new_tally
 from gpuprof.simulator.streams import arrival_streams
 
 _FIRST_PLACES = 2**14
@@ -117,7 +117,7 @@ class _Run:
                 if change.time == time:
                     self._change(change)
             progress(min(1.0, time / self.end))
-        changes.end(self.state, self.tally)
+        changes.give_up_all_orphans(self.state, self.tally)
 
     def _run_until(self, time: int) -> None:
         while (status := kernel.run(self.cluster, self.state, self.tally, time)) not in (kernel.TIME_UP, kernel.EMPTY):
@@ -129,7 +129,7 @@ class _Run:
             self._find_slowdowns()
 
     def _change(self, change: changes.Change) -> None:
-        for replica in changes.apply(change, self.cluster, self.state, self.tally):
+        for replica in changes.apply_change(change, self.cluster, self.state, self.tally):
             kernel.dispatch(self.cluster, self.state, replica, change.time)
             self._find_slowdowns()
             self._refill_factors()
@@ -177,7 +177,7 @@ class _Run:
             return
         more = np.zeros(have - had, np.int64)
         self.state = state._replace(
-            next=np.concatenate([state.next, chain(had, have)]),
+            next=np.concatenate([state.next, link_free_places(had, have)]),
             arrived=np.concatenate([state.arrived, more]),
             joined=np.concatenate([state.joined, more]),
             expected_ms=np.concatenate([state.expected_ms, more.astype(np.float64)]),

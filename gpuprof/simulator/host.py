@@ -51,7 +51,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
 
 
 @jit
-def disturb(cluster: ClusterArrays, state: State, requests: int) -> None:
+def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
     """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
     cores = len(cluster.core_start) - 1
     for turn in range(cores):

@@ -22,7 +22,7 @@ from gpuprof.rules.routing import (
     relax_reserve,
     usual_reserve,
 )
-from gpuprof.simulator.choice import choose, choose_other, rank_again, rows_of, spoils_batch
+from gpuprof.simulator.choice import choose_other, choose_replica, rank_again, rows_of, spoils_batch
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (
     ARRIVAL,
@@ -37,7 +37,7 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
-from gpuprof.simulator.host import disturb
+from gpuprof.simulator.host import run_host_work
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
@@ -84,7 +84,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if replica >= 0:
             dispatch(cluster, state, replica, now)
         if state.host[0] > 0:
-            disturb(cluster, state, state.host[0])
+            run_host_work(cluster, state, state.host[0])
             state.host[0] = 0
         if replica >= 0:
             if state.factor_position[replica] >= last:
@@ -100,7 +100,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
 def _arrive(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
     """A client sends a request; return its place when it is with the replicas at once, else -1."""
     if cluster.host_event[0] > 0:
-        disturb(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
+        run_host_work(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
     position = state.store_position[model] + 1
     state.store_position[model] = position
     if position < state.store_size[model]:
@@ -149,7 +149,7 @@ def _end_of_leg(state: State, model: int) -> int:
 @jit
 def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
     """Put a request into a replica's queue; return the replica, -1 when none took it."""
-    replica, finish = choose(cluster, state, model, now)
+    replica, finish = choose_replica(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1

@@ -43,7 +43,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class ReplicaLifetime:
     """A replica holds its device from when it begins to load until it ends; ``end_s`` infinity: for good."""
 
     node: str
@@ -60,7 +60,7 @@ class Timetable:
     epochs: tuple[Epoch, ...]
     switches: tuple[Switch, ...]
     absent: tuple[int, ...]
-    tenures: tuple[Tenure, ...] = ()
+    tenures: tuple[ReplicaLifetime, ...] = ()
 
     def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
         """Return each map's time, devices, cost and how many replicas were started for it."""
@@ -104,7 +104,7 @@ def observed_rates(
     return [dict(zip(deployment.models, (row / period_s).tolist(), strict=True)) for row in counts]
 
 
-def timetable(
+def make_timetable(
     deployment: DeploymentMap,
     rates: Sequence[Mapping[str, float]],
     period_s: float,
@@ -146,13 +146,13 @@ class _Table:
         self.epochs = [Epoch(0.0, deployment)]
         self.switches: list[Switch] = []
         self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
-        self.tenures: list[Tenure] = []
+        self.tenures: list[ReplicaLifetime] = []
         self.alive = {key: self._add(key, where, 0.0) for key, where in _index_by_key(deployment).items()}
         self.first = len(self.places)
 
     def _add(self, key: _Kept, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
         self.places.append(where)
-        self.tenures.append(Tenure(key.node, key.gpu, at_s))
+        self.tenures.append(ReplicaLifetime(key.node, key.gpu, at_s))
         return len(self.places) - 1
 
     def _end(self, key: _Kept, at_s: float) -> int:

@@ -172,7 +172,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
     ones = np.ones((replicas, factors))
     return State(
         calendar=Calendar(np.zeros(events, np.int64), np.zeros(events, np.int64), np.zeros(1, np.int64)),
-        next=chain(0, places),
+        next=link_free_places(0, places),
         arrived=np.zeros(places, np.int64),
         joined=np.zeros(places, np.int64),
         expected_ms=np.zeros(places),
@@ -224,7 +224,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
     )
 
 
-def chain(first: int, last: int) -> NDArray[np.int32]:
+def link_free_places(first: int, last: int) -> NDArray[np.int32]:
     """Return the links of a chain of empty places from ``first`` to before ``last``."""
     links = np.arange(first + 1, last + 1, dtype=np.int32)
     links[-1] = -1

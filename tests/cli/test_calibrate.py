@@ -194,7 +194,7 @@ def test_on_a_gpu_the_eleven_configurations_are_measured_and_fitted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuprof.pipeline.calibrate.resolve_local_device", lambda name, collector, note: device("v100"))
-    monkeypatch.setattr("gpuprof.profiling.collector.choose", lambda name, kind: (PlayedGpu(), "played"))
+    monkeypatch.setattr("gpuprof.profiling.collector.choose_collector", lambda name, kind: (PlayedGpu(), "played"))
     words = ["calibrate", str(two_layers(tmp_path / "net.onnx")), "--db", str(tmp_path / "db"), "--json"]
     assert main(words) == 0
     said = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.collector import COLLECTORS, Collector, choose
+from gpuprof.profiling.collector import COLLECTORS, Collector, choose_collector
 from gpuprof.profiling.contract import CollectorContract
 from gpuprof.profiling.gpu.collectors import NsysNcuCollector
 from gpuprof.profiling.gpu.replay import ReplayCollector
@@ -55,7 +55,7 @@ class TestNsysNcu(CollectorContract):
 def test_auto_says_why_it_did_not_take_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.profiling.gpu.collectors.nvml_missing", lambda: "no NVIDIA GPU: driver not loaded")
     with pytest.raises(UnavailableError) as caught:
-        choose("auto", "gpu")
+        choose_collector("auto", "gpu")
     message = str(caught.value)
     assert all(f"not {name}: " in message for name in COLLECTORS)
     assert "not ort: it measures a cpu, not a gpu" in message
@@ -64,6 +64,6 @@ def test_auto_says_why_it_did_not_take_each_of_the_others(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("tools")
 def test_auto_takes_the_richest_that_works_and_names_it() -> None:
-    collector, why = choose("auto", "gpu")
+    collector, why = choose_collector("auto", "gpu")
     assert collector.name == "nsys+ncu"
     assert why.startswith("nsys+ncu: the first that works here; not ort: ")

@@ -14,13 +14,13 @@ from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.mig import (
     MigPlacement,
     basic_profiles,
-    counts,
+    count_profiles,
     distinct_layouts,
+    find_violation,
     is_legal,
     legal_starts,
+    make_placement,
     maximal_layouts,
-    placement,
-    violation,
 )
 
 A100 = device("a100-80")
@@ -28,7 +28,7 @@ WITH_MIG = ["a30", "a100-40", "a100-80", "h100", "h200", "b200"]
 
 
 def _place(*words: str) -> list[MigPlacement]:
-    return [placement(A100, name, int(start)) for name, start in (word.split("@") for word in words)]
+    return [make_placement(A100, name, int(start)) for name, start in (word.split("@") for word in words)]
 
 
 @st.composite
@@ -96,7 +96,7 @@ def test_an_a100_has_19_maximal_layouts_of_its_basic_profiles() -> None:
     assert [profile.name for profile in basic] == ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     assert len(maximal_layouts(A100, basic)) == 19
     assert len(distinct_layouts(A100, basic)) == 14
-    held = [Counter(dict(counts(layout))) for layout in distinct_layouts(A100, basic)]
+    held = [Counter(dict(count_profiles(layout))) for layout in distinct_layouts(A100, basic)]
     assert sum(not any(one < other for other in held) for one in held) == 12  # 3g + 3g is in 4g + 3g by size only
 
 
@@ -111,7 +111,7 @@ def test_every_layout_fits_its_gpu_in_sms_and_memory(name: str) -> None:
 
 def test_the_layout_of_parvagpus_figure_that_the_driver_refuses_is_refused() -> None:
     ones = _place(*(f"1g.10gb@{slot}" for slot in range(5)))
-    assert violation(A100, [*ones, *_place("2g.20gb@5")]) == "2g.20gb may start at slots 0, 2, 4 but got 5"
+    assert find_violation(A100, [*ones, *_place("2g.20gb@5")]) == "2g.20gb may start at slots 0, 2, 4 but got 5"
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_the_layout_of_parvagpus_figure_that_the_driver_refuses_is_refused() -> 
     ],
 )
 def test_a_refusal_names_the_rule_and_the_values(words: list[str], rule: str) -> None:
-    assert violation(A100, _place(*words)) == rule
+    assert find_violation(A100, _place(*words)) == rule
 
 
 def test_an_instance_of_another_gpu_is_refused() -> None:
-    foreign = placement(device("h100"), "1g.20gb", 0)
-    assert violation(A100, [foreign]) == "a100-80 has no MIG profile 1g.20gb"
+    foreign = make_placement(device("h100"), "1g.20gb", 0)
+    assert find_violation(A100, [foreign]) == "a100-80 has no MIG profile 1g.20gb"
 
 
 def test_counts_and_compute_slices_are_limited() -> None:
@@ -136,5 +136,8 @@ def test_counts_and_compute_slices_are_limited() -> None:
     wide = MigProfile("2g.1gb", 2, 1, 1, 2, (0, 1, 2, 3), max_count=4)
     gpu = Device("toy", "gpu", 4, 1.0, {}, 4, 1.0, 1, mig_slices=4, mig_profiles=(profile, wide))
     three = [MigPlacement(profile, start) for start in range(3)]
-    assert violation(gpu, three) == "at most 2 × 1g.1gb fit but got 3"
-    assert violation(gpu, [three[0], MigPlacement(wide, 1)]) == "the instances take 3 compute slices but the GPU has 2"
+    assert find_violation(gpu, three) == "at most 2 × 1g.1gb fit but got 3"
+    assert (
+        find_violation(gpu, [three[0], MigPlacement(wide, 1)])
+        == "the instances take 3 compute slices but the GPU has 2"
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cgroup import quota_parent
-from gpuprof.machine.cpu_share import confine, own_cores
+from gpuprof.machine.cpu_share import confine_to_share, own_cores
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 
 
@@ -58,19 +58,19 @@ def test_slices_give_what_was_asked_and_never_more_than_a_core(weights: list[flo
 
 def test_confining_changes_the_cores_only_inside() -> None:
     before = os.sched_getaffinity(0)
-    with confine(CpuSlice((own_cores()[0],)), "test"):
+    with confine_to_share(CpuSlice((own_cores()[0],)), "test"):
         assert os.sched_getaffinity(0) == {own_cores()[0]}
     assert os.sched_getaffinity(0) == before
 
 
 def test_a_core_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UnavailableError, match="cannot run on cores 9999"), confine(CpuSlice((9999,)), "test"):
+    with pytest.raises(UnavailableError, match="cannot run on cores 9999"), confine_to_share(CpuSlice((9999,)), "test"):
         pass
 
 
 @pytest.mark.skipif(bool(_quota_reason()), reason=_quota_reason())
 def test_a_quota_holds_a_busy_loop_to_its_part_of_a_core() -> None:
-    with confine(CpuSlice((own_cores()[0],), 0.25), "test-quota"):
+    with confine_to_share(CpuSlice((own_cores()[0],), 0.25), "test-quota"):
         cpu, wall = time.process_time(), time.monotonic()
         while time.monotonic() - wall < 0.4:
             pass
@@ -86,7 +86,7 @@ def test_groups_of_makers_that_are_gone_are_swept_away() -> None:
     for path in (gone, alive):
         path.mkdir(exist_ok=True)
     try:
-        with confine(CpuSlice((own_cores()[0],), 0.5), "test-sweep"):
+        with confine_to_share(CpuSlice((own_cores()[0],), 0.5), "test-sweep"):
             assert not gone.exists()
             assert alive.exists()
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.mig_layout import MigLayout, cut, read_layout, restore
+from gpuprof.machine.mig_layout import MigLayout, apply_layout, read_layout, restore_layout
 
 PLAYED = """#!{python}
 import json, sys
@@ -75,25 +75,25 @@ WANTED = MigLayout.of([("3g.40gb", 4), ("4g.40gb", 0)])
 
 def test_a_gpu_is_cut_and_put_back(tmp_path: Path) -> None:
     smi = Smi(tmp_path, ("Enabled", []), ("Enabled", [["1g.10gb", 6], ["2g.20gb", 0]]))
-    before = cut(1, WANTED, smi.tool)
+    before = apply_layout(1, WANTED, smi.tool)
     assert before == MigLayout(True, (("2g.20gb", 0), ("1g.10gb", 6)))
     assert smi.gpu(1)["instances"] == [["4g.40gb", 0], ["3g.40gb", 4]]
     assert smi.gpu(0)["instances"] == []
-    assert restore(1, before, smi.tool) is None
+    assert restore_layout(1, before, smi.tool) is None
     assert read_layout(1, smi.tool) == before
 
 
 def test_a_gpu_that_is_so_already_is_left_alone(tmp_path: Path) -> None:
     smi = Smi(tmp_path, ("Enabled", [["3g.40gb", 4], ["4g.40gb", 0]]))
-    assert cut(0, WANTED, smi.tool) is None
+    assert apply_layout(0, WANTED, smi.tool) is None
     assert smi.changes() == []
 
 
 def test_mig_is_switched_on_and_off_again(tmp_path: Path) -> None:
     smi = Smi(tmp_path, ("Disabled", []))
-    before = cut(0, WANTED, smi.tool)
+    before = apply_layout(0, WANTED, smi.tool)
     assert before == MigLayout(False)
-    assert restore(0, before, smi.tool) is None
+    assert restore_layout(0, before, smi.tool) is None
     assert smi.gpu(0) == {"mode": "Disabled", "instances": []}
     assert smi.changes()[-3:] == ["mig -i 0 -dci", "mig -i 0 -dgi", "-i 0 -mig 0"]
 
@@ -102,7 +102,7 @@ def test_without_permission_it_is_said_and_nothing_changes(tmp_path: Path) -> No
     smi = Smi(tmp_path, ("Disabled", []))
     smi.write(root=False)
     with pytest.raises(UnavailableError, match=r"Insufficient Permissions \(MIG instances are root's to make\)"):
-        cut(0, WANTED, smi.tool)
+        apply_layout(0, WANTED, smi.tool)
     assert smi.gpu(0) == {"mode": "Disabled", "instances": []}
 
 
@@ -110,13 +110,13 @@ def test_a_layout_that_fails_half_way_is_undone(tmp_path: Path) -> None:
     smi = Smi(tmp_path, ("Enabled", [["7g.80gb", 0]]))
     smi.write(refused=["3g.40gb"])
     with pytest.raises(UnavailableError, match="Insufficient Resources"):
-        cut(0, WANTED, smi.tool)
+        apply_layout(0, WANTED, smi.tool)
     assert smi.gpu(0)["instances"] == [["7g.80gb", 0]]
 
 
 def test_a_gpu_without_mig_and_a_machine_without_the_tool_are_named(tmp_path: Path) -> None:
     smi = Smi(tmp_path, ("[N/A]", []))
     with pytest.raises(UnavailableError, match="GPU 0 cannot be cut"):
-        cut(0, WANTED, smi.tool)
+        apply_layout(0, WANTED, smi.tool)
     with pytest.raises(UnavailableError, match="nowhere is not installed"):
         read_layout(0, "nowhere")

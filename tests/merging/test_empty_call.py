@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging.empty_call import is_risky, survives
+from gpuprof.merging.empty_call import can_run, is_risky
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.zoo.drawn_sequences import draw_rnn
 from gpuprof.zoo.network import Network
@@ -32,7 +32,7 @@ def test_recurrent_ops_are_tried_in_another_process_and_a_row_stands_for_who_is_
     described = read_merged(tmp_path / "m.onnx")
     assert described is not None
     for member in described.members:
-        assert survives(tmp_path / "m.onnx", _call(described, member.name), 1)
+        assert can_run(tmp_path / "m.onnx", _call(described, member.name), 1)
 
 
 def _call(described: object, present: str) -> dict[str, np.ndarray]:
@@ -52,5 +52,5 @@ def _call(described: object, present: str) -> dict[str, np.ndarray]:
 def test_a_call_that_cannot_be_made_is_told_from_one_that_can(tmp_path: Path) -> None:
     path = save(transformer(layers=1), tmp_path, "t")
     fed = {name: np.ones((2, 6), np.int64) for name in ("ids", "mask")}
-    assert survives(path, fed, 1)
-    assert not survives(path, fed | {"mask": np.ones((2, 5), np.int64)}, 1)
+    assert can_run(path, fed, 1)
+    assert not can_run(path, fed | {"mask": np.ones((2, 5), np.int64)}, 1)

@@ -28,7 +28,7 @@ from gpuprof.reporting.document import read_json, sections_of
 from gpuprof.reporting.map_figures import cost_figure, map_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
-from gpuprof.reporting.profile_figures import over_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
 from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -180,7 +180,7 @@ def test_each_of_many_models_has_a_line_and_no_figure_more_than_can_be_told_apar
         for batch in (1, 2)
         for share in (50.0, 100.0)
     ]
-    charts = [chart for chart in over_figures(rows) if chart.title.startswith("Latency over the batch")]
+    charts = [chart for chart in batch_and_share_figures(rows) if chart.title.startswith("Latency over the batch")]
     assert [chart.title for chart in charts] == [
         "Latency over the batch (1 to 15 of 30)",
         "Latency over the batch (16 to 30 of 30)",
@@ -266,7 +266,7 @@ def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
         for batch in (1, 2)
         for share in (50.0, 100.0)
     ]
-    charts = over_figures(rows)
+    charts = batch_and_share_figures(rows)
     assert [chart.title for chart in charts] == [
         "Latency over the batch",
         "Throughput over the batch",

@@ -9,7 +9,7 @@ import pytest
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
-from gpuprof.simulator.choice import choose, rank_again, set_alive
+from gpuprof.simulator.choice import choose_replica, rank_again, set_alive
 from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.ranking import LEAST
 from gpuprof.simulator.state import ClusterArrays, State, new_state
@@ -69,7 +69,7 @@ class Play:
     def compare(self) -> None:
         loads = self.loads()
         living = [i for i, alive in enumerate(self.alive) if alive]
-        found, finish = choose(self.cluster, self.state, 0, self.now)
+        found, finish = choose_replica(self.cluster, self.state, 0, self.now)
         assert found == living[self.rule.choose(loads)]
         assert finish == expected_finish_ms(self.load(found))
 
@@ -103,7 +103,7 @@ def test_equals_take_turns_among_those_that_are_idle() -> None:
     play.state.waiting[1] = 2
     play.state.queue_head[1] = 0
     rank_again(play.cluster, play.state, 1, play.now)
-    chosen = [choose(play.cluster, play.state, 0, play.now)[0] for _ in range(16)]
+    chosen = [choose_replica(play.cluster, play.state, 0, play.now)[0] for _ in range(16)]
     assert sorted(set(chosen)) == [0, 2, 3, 4, 5, 6, 7, 8]
     assert all(chosen.count(i) == 2 for i in set(chosen))
 
@@ -120,4 +120,4 @@ def test_nobody_is_chosen_where_nobody_lives() -> None:
     play = Play([replica("m", [4.0])] * LEAST, np.random.default_rng(0))
     for i in range(LEAST):
         set_alive(play.cluster, play.state, i, 0, play.now)
-    assert choose(play.cluster, play.state, 0, play.now)[0] == -1
+    assert choose_replica(play.cluster, play.state, 0, play.now)[0] == -1

@@ -9,10 +9,10 @@ import pytest
 
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, MigPlace, Node
-from gpuprof.simulator.autoscaling import autoscaling
+from gpuprof.simulator.autoscaling import summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
+from gpuprof.simulator.reschedule import MoveCosts, Timetable, make_timetable, observed_rates
 from tests.simulator.maps import make_map, replica
 
 ONE = make_map([[replica("m", [10.0])]], slo_ms=100.0)
@@ -43,7 +43,7 @@ def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
 
 
 def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_goes_on() -> None:
-    table = timetable(
+    table = make_timetable(
         ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
     )
     assert [(epoch.begin_s, epoch.started) for epoch in table.epochs] == [(0.0, 0), (30.0, 1)]
@@ -53,7 +53,7 @@ def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_go
 
 
 def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
-    table = timetable(
+    table = make_timetable(
         ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
     )
     assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), ()), rising()))
@@ -69,7 +69,7 @@ def test_a_replica_that_ends_finishes_what_it_has() -> None:
 
 def test_what_is_replaced_goes_on_until_its_successor_is_loaded() -> None:
     faster = make_map([[replica("m", [5.0])]], slo_ms=100.0)
-    table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: faster, MoveCosts(4.0, 9.0))
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: faster, MoveCosts(4.0, 9.0))
     assert table.switches == (Switch(14.0, end=(0,)), Switch(14.0, begin=(1,)))
 
 
@@ -80,14 +80,14 @@ def test_another_mig_layout_ends_what_runs_on_the_gpu_at_once_and_takes_longer()
         content["nodes"][0]["gpus"][0]["partitions"][0]["mig"] = place
         return DeploymentMap.model_validate(content)
 
-    table = timetable(
+    table = make_timetable(
         map_of_slice("3g.40gb"), [{"m": 1.0}] * 2, 10.0, lambda rates: map_of_slice("4g.40gb"), MoveCosts(4.0, 9.0)
     )
     assert table.switches == (Switch(10.0, end=(0,)), Switch(23.0, begin=(1,)))
 
 
 def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
-    table = timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts())
+    table = make_timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts())
     assert len(places_of(table.deployment)) == 1
     assert (table.switches, len(table.epochs)) == ((), 1)
     assert observed_rates(ONE, {"m": Constant(10.0)}, SimulationOptions(25.0), 10.0) == [{"m": 9.9}, {"m": 10.0}]
@@ -97,7 +97,7 @@ def test_devices_that_change_hands_are_held_by_both_maps() -> None:
     elsewhere = make_map([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
     only = {"models": ONE.models, "nodes": (_second_gpu(elsewhere),), "predicted": ONE.predicted}
     moved = elsewhere.model_copy(update=only)
-    table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0))
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0))
     assert table.gpu_hours(20.0) == pytest.approx(20.0 / 3600)
     assert table.held_gpu_hours(20.0) == pytest.approx((14.0 + 10.0) / 3600)
 
@@ -111,18 +111,18 @@ def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
     content = TWO.model_dump(by_alias=True)
     content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigPlace(profile="3g.40gb", start=0).model_dump()
     grown = DeploymentMap.model_validate(content)
-    table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0))
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0))
     assert table.switches == (Switch(23.0, begin=(1,)),)
 
 
 def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests() -> None:
-    table = timetable(
+    table = make_timetable(
         ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
     )
     outcome = simulate(
         table.deployment, rising(), SimulationOptions(60.0, switches=table.switches, absent=table.absent)
     )
-    figures = autoscaling("by load", table, outcome)
+    figures = summarize_autoscaling("by load", table, outcome)
     assert (figures.maps, figures.started, figures.most_gpus, figures.mean_gpus) == (2, 1, 2, 1.5)
     assert figures.gpu_hours == pytest.approx(figures.held_gpu_hours) == pytest.approx(90.0 / 3600)
     model = outcome.models[0]

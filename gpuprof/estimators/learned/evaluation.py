@@ -14,7 +14,7 @@ from gpuprof.estimators.learned.expected_time import NODE_NS
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import STACKED
-from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, without
+from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, leave_out_architecture
 from gpuprof.estimators.measured.conformal import common_factor, interval_factor
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.memory.memory_features import memory_features
@@ -106,7 +106,7 @@ def leave_one_architecture_out(
 
 
 def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
-    rest = without(data, architecture)
+    rest = leave_out_architecture(data, architecture)
     model = fit(rest, names)
     found = _of_ops(data, model, architecture)
     factor = _roofline_factor(rest.cases)

@@ -20,7 +20,13 @@ from gpuprof.estimators.learned.features import feature_matrix
 from gpuprof.estimators.learned.fusion_rule import FusionRule, learn_fusion
 from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.learned.regressors import STACKED, fit_regressors
-from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, memory_matrix, without
+from gpuprof.estimators.learned.training_set import (
+    ModelCase,
+    TrainingSet,
+    graph_facts,
+    leave_out_architecture,
+    memory_matrix,
+)
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.estimators.memory.allocation import AllocationModel
 from gpuprof.estimators.memory.memory_features import memory_features
@@ -173,7 +179,7 @@ def fit_with_intervals(
         fitted_so_far(done, len(folds) + 1)
         rest = data
         for architecture in fold:
-            rest = without(rest, architecture)
+            rest = leave_out_architecture(rest, architecture)
         if not rest.cases or not len(rest.ops.times_ns):
             continue
         fitted = fit(rest, names)

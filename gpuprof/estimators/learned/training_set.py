@@ -177,7 +177,7 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
 
 
-def without(data: TrainingSet, architecture: str) -> TrainingSet:
+def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
     """Return the data without one architecture."""
     kept = np.array([group != architecture for group in data.ops.groups])
     ops = OpTimes(

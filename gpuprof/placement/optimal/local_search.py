@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.mig import legal_starts, placement
+from gpuprof.domain.mig import legal_starts, make_placement
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
@@ -152,7 +152,7 @@ class LocalSearch:
         """Return the device with the smallest new instance that does the task alone."""
         if any(partition.mig is None for partition in gpu.partitions):
             return None
-        taken = [placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
+        taken = [make_placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
         for profile in sorted(device.mig_profiles, key=lambda one: one.sms):
             starts = legal_starts(device, profile, taken)
             planned = self.planner.plan(device, profile.name, [task]) if starts else None

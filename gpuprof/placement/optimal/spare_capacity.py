@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.mig import MigPlacement, legal_starts, placement
+from gpuprof.domain.mig import MigPlacement, legal_starts, make_placement
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
@@ -140,7 +140,7 @@ class SpareCapacity:
         partition = gpu.partitions[p]
         if partition.mig is None:
             return
-        others = [placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
+        others = [make_placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
         own = device.mig_profile(partition.mig)
         larger = sorted((one for one in device.mig_profiles if one.sms > own.sms), key=lambda one: one.sms)
         for profile in larger:

@@ -11,7 +11,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Partition, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import Fleet
-from gpuprof.domain.mig import is_legal, placement
+from gpuprof.domain.mig import is_legal, make_placement
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.cover import share_out_rate
@@ -97,7 +97,7 @@ def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
         for one in gpu.replicas()
     )
     whole = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
-    legal = is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in instances])
+    legal = is_legal(device, [make_placement(device, str(part.mig), part.start or 0) for part in instances])
     return planned and whole and legal and all(_fits(device, part) for part in gpu.partitions)
 
 
@@ -242,7 +242,7 @@ def _is_sound(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
     instances = [part for part in gpu.partitions if part.mig is not None]
     if len(instances) != len(gpu.partitions) and len(gpu.partitions) > 1:
         return False
-    if not is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in instances]):
+    if not is_legal(device, [make_placement(device, str(part.mig), part.start or 0) for part in instances]):
         return False
     return all(_fits(device, part) and segments.holds(device, part) for part in gpu.partitions)
 

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any, TextIO
 
 from gpuprof.errors import GpuprofError
-from gpuprof.machine.cpu_share import confine, own_cores
+from gpuprof.machine.cpu_share import confine_to_share, own_cores
 from gpuprof.machine.visible_sms import visible_sms
-from gpuprof.profiling.child.pauses import after_pauses
+from gpuprof.profiling.child.pauses import time_after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
 from gpuprof.rules.cpu_slices import CpuSlice
@@ -53,13 +53,13 @@ def main() -> int:
         if task.get("compare"):
             task["alone"] = _outputs_alone(task)
         part = task["slice"] and CpuSlice(tuple(task["slice"]["cores"]), task["slice"]["quota_cores"])
-        with confine(part, task["group"]) if part else nullcontext():
+        with confine_to_share(part, task["group"]) if part else nullcontext():
             _TASKS[task["kind"]](task, speech)
     except GpuprofError as error:
-        say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+        send_message(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
         return 1
     except MemoryError:
-        say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+        send_message(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
         return 1
     return 0
 
@@ -79,15 +79,15 @@ def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> N
     session = open_session(path, threads=task["threads"], provider=task["provider"])
     run = session_run(session, feeds, path)
     warm_up(run, task)
-    say(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
+    send_message(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
     wait_for("go")
     starts, latencies, cpu_s = measure_runs(run, task)
     if task["leads"]:  # what follows has pauses: nobody is to sample the device in them
-        say(speech, "timed")
+        send_message(speech, "timed")
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
     alone = task["leads"] and not task["beside_others"]
     usual = int(median(latencies))
-    say(
+    send_message(
         speech,
         "done",
         starts_ns=starts,
@@ -95,7 +95,9 @@ def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> N
         cpu_s=cpu_s,
         memory_peak_bytes=peak,
         memory_held_bytes=held,
-        paused_ns=after_pauses(lambda fresh: session_run(session, dict(fresh), path)(), feeds, usual) if alone else [],
+        paused_ns=time_after_pauses(lambda fresh: session_run(session, dict(fresh), path)(), feeds, usual)
+        if alone
+        else [],
     )
 
 
@@ -117,12 +119,12 @@ def _nodes(task: dict[str, Any], speech: TextIO) -> None:
         optimized_path=Path(task["optimized"]),
     )
     run = session_run(session, feeds, path)
-    say(speech, "ready")
+    send_message(speech, "ready")
     wait_for("go")
     repeats = _repeat(run, task)
     alone = task.get("alone")
     differs = outputs_differ(alone, run()) if alone else None
-    say(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
+    send_message(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
 
 
 def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
@@ -140,7 +142,7 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
     """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
     import numpy as np
 
-    say(speech, "ready")
+    send_message(speech, "ready")
     for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
@@ -149,9 +151,9 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
                 path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
             )
             repeats = _repeat(session_run(session, dict(np.load(asked["inputs"])), path), task)
-            say(speech, "op", profile=session.end_profiling(), repeats=repeats)
+            send_message(speech, "op", profile=session.end_profiling(), repeats=repeats)
         except GpuprofError as error:
-            say(speech, "op", error=str(error))
+            send_message(speech, "op", error=str(error))
 
 
 def _kernels(task: dict[str, Any], speech: TextIO) -> None:
@@ -160,7 +162,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
     from torch import profiler
 
     kinds = profiler.supported_activities()
-    say(speech, "ready")
+    send_message(speech, "ready")
     for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
@@ -177,16 +179,16 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
                 repeats = _repeat(run_marked, task)
             trace = path.with_suffix(".trace.json")
             recording.export_chrome_trace(str(trace))
-            say(speech, "op", trace=str(trace), repeats=repeats)
+            send_message(speech, "op", trace=str(trace), repeats=repeats)
         except GpuprofError as error:
-            say(speech, "op", error=str(error))
+            send_message(speech, "op", error=str(error))
 
 
 def _check(task: dict[str, Any], speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     path = Path(task["model"])
     open_session(path, threads=1, provider=task["provider"])
-    say(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
+    send_message(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
 
 
 def _peak(task: dict[str, Any], speech: TextIO) -> None:
@@ -195,7 +197,7 @@ def _peak(task: dict[str, Any], speech: TextIO) -> None:
     import onnxruntime as ort
 
     session = open_session(Path(task["model"]), threads=task["threads"], provider=task["provider"])
-    say(speech, "ready")
+    send_message(speech, "ready")
     wait_for("go")
     best = []
     for case in task["cases"]:
@@ -206,7 +208,7 @@ def _peak(task: dict[str, Any], speech: TextIO) -> None:
         held = ort.OrtValue.ortvalue_from_numpy(np.zeros(case["output_shape"], np.float32))
         binding.bind_ortvalue_output(output.name, held)
         best.append(_least_ns(partial(session.run_with_iobinding, binding), task))
-    say(speech, "done", least_ns=best)
+    send_message(speech, "done", least_ns=best)
 
 
 def _least_ns(run: Callable[[], object], task: dict[str, Any]) -> int:
@@ -310,7 +312,7 @@ def wait_for(word: str) -> None:
         raise SystemExit(1)
 
 
-def say(speech: TextIO, event: str, **content: object) -> None:
+def send_message(speech: TextIO, event: str, **content: object) -> None:
     """Send one message."""
     speech.write(json.dumps({"event": event, **content}) + "\n")
     speech.flush()

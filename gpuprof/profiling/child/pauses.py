@@ -13,7 +13,7 @@ _MAX_PAUSE_S = 0.25  # by then the caches are as cold as they get
 _BATCHES_WITHIN_S = ((3, float("inf")), (8, 6.0), (150, 1.5))
 
 
-def after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
+def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
     """Return the durations in nanoseconds of batches that each follow a pause as long as a batch, or a quarter second.
 
     Parameters

@@ -16,7 +16,7 @@ import sys
 from typing import Any, TextIO
 
 from gpuprof.errors import GpuprofError
-from gpuprof.profiling.child.child import die_with_parent, read_task, say, time_model, wait_for
+from gpuprof.profiling.child.child import die_with_parent, read_task, send_message, time_model, wait_for
 from gpuprof.profiling.gpu.recorded_run import record_model
 from gpuprof.runtime.providers import TORCH_PROVIDERS
 
@@ -42,9 +42,9 @@ def _attempt(part: Any, row: dict[str, Any], speech: TextIO) -> None:
     try:
         part(row, speech)
     except GpuprofError as error:
-        say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+        send_message(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
     except MemoryError:
-        say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+        send_message(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
 
 
 def _time(row: dict[str, Any], speech: TextIO) -> None:
@@ -56,7 +56,7 @@ def _time(row: dict[str, Any], speech: TextIO) -> None:
 def _record(row: dict[str, Any], speech: TextIO) -> None:
     if row["records"]:
         record_model(row)
-    say(speech, "recorded")
+    send_message(speech, "recorded")
 
 
 def _release(provider: str) -> None:

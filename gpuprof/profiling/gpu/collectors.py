@@ -44,7 +44,7 @@ from gpuprof.profiling.gpu.timelines import (
     read_kineto_timelines,
 )
 from gpuprof.profiling.nsight.ncu_report import Counters
-from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count, find_ncu
+from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count_events, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
 from gpuprof.profiling.nsight.recorded_program import REPEATS, WARM_UP, RecordedProgram
@@ -328,7 +328,9 @@ class GpuCollector:
         try:
             limit_s = program.time_limit_s
             with describe_recording_errors():
-                return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
+                return count_events(
+                    command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment
+                )
         except UnavailableError as error:
             if not besides:
                 raise

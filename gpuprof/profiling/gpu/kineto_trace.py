@@ -16,7 +16,7 @@ import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
-from gpuprof.profiling.timeline.attribution import innermost, runs_around
+from gpuprof.profiling.timeline.attribution import find_enclosing_runs, find_innermost_ranges
 from gpuprof.profiling.timeline.timeline import (
     D2H,
     H2D,
@@ -235,8 +235,8 @@ def _tie_to_launches(
     where = tuple(frame[name].to_numpy(dtype=np.int64) for name in ("process_id", "thread_id", "launch_start_ns"))
     names = np.array([*operators["name"].tolist(), None], dtype=object)
     return frame.assign(
-        range=pd.Series(names[innermost(operators, *where)], dtype="object"),
-        repeat=runs_around(annotations, *where),
+        range=pd.Series(names[find_innermost_ranges(operators, *where)], dtype="object"),
+        repeat=find_enclosing_runs(annotations, *where),
     )
 
 

@@ -89,7 +89,7 @@ def listed_metrics(printed: str) -> frozenset[str]:
     return frozenset(_LISTED.findall(printed))
 
 
-def resolve(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the name of each column's metric on a GPU, and the columns of which it has none.
 
     Parameters

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling.nsight.ncu_metrics import METRIC_SETS, listed_metrics, resolve
+from gpuprof.profiling.nsight.ncu_metrics import METRIC_SETS, listed_metrics, resolve_metrics
 from gpuprof.profiling.nsight.ncu_report import Counters, known_failure, parse_ncu_csv
 from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
@@ -22,7 +22,7 @@ def find_ncu() -> Path | None:
     return find_tool("ncu")
 
 
-def count(
+def count_events(
     command: Sequence[str],
     directory: Path,
     *,
@@ -45,7 +45,7 @@ def count(
     binary = find_ncu()
     if binary is None:
         raise UnavailableError("ncu is not installed", "install Nsight Compute (CUDA toolkit)")
-    names, missing = resolve(METRIC_SETS[metrics], _list_metrics(binary))
+    names, missing = resolve_metrics(METRIC_SETS[metrics], _list_metrics(binary))
     launches = ["launch__registers_per_thread", "launch__waves_per_multiprocessor"]
     launches += [f"launch__shared_mem_per_block_{kind}" for kind in ("static", "dynamic")]
     table, log = directory / "ncu.csv", directory / "ncu.log"

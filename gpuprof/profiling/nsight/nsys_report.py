@@ -14,7 +14,7 @@ import pandas as pd
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.nsight.nsys_tables import NsysTables
-from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, innermost, runs_around
+from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_enclosing_runs, find_innermost_ranges
 from gpuprof.profiling.timeline.timeline import (
     D2H,
     H2D,
@@ -223,12 +223,12 @@ def _tie_to_launches(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFr
         thread_id=thread,
         launch_start_ns=moment,
         range=_range_names(ranges[~runs].reset_index(drop=True), process, thread, moment),
-        repeat=runs_around(ranges, process, thread, moment),
+        repeat=find_enclosing_runs(ranges, process, thread, moment),
     )
 
 
 def _range_names(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
-    inner = innermost(ranges, process, thread, moment)
+    inner = find_innermost_ranges(ranges, process, thread, moment)
     names = np.array([*ranges["name"].tolist(), None], dtype=object)
     return pd.Series(names[inner], dtype="object")
 

@@ -25,7 +25,7 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.schema import TABLES, ColocationRow, ModelRow, from_arrow
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.machine.ray_cluster import join
+from gpuprof.machine.ray_cluster import join_cluster
 
 #: Tables that say what has been measured already, and what the devices can do.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
@@ -163,7 +163,7 @@ class RaySweep:
 
     def __init__(self, database: KernelDb, address: str = "") -> None:
         self._database = database
-        self._ray = join(address)
+        self._ray = join_cluster(address)
 
     def run(
         self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]

@@ -15,7 +15,9 @@ NO_RANGE = -1
 _FOREVER = np.iinfo(np.int64).max
 
 
-def innermost(ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers) -> Integers:
+def find_innermost_ranges(
+    ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers
+) -> Integers:
     """Return for each moment the row of ``ranges`` around it on its thread that began last.
 
     A launch call runs on one thread and returns before a range that it lies in is left, so that its start decides
@@ -50,13 +52,15 @@ def innermost(ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, m
     return found
 
 
-def runs_around(ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers) -> Integers:
+def find_enclosing_runs(
+    ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers
+) -> Integers:
     """Return for each moment the number of the model's run that it lies in, `OUTSIDE` in none; by process."""
     runs, by_thread = find_runs(ranges)
     if not by_thread:
         runs, thread_id = runs.assign(thread_id=np.int64(0)), np.zeros_like(thread_id)
     turns = runs.groupby("process_id").cumcount().to_numpy(dtype=np.int64)
-    return np.append(turns, OUTSIDE)[innermost(runs, process_id, thread_id, moment_ns)]
+    return np.append(turns, OUTSIDE)[find_innermost_ranges(runs, process_id, thread_id, moment_ns)]
 
 
 def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.errors import GpuprofError
-from gpuprof.serving.change.apart import run_apart
+from gpuprof.serving.change.apart import run_in_process
 from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, read_planned
 from gpuprof.serving.change.window import Counted
 from gpuprof.serving.router.neighbour_times import (
@@ -160,7 +160,7 @@ class Adapter:
         LOGGER.warning(
             "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
         )
-        wanted = await run_apart(self._settings.replan, self._deployment, load)
+        wanted = await run_in_process(self._settings.replan, self._deployment, load)
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
             self._wait_longer()

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 _NICE = 5
 
 
-async def run_apart(function: Callable[..., _Result], *arguments: object) -> _Result:
+async def run_in_process(function: Callable[..., _Result], *arguments: object) -> _Result:
     """Return what ``function``, which must be picklable as its arguments and its result are, returns for ``arguments``.
 
     Raises

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.ray_cluster import join
+from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.serving.engines.ray_machine import LABEL, RESOURCE, RayMachine, placement
 
 _LOOK_S = 0.5
@@ -85,7 +85,7 @@ class Keeper:
 def main(arguments: list[str]) -> int:
     """Keep machines until the input ends."""
     try:
-        ray = join(arguments[0])
+        ray = join_cluster(arguments[0])
     except UnavailableError as error:
         say({"error": error.message, "fix": error.fix})
         return 1

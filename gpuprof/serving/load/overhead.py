@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
 from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
-from gpuprof.serving.load.process_time import cpu_seconds, family, runs_module
+from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
 
 _SMALL_BYTES = 4
 _LARGE_BYTES = 1_000_000
@@ -123,7 +123,7 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
 def _cpu_ms(pid: int) -> tuple[float, float]:
     """Return the CPU time so far of a server's workers and of all its other processes; 0 where it is not kept."""
     worker_ms = others_ms = 0.0
-    for process in family(pid):
+    for process in list_process_tree(pid):
         with suppress(OSError):
             spent_ms = 1000.0 * cpu_seconds(process)
             if runs_module(process, _WORKER):

@@ -9,13 +9,13 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def family(pid: int) -> Iterator[int]:
+def list_process_tree(pid: int) -> Iterator[int]:
     """Yield a process and all that descend from it."""
     yield pid
     for thread in _PROC.glob(f"{pid}/task/*/children"):
         with suppress(OSError):  # it has ended meanwhile
             for child in thread.read_text().split():
-                yield from family(int(child))
+                yield from list_process_tree(int(child))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from gpuprof.machine.mig_layout import MigLayout, cut, restore
+from gpuprof.machine.mig_layout import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.serving.machine.launcher import WorkerOrder
 
@@ -74,7 +74,7 @@ class GpuHolder:
         """
         for gpu, instances in layouts.items():
             wanted = MigLayout.of([(profile, start) for profile, start in instances])
-            before = await asyncio.to_thread(cut, int(gpu), wanted)
+            before = await asyncio.to_thread(apply_layout, int(gpu), wanted)
             if before is not None and int(gpu) not in self._before:
                 self._before[int(gpu)] = before
                 self._changed()
@@ -83,7 +83,7 @@ class GpuHolder:
         """Stop the daemons, then put GPUs back as they were."""
         await asyncio.to_thread(self._running.close)
         for gpu, layout in self._before.items():
-            if (reason := await asyncio.to_thread(restore, gpu, layout)) is not None:
+            if (reason := await asyncio.to_thread(restore_layout, gpu, layout)) is not None:
                 sys.stderr.write(f"gpuprof: GPU {gpu} could not be cut again as it was: {reason}\n")
 
     async def _daemon(self, uuid: str) -> MpsDaemon:

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gpuprof.serving.protocol.grpc_raw import put_in, take_out, wrap
+from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
 from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import InferRequest, Urgency, check_rows, check_size, check_tensor, in_bytes
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -83,7 +83,7 @@ class InferCall:
         spans: list[slice] = []
         try:
             if len(data) > INLINE_BYTES:
-                small, spans = take_out(data, _RAW_INPUTS)
+                small, spans = split_off_field(data, _RAW_INPUTS)
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
             raise _no_request(error) from None
@@ -129,7 +129,7 @@ def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
     if len(data) <= most_bytes:
         return InferCall.decode(data)
     try:
-        rest, _ = take_out(data, _RAW_INPUTS)
+        rest, _ = split_off_field(data, _RAW_INPUTS)
         if len(rest) > most_bytes:
             texts = [_last_text(rest, field) for field in (_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID)]
             return LargeCall(texts[0], texts[1], texts[2], data, len(rest))
@@ -140,7 +140,7 @@ def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
 
 def _last_text(data: bytes, field: int) -> str:
     """Return a text of a message; where it stands twice, the last one counts."""
-    _, spans = take_out(data, field)
+    _, spans = split_off_field(data, field)
     return data[spans[-1]].decode() if spans else ""
 
 
@@ -192,12 +192,12 @@ def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor
     for output in outputs:
         tensor = spec.outputs[output.position]
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=output.shape)
-    return put_in(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
+    return append_field(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
 
 
 def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a ModelStreamInferResponse with those of a ModelInferResponse."""
-    return wrap(response, _STREAMED)
+    return wrap_message(response, _STREAMED)
 
 
 def write_stream_error(message: str, request_id: str) -> bytes:

@@ -17,7 +17,7 @@ _MAX_VARINT_BYTES = 10
 _MAX_FIELDS = 1024
 
 
-def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
+def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     """Return a message without its values of the bytes field ``field``, and where these lie in it.
 
     Raises
@@ -45,7 +45,7 @@ def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     return b"".join([*rest, view[kept:]]), values
 
 
-def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
+def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a message with these values of the bytes field ``field`` behind what it has, not copied."""
     key = _to_varint(_key(field))
     parts: list[Buffer] = [data]
@@ -54,7 +54,7 @@ def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
     return parts
 
 
-def wrap(parts: Sequence[Buffer], field: int) -> list[Buffer]:
+def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
     """Return the parts of a message that has nothing but the message in ``parts`` as its field ``field``."""
     return [_to_varint(_key(field)) + _to_varint(sum(map(len, parts))), *parts]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError
-from gpuprof.machine.cpu_share import confine
+from gpuprof.machine.cpu_share import confine_to_share
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.providers import GPU_PROVIDERS, ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
@@ -93,7 +93,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
     """Take the share, load the model and run it once at each batch size that `warm_sizes` names."""
     if order["cores"]:
-        held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
+        held.enter_context(confine_to_share(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
     if not order["path"].startswith(NULL_PREFIX):
         check_model_file(Path(order["path"]), order["sha256"])
     runtime = open_runtime(

@@ -30,7 +30,12 @@ from gpuprof.estimators.learned.fusion_rule import learn_fusion
 from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
 from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
 from gpuprof.estimators.learned.store import load, save
-from gpuprof.estimators.learned.training_set import TrainingSet, database_graphs, load_training_set, without
+from gpuprof.estimators.learned.training_set import (
+    TrainingSet,
+    database_graphs,
+    leave_out_architecture,
+    load_training_set,
+)
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import OpRow
@@ -92,7 +97,7 @@ def test_each_architecture_has_an_op_once_and_ops_without_a_time_are_not_learnt(
     assert data.architectures == ("deep", "mixed", "thin", "wide")
     # 5 + 4 + 3 + 2 convolutions, a pool, a view and a product each; the second of "wide" is not like its first.
     assert len(data.ops.times_ns) == sum(len(channels) + 3 for channels in NETWORKS.values()) * 4
-    assert set(without(data, "deep").ops.groups) == {"mixed", "thin", "wide"}
+    assert set(leave_out_architecture(data, "deep").ops.groups) == {"mixed", "thin", "wide"}
 
 
 def test_the_hash_of_the_data_changes_with_the_data(world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
@@ -102,7 +107,7 @@ def test_the_hash_of_the_data_changes_with_the_data(world: tuple[Path, TrainingS
 
 def test_an_unseen_network_is_predicted_from_the_law_of_its_ops(world: tuple[Path, TrainingSet]) -> None:
     _, data = world
-    fitted = fit(without(data, "mixed"), QUICK)
+    fitted = fit(leave_out_architecture(data, "mixed"), QUICK)
     case = next(case for case in data.cases if case.graph.name == "mixed" and case.graph.batch == 8)
     assert fitted.latency_ms(case.graph, case.share) == pytest.approx(case.latency_ms, rel=0.15)
     assert fitted.memory_bytes(case.graph) == pytest.approx(case.memory_bytes, rel=0.1)
@@ -169,7 +174,7 @@ def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_t
         "copy_of_mixed",
         "mixed",
     }
-    rest = without(data, "copy_of_mixed")
+    rest = leave_out_architecture(data, "copy_of_mixed")
     assert {case.graph.name for case in rest.cases} == set(rest.ops.groups) == {"deep", "thin", "wide"}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.profiling.child import pauses
-from gpuprof.profiling.child.pauses import after_pauses
+from gpuprof.profiling.child.pauses import time_after_pauses
 from tests.reruns import measures_in_real_time
 
 pytestmark = measures_in_real_time
@@ -33,7 +33,7 @@ def test_each_batch_follows_a_pause_and_gets_inputs_of_its_own() -> None:
         ended.append(time.perf_counter())
 
     feeds = {"x": np.arange(4.0)}
-    durations = after_pauses(run, feeds, USUAL_NS)
+    durations = time_after_pauses(run, feeds, USUAL_NS)
     assert len(durations) == len(given) >= 8
     assert min(gaps) >= USUAL_NS / 1e9
     assert all(one["x"] is not feeds["x"] and np.array_equal(one["x"], feeds["x"]) for one in given)
@@ -41,7 +41,7 @@ def test_each_batch_follows_a_pause_and_gets_inputs_of_its_own() -> None:
 
 
 def test_the_time_of_the_pause_is_not_counted() -> None:
-    durations = after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 20_000_000)
+    durations = time_after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 20_000_000)
     assert sorted(durations)[len(durations) // 2] < 20_000_000
 
 
@@ -55,6 +55,6 @@ def test_batches_that_take_long_are_few_and_their_pauses_short(monkeypatch: pyte
     monkeypatch.setattr(pauses, "_BATCHES_WITHIN_S", ((3, float("inf")), (8, 0.0)))
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    durations = after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 5_000_000_000)
+    durations = time_after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 5_000_000_000)
     assert len(durations) == 3
     assert slept == [0.25] * 3

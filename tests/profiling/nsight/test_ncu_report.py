@@ -16,7 +16,7 @@ from gpuprof.profiling.nsight.ncu_metrics import (
     in_column_unit,
     listed_metrics,
     number_of,
-    resolve,
+    resolve_metrics,
 )
 from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_csv, read_ncu_rep
 from tests.profiling.ncu_files import NOISE, OCCUPANCY, READ, kernel, long_csv, raw_csv
@@ -131,12 +131,12 @@ def test_names_are_resolved_for_the_gpu() -> None:
     )
     blackwell = frozenset({"dram__bytes_op_read", "sm__warps_active"})
     wanted = ("achieved_occupancy_pct", "dram_read_bytes", "l2_hit_pct")
-    assert resolve(wanted, hopper) == (
+    assert resolve_metrics(wanted, hopper) == (
         {"achieved_occupancy_pct": OCCUPANCY, "dram_read_bytes": "dram__bytes_read.sum"},
         ("l2_hit_pct",),
     )
-    assert resolve(wanted, blackwell)[0]["dram_read_bytes"] == "dram__bytes_op_read.sum"
-    assert resolve(wanted, frozenset())[1] == ()
+    assert resolve_metrics(wanted, blackwell)[0]["dram_read_bytes"] == "dram__bytes_op_read.sum"
+    assert resolve_metrics(wanted, frozenset())[1] == ()
 
 
 def test_every_set_of_metrics_names_known_columns() -> None:

@@ -5,7 +5,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.profiling.timeline.attribution import NO_RANGE, innermost
+from gpuprof.profiling.timeline.attribution import NO_RANGE, find_innermost_ranges
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(1, 2), st.integers(1, 2)), max_size=12)
 MOMENTS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 2), st.integers(1, 3)), max_size=20)
@@ -27,7 +27,7 @@ def _frame(ranges: list[tuple[int, int, int, int]]) -> pd.DataFrame:
 def test_the_innermost_range_is_the_one_that_began_last_of_those_around(
     ranges: list[tuple[int, int, int, int]], moments: list[tuple[int, int, int]]
 ) -> None:
-    found = innermost(
+    found = find_innermost_ranges(
         _frame(ranges),
         np.array([process for _, process, _ in moments], dtype=np.int64),
         np.array([thread for *_, thread in moments], dtype=np.int64),
@@ -48,4 +48,4 @@ def test_the_innermost_range_is_the_one_that_began_last_of_those_around(
 def test_of_ranges_that_begin_together_the_shorter_is_the_inner_one() -> None:
     ranges = _frame([(10, 5, 1, 1), (10, 20, 1, 1)])
     one = np.array([1, 1], dtype=np.int64)
-    assert innermost(ranges, one, one, np.array([12, 18])).tolist() == [0, 1]
+    assert find_innermost_ranges(ranges, one, one, np.array([12, 18])).tolist() == [0, 1]

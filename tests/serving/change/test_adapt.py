@@ -21,7 +21,7 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
-from gpuprof.serving.change.apart import run_apart
+from gpuprof.serving.change.apart import run_in_process
 from gpuprof.serving.change.bounds import Observed
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.report import ModelResult
@@ -51,7 +51,7 @@ class Played:
         async def inline(function: Callable[..., Any], *arguments: object) -> Any:
             return function(*arguments)
 
-        monkeypatch.setattr(adapt, "run_apart", inline)
+        monkeypatch.setattr(adapt, "run_in_process", inline)
         self._finds = finds
         self.source = ""
         self.asked: list[Load] = []
@@ -181,14 +181,14 @@ def _fails(how: str) -> int:
 def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
     import os
 
-    assert asyncio.run(run_apart(_fails, "not")) not in (os.getpid(), 0)
+    assert asyncio.run(run_in_process(_fails, "not")) not in (os.getpid(), 0)
     for how, kind, said in (
         ("own", InfeasibleError, "buy one"),
         ("other", UnavailableError, "ValueError: broken"),
         ("dies", UnavailableError, "ended meanwhile"),
     ):
         with pytest.raises(GpuprofError, match=said) as caught:
-            asyncio.run(run_apart(_fails, how))
+            asyncio.run(run_in_process(_fails, how))
         assert type(caught.value) is kind
 
 

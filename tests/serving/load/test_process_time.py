@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpuprof.serving.load.process_time import cpu_seconds, family, runs_module
+from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
 
 
 def test_a_process_that_computes_takes_time_and_one_that_sleeps_takes_none() -> None:
@@ -25,8 +25,8 @@ def test_children_and_theirs_belong_to_the_family() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
         grandchild = int(shell.stdout.readline())
-        assert {shell.pid, grandchild} <= set(family(os.getpid()))
-        assert set(family(shell.pid)) == {shell.pid, grandchild}
+        assert {shell.pid, grandchild} <= set(list_process_tree(os.getpid()))
+        assert set(list_process_tree(shell.pid)) == {shell.pid, grandchild}
         subprocess.run(["kill", str(grandchild)], check=True)
 
 
@@ -42,6 +42,6 @@ def test_a_process_is_known_by_the_module_that_it_runs() -> None:
 
 
 def test_of_a_process_that_is_not_there_nothing_is_known() -> None:
-    assert list(family(2**22 + 1)) == [2**22 + 1]
+    assert list(list_process_tree(2**22 + 1)) == [2**22 + 1]
     with pytest.raises(OSError, match="no process"):
         cpu_seconds(2**22 + 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from gpuprof.serving.protocol.grpc_messages import InferCall, read_urgency
-from gpuprof.serving.protocol.grpc_raw import put_in, take_out, wrap
+from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError
@@ -26,7 +26,7 @@ def request(raw: list[bytes], name: str = "m", timeout: int = 3) -> service_pb2.
 @given(CONTENTS, st.text(max_size=20), st.integers(-(2**63), 2**63 - 1))
 def test_what_is_taken_out_is_what_protobuf_reads_and_the_rest_stays(raw: list[bytes], name: str, timeout: int) -> None:
     data = request(raw, name, timeout).SerializeToString()
-    rest, places = take_out(data, 7)
+    rest, places = split_off_field(data, 7)
     assert [data[place] for place in places] == raw
     assert service_pb2.ModelInferRequest.FromString(rest) == request([], name, timeout)
 
@@ -34,17 +34,17 @@ def test_what_is_taken_out_is_what_protobuf_reads_and_the_rest_stays(raw: list[b
 @given(CONTENTS)
 def test_what_is_put_in_is_read_by_protobuf(raw: list[bytes]) -> None:
     head = service_pb2.ModelInferResponse(model_name="m", id="7").SerializeToString()
-    parts = put_in(head, 6, [memoryview(value) for value in raw])
+    parts = append_field(head, 6, [memoryview(value) for value in raw])
     whole = service_pb2.ModelInferResponse(model_name="m", id="7", raw_output_contents=raw)
     assert service_pb2.ModelInferResponse.FromString(b"".join(parts)) == whole
-    streamed = service_pb2.ModelStreamInferResponse.FromString(b"".join(wrap(parts, 2)))
+    streamed = service_pb2.ModelStreamInferResponse.FromString(b"".join(wrap_message(parts, 2)))
     assert streamed == service_pb2.ModelStreamInferResponse(infer_response=whole)
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message_raise_value_error_or_are_kept_whole(data: bytes) -> None:
     try:
-        rest, places = take_out(data, 7)
+        rest, places = split_off_field(data, 7)
     except ValueError:
         return
     assert len(rest) + sum(place.stop - place.start for place in places) <= len(data)

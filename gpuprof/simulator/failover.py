@@ -9,7 +9,7 @@ alone, and in the end is given up (`gpuprof.rules.routing`).
 from __future__ import annotations
 
 from gpuprof.rules.routing import goes_alone, is_given_up
-from gpuprof.simulator.choice import choose, rank_again
+from gpuprof.simulator.choice import choose_replica, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.kernel import FAILED, give_up
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
@@ -18,8 +18,8 @@ _is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)
 
 
 @jit
-def lose(cluster: ClusterArrays, state: State, tally: Tally, replica: int, homeless: Ints) -> int:
-    """Empty a replica that has failed; put its requests into ``homeless`` and return how many there are.
+def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replica: int, displaced: Ints) -> int:
+    """Empty a replica that has failed; put its requests into ``displaced`` and return how many there are.
 
     What ran comes first, process by process, then what waited.
     """
@@ -32,13 +32,13 @@ def lose(cluster: ClusterArrays, state: State, tally: Tally, replica: int, homel
             if _is_given_up(state.losses[place]):
                 give_up(state, tally, model, place, FAILED)
             else:
-                homeless[found] = place
+                displaced[found] = place
                 found += 1
             place = following
         state.flight[process], state.done_at[process], state.expected_at[process] = -1, -1, 0
     place = state.queue_head[replica] if state.waiting[replica] > 0 else -1
     while place >= 0:
-        homeless[found] = place
+        displaced[found] = place
         found += 1
         place = state.next[place]
     state.queue_head[replica] = -1
@@ -51,11 +51,11 @@ def lose(cluster: ClusterArrays, state: State, tally: Tally, replica: int, homel
 
 
 @jit
-def adopt(cluster: ClusterArrays, state: State, model: int, homeless: Ints, now: int) -> None:
+def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced: Ints, now: int) -> None:
     """Give requests of a model to its living replicas; without one they wait as orphans. Nothing starts yet."""
     last = -1
-    for place in homeless:
-        replica, _ = choose(cluster, state, model, now)
+    for place in displaced:
+        replica, _ = choose_replica(cluster, state, model, now)
         if replica >= 0:
             _take_over(cluster, state, replica, place, now)
             continue
@@ -100,11 +100,11 @@ def _append_orphan(state: State, model: int, place: int) -> None:
 
 
 @jit
-def take_orphans(state: State, model: int, homeless: Ints) -> int:
-    """Put the orphans of a model into ``homeless``, and return how many there were."""
+def take_orphans(state: State, model: int, displaced: Ints) -> int:
+    """Put the orphans of a model into ``displaced``, and return how many there were."""
     found, place = 0, state.orphans[model]
     while place >= 0:
-        homeless[found] = place
+        displaced[found] = place
         found += 1
         place = state.next[place]
     state.orphans[model] = -1
@@ -112,7 +112,7 @@ def take_orphans(state: State, model: int, homeless: Ints) -> int:
 
 
 @jit
-def give_up_orphans(state: State, tally: Tally, model: int, homeless: Ints) -> None:
+def give_up_orphans(state: State, tally: Tally, model: int, displaced: Ints) -> None:
     """Count the orphans of a model that nobody came to serve as failed."""
-    for i in range(take_orphans(state, model, homeless)):
-        give_up(state, tally, model, homeless[i], FAILED)
+    for i in range(take_orphans(state, model, displaced)):
+        give_up(state, tally, model, displaced[i], FAILED)
