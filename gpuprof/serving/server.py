@@ -27,6 +27,7 @@ from gpuprof.serving.listening import stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import OPEN, Security, is_loopback
@@ -225,9 +226,8 @@ class Server:
             settings.security,
             settings.stall_s,
             settings.idle_s,
-            self._api.pool,
+            ProtocolParts(self._api.pool, self._api.turns, partial(self._api.count_refusal, protocol="grpc")),
             settings.connections_per_peer,
-            partial(self._api.count_refusal, protocol="grpc"),
         )
         self._api.turned_away_elsewhere = lambda: 0 if self._grpc is None else self._grpc.turned_away
         port = await self._grpc.start(settings.host, settings.grpc_port)

@@ -25,7 +25,8 @@ from gpuprof.serving.protocol.grpc_messages import (
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.http_api import find_batch_key
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
-from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
+from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, refuse_long_text
+from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
@@ -44,14 +45,14 @@ class InferenceCalls:
     reader : MessageReader
     receive_s : float
         How long the message of a call may take to arrive.
-    pool : ParsePool
-        Reads messages that have much beside raw tensors.
+    shared : ProtocolParts
+        Reads messages that have much beside raw tensors, and says in which order small ones are read.
     """
 
-    def __init__(self, router: Router, reader: MessageReader, receive_s: float, pool: ParsePool) -> None:
+    def __init__(self, router: Router, reader: MessageReader, receive_s: float, shared: ProtocolParts) -> None:
         self.arena = router.arena
         self._reader = reader
-        self._pool = pool
+        self._pool, self._turns = shared.pool, shared.turns
         self._router = router
         self._receive_s = receive_s
 
@@ -114,27 +115,51 @@ class InferenceCalls:
         RefusedError
             When it is wrong, or cannot be answered in time; then ``settle`` is not called.
         """
+        arrived = time.monotonic()
         try:
-            model, request = await self._read_call(call, context)
-            return self._submit(model, request, context, settle)
+            model = self._router.find(call.name, call.version)
+            if isinstance(call, LargeCall):
+                refuse_long_text(call.text_bytes)
+                request = await self._pool.run(read_large_call, model.spec, call.data)
+                return self._submit(model, request, context, settle, arrived)
+            read = partial(self._read_and_submit, model, call, context, settle, arrived)
+            if self._turns.admits_all(arrived) or self._turns.admits(model.name, arrived):
+                return read()
+            return await self._read_in_turn(model, read)
         finally:
             self._reader.release(call.size)
 
-    async def _read_call(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
-        """Return what a message asks, and of which model.
+    async def _read_in_turn(self, model: ServedModel, read: Callable[[], Inference]) -> Inference:
+        """Have a message read when it is its model's turn, unless its call has ended by then."""
+        begun: asyncio.Future[Inference] = asyncio.get_running_loop().create_future()
 
-        Raises
-        ------
-        RefusedError
-            When it is wrong, or will not be answered anyhow.
-        """
-        model = self._router.find(call.name, call.version)
-        if isinstance(call, LargeCall):
-            refuse_long_text(call.text_bytes)
-            return model, await self._pool.run(read_large_call, model.spec, call.data)
+        def take_turn() -> None:
+            if begun.done():
+                return
+            try:
+                begun.set_result(read())
+            except Exception as error:
+                begun.set_exception(error)
+
+        self._turns.wait(model.name, take_turn)
+        try:
+            return await begun
+        except asyncio.CancelledError:
+            if begun.done() and not begun.cancelled() and begun.exception() is None:
+                begun.result().cancelled = True
+            raise
+
+    def _read_and_submit(
+        self,
+        model: ServedModel,
+        call: InferCall,
+        context: Any,
+        settle: Callable[[Sequence[Buffer] | RefusedError], None],
+        arrived: float,
+    ) -> Inference:
         if call.size > INLINE_BYTES:
             model.foresee(partial(read_urgency, call.message), peer_of(context))
-        return model, read_infer(model.spec, call)
+        return self._submit(model, read_infer(model.spec, call), context, settle, arrived)
 
     def _submit(
         self,
@@ -142,8 +167,8 @@ class InferenceCalls:
         request: InferRequest,
         context: Any,
         settle: Callable[[Sequence[Buffer] | RefusedError], None],
+        arrived: float,
     ) -> Inference:
-        arrived = time.monotonic()
         request, slots = place_inputs(request, self.arena)
         inference = self._inference(model, request, context, settle)
         inference.arrived, inference.slots = arrived, slots

@@ -19,6 +19,7 @@ from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.grpc_stream import InferStream
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, protocol_pool, service_methods
 from gpuprof.serving.protocol.peer_counts import PeerCounts
+from gpuprof.serving.protocol.protocol_parts import CountRefusal
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.security import Security
@@ -26,8 +27,6 @@ from gpuprof.serving.transport.wire import Buffer
 
 #: Answers a call, given its messages or its only one, and the context.
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Told what is refused.
-CountRefusal = Callable[[RefusedError], None]
 #: Of a message that is no inference.
 _MAX_SHORT_BYTES = 1 << 16
 _HEALTH = "grpc.health.v1.Health"

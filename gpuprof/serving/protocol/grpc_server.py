@@ -23,14 +23,13 @@ from gpuprof.serving.protocol.grpc_connections import ConnectionLimit
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_methods import (
     CallLimits,
-    CountRefusal,
     GuardedMethods,
     inference_methods,
     standard_methods,
 )
 from gpuprof.serving.protocol.grpc_reader import WEIGH_S, MessageReader
 from gpuprof.serving.protocol.open_inference import SERVICE
-from gpuprof.serving.protocol.parse_pool import ParsePool
+from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.security import OPEN, Security
@@ -66,12 +65,10 @@ class GrpcServer:
         A client that does not read or send in the middle of a call for so long is given up.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
-    pool : ParsePool or None
-        Reads messages that have much beside raw tensors.
+    shared : ProtocolParts or None
+        What it shares with other protocols; None: nothing.
     per_peer : int
         Calls that are not answered yet, and connections, that one address may have.
-    count_refusal : callable
-        Told what is refused.
 
     Attributes
     ----------
@@ -86,13 +83,13 @@ class GrpcServer:
         security: Security = OPEN,
         stall_s: float = 30.0,
         idle_s: float = 300.0,
-        pool: ParsePool | None = None,
+        shared: ProtocolParts | None = None,
         per_peer: int = 2048,
-        count_refusal: CountRefusal = lambda refusal: None,
     ) -> None:
         self._router = router
         self._security = security
-        self._count_refusal = count_refusal
+        shared = ProtocolParts() if shared is None else shared
+        self._count_refusal = shared.count_refusal
         self._per_peer = per_peer
         self.port = 0
         self._connections = ConnectionLimit(self.port, per_peer)
@@ -100,12 +97,12 @@ class GrpcServer:
         receive_s = stall_s + max_message_bytes / _LEAST_BYTES_PER_S
         self._bytes = ConnectionBytes(max_message_bytes)
         self._reader = MessageReader(router.arena, max_message_bytes, self._bytes)
-        self._limits = CallLimits(self._reader, receive_s, per_peer, count_refusal)
-        calls = InferenceCalls(router, self._reader, receive_s, ParsePool() if pool is None else pool)
+        self._limits = CallLimits(self._reader, receive_s, per_peer, shared.count_refusal)
+        calls = InferenceCalls(router, self._reader, receive_s, shared)
         methods = inference_methods(router, calls, self._limits) | standard_methods(self._health, self._limits)
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-        self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, count_refusal),))
+        self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, shared.count_refusal),))
         self._was_ready: bool | None = None
         self._watching: list[asyncio.Task[None]] = []
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.serving.protocol.grpc_server import GrpcServer
+from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import RefusedError
@@ -43,7 +44,9 @@ def note_refusal(refusal: RefusedError) -> None:
 async def serving(security: Security, per_peer: int) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     arena = Arena(1 << 20)
     REFUSED.clear()
-    server = GrpcServer(Router(arena), 1 << 20, security, per_peer=per_peer, count_refusal=note_refusal)
+    server = GrpcServer(
+        Router(arena), 1 << 20, security, shared=ProtocolParts(count_refusal=note_refusal), per_peer=per_peer
+    )
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield server, channel

@@ -1,0 +1,32 @@
+"""What the protocols of one server share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuprof.serving.protocol.loop_turns import LoopTurns
+from gpuprof.serving.protocol.parse_pool import ParsePool
+from gpuprof.serving.transport.inference import RefusedError
+
+#: Told what is refused.
+CountRefusal = Callable[[RefusedError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolParts:
+    """What one protocol has of another.
+
+    Attributes
+    ----------
+    pool : ParsePool
+        Reads and writes large texts.
+    turns : LoopTurns
+        In which order requests are read where the router cannot keep up.
+    count_refusal : callable
+        Told what is refused.
+    """
+
+    pool: ParsePool = field(default_factory=ParsePool)
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    count_refusal: CountRefusal = lambda refusal: None
