@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.measured import read_measured
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.plugins import load_plugin, require_methods
+from gpuprof.plugins import load_plugin, plugin_names, require_methods
 
 #: The default: what was measured, what lies between, and beyond that the roofline or the learned model.
 DEFAULT = "database"
@@ -23,6 +23,11 @@ BUILTIN = {
     "measured": "gpuprof.estimators.measured.measured_only:MeasuredEstimator",
     "usher": "gpuprof.estimators.measured.measured_only:UsherEstimator",
 }
+
+
+def estimator_names() -> tuple[str, ...]:
+    """Return the names of all estimators, built in and installed, sorted."""
+    return plugin_names("estimator", BUILTIN)
 
 
 def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:

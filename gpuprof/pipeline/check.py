@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -111,6 +111,8 @@ def check(
     found = resolve_map(deployment)
     other = OtherTimes(estimator, precision, runtime, device_file)
     evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, other)
+    for remark in _describe_strangers(found):
+        notes.add(remark)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     if basis := describe_basis(found):
@@ -122,3 +124,15 @@ def check(
         else:
             violations = (*violations, Violation("file", name, said))
     return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=found, violations=violations)
+
+
+def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
+    """Yield who is said to have made a map, or its times, and is not known here: that is nothing but a claim."""
+    from gpuprof.estimators.builtin import estimator_names
+    from gpuprof.placement.policies import policy_names
+
+    policy, estimator = deployment.policy, deployment.planned_with.estimator
+    if not any(policy.startswith(name) for name in policy_names()) and ":" not in policy:
+        yield f"the map names {policy!r} as its policy, which gpuprof does not have"
+    if estimator not in estimator_names() and ":" not in estimator:
+        yield f"the map names {estimator!r} as its estimator, which gpuprof does not have"

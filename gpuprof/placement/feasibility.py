@@ -264,7 +264,9 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
     for unplaced in deployment.unplaced:
         named[unplaced.model] += unplaced.rate_rps
     for name, left in named.items():
-        if name not in deployment.models:
+        if not left > 0.0:
+            yield Violation("rate", name, "is said to be left unplaced, and nothing of it is left")
+        elif name not in deployment.models:
             yield Violation("rate", name, "is left unplaced and is not among the map's models")
         elif planned[name] + left > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
             asked = deployment.models[name].rate_rps
@@ -384,6 +386,3 @@ def _figures(deployment: DeploymentMap) -> Iterator[Violation]:
     if deployment.predicted.gpus != used:
         said = deployment.predicted.gpus
         yield Violation("figures", "predicted", f"gpus says {said} and replicas stand on {used}")
-    bound = deployment.predicted.lower_bound_gpus
-    if bound is not None and not deployment.unplaced and bound > used:
-        yield Violation("figures", "predicted", f"the lower bound of {bound} GPUs is above the {used} used")

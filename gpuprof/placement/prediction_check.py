@@ -21,6 +21,7 @@ from gpuprof.domain.deployment import (
 )
 from gpuprof.domain.estimate import Estimate
 from gpuprof.errors import InputError
+from gpuprof.placement.bound_check import check_bounds
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_queues import upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
@@ -73,7 +74,7 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
     if times is not None:
         if len(times) != replica.batch or min(times) <= 0.0:
             yield f"batch_latency_ms must hold {replica.batch} times above 0"
-        elif evidence.confidence is None and not _is_near(times[-1], said.latency_ms + evidence.host.handover_ms):
+        elif not _is_near(times[-1], said.latency_ms + evidence.host.handover_ms):
             yield f"batch_latency_ms ends at {times[-1]:.4g} ms and a batch takes {said.latency_ms:.4g} ms"
     percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
     if percentiles != sorted(percentiles):
@@ -154,7 +155,7 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
     yield from _told_memory(replica, known, evidence)
     if said.source and said.source != known.latency_ms.source:
         yield f"its time is called {said.source!r} and is {known.latency_ms.source!r}"
-    if replica.batch_latency_ms is None or evidence.confidence is not None:
+    if replica.batch_latency_ms is None:
         return
     for size, value in enumerate(replica.batch_latency_ms[: replica.batch], 1):
         smaller = ask(size)
@@ -223,9 +224,7 @@ def _model_percentiles(deployment: DeploymentMap, name: str, said: ModelPredicti
 def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     said = deployment.predicted
     replicas = [replica for *_, replica in deployment.places()]
-    goodput, rate = (
-        math.fsum(values) for values in ((r.predicted.goodput_rps for r in replicas), (r.rate_rps for r in replicas))
-    )
+    goodput = math.fsum(replica.predicted.goodput_rps for replica in replicas)
     if not _is_near(said.goodput_rps, goodput):
         yield _wrong(f"goodput {said.goodput_rps:.4g}/s is said and the replicas' is {goodput:.4g}/s")
     for name, value in (("internal_slack", said.internal_slack), ("outside shares", said.external_fragmentation)):
@@ -235,7 +234,7 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
     yield from _ends(deployment)
-    yield from _bounds(deployment, rate)
+    yield from check_bounds(deployment, evidence)
     if said.external_fragmentation is not None and not deployment.merges:
         left = _unused_part(deployment, evidence)
         if abs(said.external_fragmentation - left) > _RELATIVE:
@@ -275,17 +274,6 @@ def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
             yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s, and {asked:.4g} are asked for")
         if plan.gpus is not None and plan.lower_bound_gpus is not None and plan.lower_bound_gpus > plan.gpus:
             yield _wrong(f"{name} needs at least {plan.lower_bound_gpus} devices and has {plan.gpus}")
-
-
-def _bounds(deployment: DeploymentMap, rate_rps: float) -> Iterator[Violation]:
-    """Yield the bounds that the map itself exceeds: none of them can be one."""
-    said = deployment.predicted
-    most, least = said.upper_bound_goodput_rps, said.lower_bound_cost_per_hour
-    if most is not None and rate_rps > most * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield _wrong(f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}")
-    cost = None if deployment.unplaced else said.cost_per_hour
-    if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
 
 
 def _unused_part(deployment: DeploymentMap, evidence: Evidence) -> float:

@@ -154,6 +154,14 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
         strict.raise_if_broken()
 
 
+def test_check_says_of_a_policy_and_an_estimator_that_nobody_has_that_they_are_claims() -> None:
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
+    claimed = deployment.model_copy(update={"policy": "by hand"})
+    assert gpuprof.check(claimed).notes == ("the map names 'by hand' as its policy, which gpuprof does not have",)
+    own = deployment.model_copy(update={"policy": "my.module:Policy"})
+    assert gpuprof.check(own).notes == ()
+
+
 def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

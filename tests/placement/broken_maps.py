@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
-#: replicas of one model on two devices, one of them slower.
-Layout = Literal["shared", "mig", "pool"]
+#: replicas of one model on two devices, one of them slower; ``"spare"``: a device more than is needed.
+Layout = Literal["shared", "mig", "pool", "spare"]
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -468,4 +468,121 @@ FIGURES = (
 )
 
 
-BREAKAGES = (*FIGURES, *TYPES, *OWN, *STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)
+def _both_ends(low: dict[str, object], high: dict[str, object]) -> Edit:
+    served = {"gpus": 1, "served_rps": 40.0}
+    return _in_map(at_lower_ends={**served, **low}, at_upper_ends={**served, **high})
+
+
+def _under_confidence(edit: Edit, confidence: float) -> Edit:
+    return lambda content: (edit(content), _in_settings(confidence=confidence)(content))
+
+
+def _left(rate_rps: float) -> Edit:
+    return lambda content: content.update(unplaced=[{"model": "a", "rate_rps": rate_rps, "reason": "no room"}])
+
+
+def _hidden(edit: Edit) -> Edit:
+    """Break a map, and let a demand that is nearly served hide it."""
+    return lambda content: (edit(content), _left(1e-9)(content))
+
+
+def _on_two_nodes(content: dict[str, Any]) -> None:
+    """Put the second replica on a device of its own, and count no device more."""
+    second = parts(content)[0]["replicas"].pop()
+    gpu = {**first_gpu(content), "partitions": [{"mig": None, "replicas": [second]}]}
+    content["nodes"].append({"name": "other", "gpus": [gpu]})
+
+
+def _twice_as_fast_devices(content: dict[str, Any]) -> None:
+    """Say that a replica holds all of the device, and that it is as quick."""
+    replica(content)["sm_share_pct"] = 100.0
+    parts(content)[0]["replicas"].pop()
+    content["models"].pop("b")
+
+
+BOUNDS = (
+    Breakage("a bound of all devices where one is not needed", _in_map(lower_bound_gpus=3), "spare"),
+    Breakage("a bound of all the cost where a device is not needed", _in_map(lower_bound_cost_per_hour=3.0), "spare"),
+    Breakage("a bound of nearly all the cost", _in_map(lower_bound_cost_per_hour=2.7), "spare"),
+    Breakage(
+        "a bound of all devices and their cost", _in_map(lower_bound_gpus=3, lower_bound_cost_per_hour=3.0), "spare"
+    ),
+    Breakage("a bound above the devices, beside a demand nearly served", _hidden(_in_map(lower_bound_gpus=9))),
+    Breakage("a bound above the cost, beside a demand nearly served", _hidden(_in_map(lower_bound_cost_per_hour=99.0))),
+    Breakage("nothing of a demand unplaced", _left(0.0)),
+    Breakage(
+        "a bound above what slower batches take",
+        lambda c: (_both_ends({}, {"gpus": 0})(c), _in_map(lower_bound_gpus=1)(c)),
+    ),
+    Breakage("a bound at the lower ends above the map", _both_ends({"lower_bound_gpus": 2, "gpus": 2}, {})),
+    Breakage(
+        "a bound at the lower ends above the upper ends",
+        _both_ends({"lower_bound_gpus": 3, "gpus": 3}, {"gpus": 2, "served_rps": 40.0}),
+    ),
+    Breakage("a bound of goodput below what one replica serves", _in_map(upper_bound_goodput_rps=19.0)),
+    Breakage("a bound of no goodput", _in_map(upper_bound_goodput_rps=0.0)),
+)
+HIDDEN = (
+    Breakage("halved times under a confidence", _under_confidence(_scaled_times(0.5), 0.5)),
+    Breakage(
+        "a last batch that is quicker, under a confidence",
+        _under_confidence(_scaled_times(0.9, which=slice(-1, None)), 0.9),
+    ),
+    Breakage(
+        "a first batch that is quicker, under a confidence of nothing",
+        _under_confidence(_scaled_times(0.9, which=slice(0, 1)), 0.0),
+        needs_estimator=True,
+    ),
+    Breakage("other arrivals than its percentiles are of", _in_settings(arrivals="gamma:16"), "pool"),
+    Breakage("even arrivals than its percentiles are of", _in_settings(arrivals="constant"), "pool"),
+    Breakage("arrivals that nobody knows", _in_settings(arrivals="gama:4")),
+    Breakage("a part of the SLO that batches do not keep", _in_settings(latency_budget=0.01)),
+    Breakage("overhead that percentiles know nothing of", _in_settings(overhead_ms=40.0), "pool"),
+    Breakage("more overhead than the SLO", _in_settings(overhead_ms=1e6)),
+    Breakage("a handover that times know nothing of", _in_settings(host={"handover_ms": 5.0})),
+    Breakage("a replica on another node that nobody counts", _on_two_nodes),
+    Breakage("all of a device for half of it", _twice_as_fast_devices),
+    Breakage(
+        "half the demand and half the requests",
+        lambda c: (
+            c["models"]["a"].update(rate_rps=c["models"]["a"]["rate_rps"] / 2.0),
+            [one.update(rate_rps=one["rate_rps"] / 2.0) for one in _every(c)],
+        ),
+        "pool",
+    ),
+    Breakage(
+        "a batch of one that says it is of four",
+        lambda c: replica(c).update(batch=4, batch_latency_ms=[replica(c)["batch_latency_ms"][0]] * 4),
+        "mig",
+    ),
+    Breakage(
+        "twice the processes and the throughput",
+        lambda c: (replica(c).update(processes=2), _scaled_prediction("throughput_rps", 2.0)(c)),
+        needs_estimator=True,
+    ),
+    Breakage(
+        "requests of one model at the other's replica",
+        lambda c: (replica(c).update(rate_rps=30.0), _other(c).update(rate_rps=10.0)),
+    ),
+    Breakage("a stricter percentile", _in_model(percentile=99.99, slo_ms=7.0)),
+    Breakage("an instance of the other's size", lambda c: parts(c)[1]["mig"].update(profile="1g.10gb"), "mig"),
+    Breakage("an instance a slice further", _in_mig(start=1), "mig"),
+    Breakage("a replica in no instance", lambda c: parts(c).append({"mig": None, "replicas": [replica(c)]}), "mig"),
+    Breakage("nobody held to a share, and one of half", lambda c: parts(c)[0].update(unshared=True)),
+)
+
+
+BREAKAGES = (
+    *FIGURES,
+    *TYPES,
+    *OWN,
+    *STRUCTURE,
+    *GEOMETRY,
+    *SHARES,
+    *MEMORY,
+    *RATES,
+    *OBJECTIVES,
+    *PREDICTIONS,
+    *BOUNDS,
+    *HIDDEN,
+)

@@ -11,17 +11,21 @@ import pytest
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.deploy import to_map
+from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
+from gpuprof.rules.host_work import recorded_work
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
-PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL}
+SPARE = problem([demand("a", 300.0)], [(plain_device(), 3)])
+PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL, "spare": SPARE}
 
 
 def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float = 20.0) -> PlacedReplica:
@@ -43,6 +47,12 @@ MAPS: dict[Layout, DeploymentMap] = {
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0, rate_rps=150.0),) * 2),)),
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=300.0),)),)),
             ),
+        ),
+    ),
+    "spare": to_map(
+        SPARE,
+        Placement(
+            "by hand", (PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=100.0),)),)),) * 3
         ),
     ),
     "mig": to_map(
@@ -69,9 +79,26 @@ def is_refused(breakage: Breakage, *, with_estimator: bool) -> bool:
     against = evidence(PROBLEMS[breakage.layout])
     against = against if with_estimator else replace(against, estimator=None)
     try:
-        return bool(check(parse_map(content, "broken"), against))
+        broken = parse_map(content, "broken")
+        return bool(check(broken, _as_recorded(broken, against)))
     except InputError:
         return True
+
+
+def _as_recorded(deployment: DeploymentMap, against: Evidence) -> Evidence:
+    """Return the evidence with the settings that the map says it was planned with, as the command collects them."""
+    settings = deployment.planned_with
+    queueing = against.queueing
+    if settings.arrivals is not None:
+        queueing = make_queueing(settings.arrivals, deployment.models)
+    return replace(
+        against,
+        queueing=queueing,
+        confidence=settings.confidence,
+        latency_budget=settings.latency_budget,
+        overhead_ms=settings.overhead_ms,
+        host=recorded_work(settings),
+    )
 
 
 def test_there_are_more_than_two_hundred_ways_and_none_twice() -> None:
