@@ -1,6 +1,6 @@
 # make demo   zoo → profile → estimate → place → serve → load on this machine, with nothing but git and Python
 # make test   everything that must hold: format, lint, types, tests, wheel
-# make check FAST=1   without the tests that are marked slow
+# make check FAST=1   without the tests that are marked slow, and those that wait for other processes by the clock
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -20,10 +20,15 @@ lint:
 types:
 	$(BIN)/mypy
 
-# FAST=1 leaves out tests marked slow. Tests of servers come last and alone: they measure one another.
+# Tests of servers come last and alone: they measure one another. What is left of them with FAST=1 measures nothing: the
+# marks slow and flaky (tests/reruns.py) leave out whatever starts servers, workers or profilers and waits for them.
 check:
-	$(BIN)/pytest -n auto --ignore tests/serving $(if $(FAST),-m "not slow")
-	$(BIN)/pytest tests/serving $(if $(FAST),-m "not slow")
+ifdef FAST
+	$(BIN)/pytest -n auto -m "not slow and not flaky"
+else
+	$(BIN)/pytest -n auto --ignore tests/serving
+	$(BIN)/pytest tests/serving
+endif
 
 # Each environment is rebuilt when what it is made from changes.
 $(VENV)/bin/python:

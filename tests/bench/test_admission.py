@@ -65,6 +65,7 @@ def _fits(arrivals: list[float], times: list[float], slo_ms: float, free_at: flo
     return False
 
 
+@pytest.mark.slow
 def test_no_rule_without_foresight_beats_a_loss_system_where_nobody_can_wait() -> None:
     # Batches of one and an SLO of one batch: whoever finds the replica busy is lost (Erlang's formula for one server).
     assert most_online([10.0], 150.0, 10.0) == pytest.approx(150.0 / (1.0 + 1.5), rel=0.05)

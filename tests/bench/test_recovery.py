@@ -5,6 +5,7 @@ import pytest
 from bench.recovery import WITHIN_S, Disturbance, Recovery, disturbances, recover
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [one for one in disturbances() if one.lasts_s <= 5.0], ids=lambda case: case.name)
 def test_after_any_disturbance_goodput_is_back_within_ten_seconds(case: Disturbance) -> None:
     found = recover(case, 8, 3.0, after_s=14.0)

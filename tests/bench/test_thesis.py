@@ -119,6 +119,7 @@ def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
         assert (first.batch_latency_ms[0] > alone * 1.01) is slower
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_thesis_have_their_rows_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 0.5)
     one = thesis_fig6_1.compute(NOWHERE, (1,))

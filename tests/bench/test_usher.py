@@ -34,6 +34,7 @@ def test_whole_gpus_are_not_shared() -> None:
     assert all(len(part.replicas) == 1 and replica.sm_share_pct == 100 for _, _, part, replica in deployment.places())
 
 
+@pytest.mark.slow
 def test_figure_18_by_weighted_occupancy_usher_takes_fewest_gpus_and_by_the_highest_no_fewer_than_whole_ones() -> None:
     found = usher_fig18.compute(NOWHERE, (6e6,), 400.0)
     gpus = numbers(found)
@@ -45,6 +46,7 @@ def test_figure_18_by_weighted_occupancy_usher_takes_fewest_gpus_and_by_the_high
     assert len(found.facts) == len(USHERS) * len(BASELINES)
 
 
+@pytest.mark.slow
 def test_figure_15_serves_no_more_than_comes_and_more_on_more_gpus() -> None:
     found = usher_fig15.compute(NOWHERE, (2000, 6000), 400.0)
     assert found.sound
@@ -54,6 +56,7 @@ def test_figure_15_serves_no_more_than_comes_and_more_on_more_gpus() -> None:
         assert 0.0 <= few <= many <= 15.0 + 1e-6
 
 
+@pytest.mark.slow
 def test_figure_21_costs_least_where_kinds_and_shares_are_chosen_together() -> None:
     found = usher_fig21.compute(NOWHERE, (5e6,), 500.0)
     costs = numbers(found)
@@ -72,6 +75,7 @@ def test_figure_24_the_load_surges_for_all_models_together() -> None:
     assert counts[0].max() > 1.5 * counts[0].min()
 
 
+@pytest.mark.slow
 def test_figure_24_follows_the_load_and_counts_what_was_started() -> None:
     found = usher_fig24.compute(NOWHERE, 90.0, 1500.0)
     gpus = numbers(found)

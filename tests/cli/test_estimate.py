@@ -169,6 +169,7 @@ def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
     assert "nothing is known of Odd on a100-80" in _expect_refusal(capsys, *words, "--strict")
 
 
+@pytest.mark.slow
 def test_several_files_measured_under_one_name_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database(tmp_path / "db", [measured_row("net", 1, 5.0, device="a30", sha256="old")])
     database(tmp_path / "db", [measured_row("net", 1, 50.0, device="a30", sha256="new", run_id="r2")], run_id="r2")

@@ -57,6 +57,7 @@ def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: py
         assert "windows do not agree" in said.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_longer_than_its_map_says_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

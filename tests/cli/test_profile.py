@@ -26,6 +26,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
 
 
+@pytest.mark.slow
 def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_convs(tmp_path / "convs.onnx")
     code = main(["profile", "convs.onnx", "--batch", "1,2", *QUICK, "--json"])
@@ -92,6 +93,7 @@ def test_bad_input_gets_one_line_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_the_items_of_a_batch_is_said_to_and_placed_with_batches_of_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

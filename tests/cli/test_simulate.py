@@ -35,6 +35,7 @@ def test_rates_can_be_given_of_one_model_of_all_and_scaled(map_file: Path, capsy
     assert [round(model["rate_rps"]) for model in models] == [20, 10]
 
 
+@pytest.mark.slow
 def test_tables_show_models_stages_misses_and_replicas(
     map_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.machine.local_device.local_cpu", lambda: CPU)
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +39,7 @@ def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
     assert row["latency_source"] == "stack" and row["latency_low_ms"] < row["latency_ms"] < row["latency_high_ms"]
 
 
+@pytest.mark.slow
 def test_evaluate_prints_every_predictor_and_writes_the_plot(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_slower_batches_get_more_of_the_device(first: DeploymentMap) -> None:
     assert "corrected by serving" in replica.predicted.source
 
 
+@pytest.mark.slow
 def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
     first: DeploymentMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
     assert "corrected by serving" in net.predicted.source
 
 
+@pytest.mark.slow
 def test_of_too_much_as_much_as_fits_is_planned_on_the_devices_that_are_there(first: DeploymentMap) -> None:
     wanted = plan_again(first, Load({"net": 110.0}, {}))
     assert wanted is not None

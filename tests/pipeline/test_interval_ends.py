@@ -23,6 +23,7 @@ def make_problem(time_limit_s: float | None = None) -> Problem:
     return problem([demand("m", 1500.0, 100.0)], estimator=UNSURE, options=options)
 
 
+@pytest.mark.slow
 def test_a_plan_on_estimates_says_what_it_comes_to_at_both_of_their_ends() -> None:
     planned = plan_map(make_problem(), Optimal())
     found = add_interval_ends(make_problem(), Optimal(), planned, Limit(), least_s=300.0).predicted

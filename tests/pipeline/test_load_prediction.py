@@ -95,6 +95,7 @@ def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s:
     return seen.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [3])
 def test_what_a_loaded_server_refuses_was_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: int

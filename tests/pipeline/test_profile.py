@@ -25,6 +25,7 @@ def _no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
 
 
+@pytest.mark.slow
 def test_rows_are_told_once_they_are_on_the_disk_and_nothing_is_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_batch_that_is_none_is_refused_before_anything_is_measured(tmp_path: P
     assert not (tmp_path / "db").exists()
 
 
+@pytest.mark.slow
 def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path) -> None:
     file, db = write_text_model(tmp_path / "text.onnx"), tmp_path / "db"
     swept = replace(QUICK, dims={"seq": (8, 32)}, keep_unstable=True)
@@ -120,6 +122,7 @@ def test_the_length_of_a_sound_is_asked_for_before_anything_is_measured(tmp_path
     assert gpuprof.estimate([file], device="a100-40", dims={"samples": (16_000,)}).estimates
 
 
+@pytest.mark.slow
 def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Path) -> None:
     file, db, data = write_text_model(tmp_path / "text.onnx"), tmp_path / "db", tmp_path / "data.json"
     data.write_text('{"data": [{"ids": [1, 2, 3]}, {"ids": [4, 5, 6]}, {"ids": [7, 8]}]}')
@@ -142,6 +145,7 @@ def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Pat
         measure(replace(QUICK, input_data={"other": data}))
 
 
+@pytest.mark.slow
 def test_told_no_batch_a_model_without_one_is_measured_as_it_is_and_others_at_the_usual_ones(tmp_path: Path) -> None:
     # Its maximum is over what would be the batch, which therefore cannot be freed.
     node = helper.make_node("ReduceMax", ["x"], ["y"], axes=[0], keepdims=1)

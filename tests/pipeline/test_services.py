@@ -29,6 +29,7 @@ def slo_file(folder: Path, *rows: str, header: str = "service,model,rate_rps,slo
     return path
 
 
+@pytest.mark.slow
 def test_services_of_one_model_are_placed_checked_and_served_by_their_own_names(tmp_path: Path, model: Path) -> None:
     path = slo_file(tmp_path, f"search,{model},200,20,1", f"mail,{model},50,40,0", f",{model},10,60,0")
     plan = gpuprof.place(path, fleet="a100-40")
@@ -69,6 +70,7 @@ def test_a_model_that_is_given_two_files_is_one_line(tmp_path: Path, model: Path
     assert set(gpuprof.place(path, fleet="a100-40").deployment.models) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_a_distribution_of_sizes_goes_from_the_demand_to_the_requests(tmp_path: Path) -> None:
     text = write_text_model(tmp_path / "text.onnx")
     path = slo_file(tmp_path, f"{text},100,50,seq=16:0.75|64:0.25", header="model,rate_rps,slo_ms,dims")
@@ -88,6 +90,7 @@ def test_a_distribution_of_sizes_goes_from_the_demand_to_the_requests(tmp_path: 
     assert bool((seen["answered"] == seen["sent"]).all())
 
 
+@pytest.mark.slow
 def test_a_size_for_all_demands_is_planned_with_and_one_that_nobody_gave_is_noted(tmp_path: Path) -> None:
     text = write_text_model(tmp_path / "text.onnx")
     demand = gpuprof.Demand(str(text), 100.0, gpuprof.Slo(50.0))
@@ -124,6 +127,7 @@ def test_without_the_file_sizes_are_given_by_input_and_axis_or_noted() -> None:
         requests_for(target, "text", None, 0, "seq=8")
 
 
+@pytest.mark.slow
 def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_results(tmp_path: Path) -> None:
     text = write_text_model(tmp_path / "text.onnx")
     (tmp_path / "data.json").write_text('{"data": [{"ids": [1, 2, 3]}, {"ids": [4, 5]}]}')

@@ -95,6 +95,7 @@ def test_the_most_that_a_pool_serves_is_in_time_and_more_is_not() -> None:
     assert pools.most_rps(demand, servers, 0.5 * most) == 0.5 * most
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.floats(1.2, 6.0), st.integers(2, 6), st.floats(0.7, 0.99))
 def test_no_replica_exceeds_its_bound_in_a_simulation_that_keeps_the_slo(slack: float, count: int, load: float) -> None:

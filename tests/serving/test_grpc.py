@@ -245,6 +245,7 @@ def test_a_deadline_of_the_client_counts_and_its_end_takes_the_request_back(tmp_
         )  # one at hand behind the first
 
 
+@pytest.mark.slow
 def test_a_message_that_inflates_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     import grpc
     from tritonclient.grpc import service_pb2

@@ -187,6 +187,7 @@ def test_a_worker_of_a_merged_replica_that_dies_is_replaced_and_accepted_request
         check_both(server, originals, range(2))
 
 
+@pytest.mark.slow
 def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
     assert "it is not a merged model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_no_request(
     files: Path, tmp_path: Path
 ) -> None:
@@ -296,6 +298,7 @@ def test_two_versions_of_a_model_are_served_by_one_merged_replica(files: Path, t
         assert sorted(server.get("/v2/models/m")[1]["versions"]) == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

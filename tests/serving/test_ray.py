@@ -187,6 +187,7 @@ def test_a_node_that_the_cluster_lacks_is_named(tmp_path: Path, cluster: RayClus
         pass
 
 
+@pytest.mark.slow
 @needs_ray
 def test_without_a_cluster_it_is_said(tmp_path: Path) -> None:
     with (

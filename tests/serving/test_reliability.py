@@ -80,6 +80,7 @@ def two_replicas() -> dict[str, Any]:
     return map_of({"m": "null:4"}, [replica("m"), replica("m")])
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_no_accepted_request_while_another_replica_lives(
     tmp_path: Path, two_replicas: dict[str, Any]
 ) -> None:

@@ -126,6 +126,7 @@ def ask(server: RunningServer, timeout_us: int | None = None) -> tuple[int, dict
     return answer.status, dict(answer.getheaders()), text
 
 
+@pytest.mark.slow
 def test_only_what_can_no_longer_meet_its_slo_is_refused_and_told_when_to_come_again(tmp_path: Path) -> None:
     # One at a time, 1 s each: of those that come at once, the SLO of 4.5 s leaves time for four.
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=1000.0)], slo_ms=4500.0)

@@ -88,6 +88,7 @@ def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(read_
     assert bool((own.warps <= own.held + 1e-9).all())
 
 
+@pytest.mark.slow
 def test_launches_of_an_excluded_gpu_are_not_learned(read_published: list[Launches]) -> None:
     some = [part.take(np.arange(0, len(part.warps), 40)) for part in read_published]
     known = [part.take(part.measured.device != "t4") for part in some]

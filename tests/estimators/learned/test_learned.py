@@ -156,6 +156,7 @@ def test_the_interval_counts_architectures_and_not_figures() -> None:
     assert interval_factor({}) is None
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, TrainingSet]) -> None:
     predictions = leave_one_architecture_out(world[1], QUICK)
     found = {(one.setting, one.quantity, one.predictor): one for one in summarise(predictions)}

@@ -62,6 +62,7 @@ def near_tail(spent: NDArray[np.float64]) -> Any:
     return pytest.approx(p99, abs=0.03 * p99 + 3.0 * spread)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "load"), POOLS)
 def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer, ...], load: float) -> None:
     rate = load * capacity_rps(servers)

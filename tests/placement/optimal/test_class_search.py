@@ -72,6 +72,7 @@ def test_demands_that_are_all_different_are_no_classes() -> None:
     assert not is_of_few_classes(given, Segments(given))
 
 
+@pytest.mark.slow
 def test_with_a_time_limit_the_map_is_no_worse_than_the_quickest_policys_and_says_a_bound() -> None:
     given = problem(6, 0.3)
     limited = replace(given, options=replace(given.options, time_limit_s=8.0))

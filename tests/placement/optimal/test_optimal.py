@@ -71,6 +71,7 @@ def test_a_demand_is_split_into_the_instances_that_leave_no_gap() -> None:
     assert placement.lower_bound_gpus == 1
 
 
+@pytest.mark.slow
 def test_dear_and_cheap_devices_are_mixed_by_what_they_do_for_the_price() -> None:
     fleet = [(plain_device("plain", 1.0), 1), (plain_device("big", 3.0), None)]
     placement, _ = solve_and_check(OPTIMAL, problem([demand("m", 1100.0, 60.0)], fleet, options=BUDGET))
@@ -229,6 +230,7 @@ def test_what_still_runs_is_kept_when_rates_change() -> None:
     assert after.predicted.moves == 0
 
 
+@pytest.mark.slow
 def test_what_has_no_room_any_more_is_planned_anew_with_few_devices_not_with_all() -> None:
     sure = LinearEstimator(interval=0.0)
     asked = [(250.0, 50.0), (160.0, 80.0), (350.0, 50.0), (190.0, 40.0), (140.0, 40.0), (350.0, 80.0)]
@@ -254,6 +256,7 @@ def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> No
     assert mixed
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=4)
 @given(
     asked=SOME,

@@ -58,6 +58,7 @@ def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -
     return sorted(database.read("models").to_pylist(), key=lambda row: str(row["batch"]))
 
 
+@pytest.mark.slow
 def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorded(
     tools: Path, heard: list[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
     assert all("no kernels" in run["notes"] for run in runs)  # there is no GPU to record
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(tools: Path, heard: list[str]) -> None:
     path = write_mlp(tools / "m.onnx")
     _run_campaign(tools, GpuCollector(), [Cell(a_job(path, 1))])

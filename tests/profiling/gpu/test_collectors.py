@@ -116,6 +116,7 @@ def test_nvml_alone_times_and_samples(tools: Path) -> None:
     assert found.models[0].kernel_count is None and found.models[0].power_w is not None
 
 
+@pytest.mark.slow
 def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
     assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
 
 
+@pytest.mark.slow
 def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_stays(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,7 @@ def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_s
     assert any(note.startswith("no kernels under the share: cannot read what was recorded") for note in found.notes)
 
 
+@pytest.mark.slow
 def test_counters_that_cannot_be_read_leave_the_timeline(tools: Path) -> None:
     (tools / "table.csv").write_text('"ID","Kernel Name"\n"0"\n')
     found = NsysNcuCollector().collect(_request(tools))
@@ -155,6 +158,7 @@ def test_counters_that_cannot_be_read_leave_the_timeline(tools: Path) -> None:
         NcuCollector().collect(_request(tools))
 
 
+@pytest.mark.slow
 def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +196,7 @@ def test_each_says_why_it_cannot_work_here(tools: Path, monkeypatch: pytest.Monk
     assert NsysCollector().available() == "no NVIDIA GPU: Not Supported"
 
 
+@pytest.mark.slow
 def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.2)
     write_program(tools / "ncu", 'case "$1" in --*ver*) echo "Version 2025.1.0";; --query*) ;; *) sleep 600;; esac')
@@ -230,6 +235,7 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
     assert found.settings["power"] == "samples" and found.settings["share_by"] == "nothing: the whole device"
 
 
+@pytest.mark.slow
 def test_nsys_records_once_without_ranges_around_nodes_and_where_pytorch_runs_once_with_them(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) 
         op_backend.op_backend(GPU, Share())
 
 
+@pytest.mark.slow
 @measures_in_real_time
 def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -178,6 +178,7 @@ def _fails(how: str) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
     import os
 

@@ -76,6 +76,7 @@ def decisions(text: str, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if event in line["event"]]
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_path: Path) -> None:
     slo_ms = 80.0
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
@@ -92,6 +93,7 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
     assert results[-1].in_slo >= 0.95 * results[-1].sent
 
 
+@pytest.mark.slow
 def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +158,7 @@ def quota_of(server: RunningServer) -> list[str]:
     return [group.name for group in parent.glob(f"gpuprof-serve-{server.process.pid}-*")]
 
 
+@pytest.mark.slow
 def test_a_real_worker_made_slow_is_replaced_and_no_request_is_lost(tmp_path: Path) -> None:
     try:
         quota_parent()

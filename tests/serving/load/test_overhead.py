@@ -17,6 +17,7 @@ def test_the_overhead_grows_with_the_request_in_a_straight_line() -> None:
     assert RequestOverhead(0.3, 1.0).of(2 * 2**20) == pytest.approx(2.3)
 
 
+@pytest.mark.slow
 def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "_DURATION_S", 0.4)
     monkeypatch.setattr(overhead, "_REPEATS", 1)

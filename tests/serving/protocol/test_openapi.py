@@ -302,6 +302,7 @@ class Spoiler:
 INFER = [f"/v2/models/{model}{version}/infer" for model in ("small", "large") for version in ("", "/versions/1")]
 
 
+@pytest.mark.slow
 def test_ten_thousand_spoiled_requests_give_no_server_error_and_no_traceback(shared_asker: Asker) -> None:
     _, text = shared_asker.ask("GET", "/openapi.json", None, {})
     spoiler = Spoiler(json.loads(text), seed=6)

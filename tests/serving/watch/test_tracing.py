@@ -149,6 +149,7 @@ def test_a_server_sends_its_spans_to_a_collector(tmp_path: Path, collector: str)
     assert names.count("infer m") == names.count("queue") == names.count("scatter") == 3
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_harms_nobody(tmp_path: Path) -> None:
     document = map_of({"m": "null:4"}, [replica("m")])
     with running(tmp_path, document, "--simulate", "--otlp", "http://127.0.0.1:1") as server:

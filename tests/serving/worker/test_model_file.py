@@ -48,6 +48,7 @@ def test_data_that_stands_outside_of_the_file_counts(tmp_path: Path) -> None:
         check_model_file(path, planned)
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_come_back_with_another_model(tmp_path: Path) -> None:
     path = adder(tmp_path / "m.onnx")
     document = map_of({"m": str(path)}, [replica("m")])
@@ -67,6 +68,7 @@ def test_a_worker_does_not_come_back_with_another_model(tmp_path: Path) -> None:
         assert "m.onnx is not the file that the map was planned with" in log
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_at_the_start_and_served_where_that_is_wanted(tmp_path: Path) -> None:
     document = map_of({"m": str(adder(tmp_path / "m.onnx"))}, [replica("m")])
     document["models"]["m"]["sha256"] = "0" * 64
