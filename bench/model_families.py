@@ -43,7 +43,7 @@ _ADDRESS = re.compile(r"http://\S+")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FamilyOutcome:
     """What became of a kind.
 
     Attributes
@@ -98,7 +98,7 @@ def main() -> int:
     return 0 if all(one.is_served or one.remark for one in outcomes) else 1
 
 
-def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]:
+def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[FamilyOutcome]:
     """Return what became of each kind.
 
     Parameters
@@ -118,14 +118,14 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]
                 kind.build(path)
             outcome = take_model(kind, path.absolute(), work)
         except ImportError as error:
-            outcome = Outcome(kind.name, remark=f"not written here: {error.name} is not installed")
+            outcome = FamilyOutcome(kind.name, remark=f"not written here: {error.name} is not installed")
         outcomes.append(outcome)
         became = "served" if outcome.is_served else outcome.remark
         print(f"{kind.name}: {became} ({time.monotonic() - started:.0f} s)", flush=True)
     return outcomes
 
 
-def take_model(kind: Kind, path: Path, work: Path) -> Outcome:
+def take_model(kind: Kind, path: Path, work: Path) -> FamilyOutcome:
     """Take one file through every command; what refuses ends it, but for the estimate."""
     measured_ms = estimated_ms = None
     batch = answered = sent = None
@@ -154,7 +154,7 @@ def take_model(kind: Kind, path: Path, work: Path) -> Outcome:
             remarks.append(f"load: {row['failed']} failed, {row['refused']} refused, {row['lost']} lost")
     except CommandRefusedError as error:
         remarks.append(_shorten(error, path))
-    return Outcome(kind.name, measured_ms, estimated_ms, batch, answered, sent, "; ".join(remarks))
+    return FamilyOutcome(kind.name, measured_ms, estimated_ms, batch, answered, sent, "; ".join(remarks))
 
 
 class CommandRefusedError(Exception):
@@ -220,7 +220,7 @@ def _shorten(error: CommandRefusedError, path: Path) -> str:
     return str(error).replace(f"{path.parent}/", "")
 
 
-def render_table(outcomes: Sequence[Outcome]) -> str:
+def render_table(outcomes: Sequence[FamilyOutcome]) -> str:
     """Return the outcomes as a table of Markdown."""
     lines = [
         f"| kind | CPU core ms | {GPU} ms | batch | answered | remark, or the step that refuses and why |",

@@ -7,7 +7,6 @@ class TestMyEstimator(EstimatorContract):
     model, device = "resnet50", catalogue.device("a100-80")
 """
 
-# ruff: noqa: D102 - the name of a test is its documentation
 from __future__ import annotations
 
 import math
@@ -45,20 +44,24 @@ class EstimatorContract:
                 yield estimator.estimate(self.model, self.device, batch, share)
 
     def test_shares_rise_and_end_with_the_whole_device(self) -> None:
+        """Policies walk through shares from the smallest on, and the last one must be the device."""
         shares = self.estimator().shares(self.model, self.device)
         fractions = [self.device.fraction(share) for share in shares]
         assert fractions == sorted(fractions) and len(set(shares)) == len(shares)
         assert Share() in shares and fractions[-1] == 1.0
 
     def test_batches_rise_from_at_least_one(self) -> None:
+        """Policies bisect over batches."""
         batches = self.estimator().batches(self.model, self.device, Share())
         assert batches and list(batches) == sorted(set(batches)) and batches[0] >= 1
 
     def test_an_estimate_says_what_it_is_of(self) -> None:
+        """An estimate names the workload and the device that were asked for."""
         for said in self._workloads():
             assert said.workload.model == self.model and said.device == self.device.name
 
     def test_figures_are_positive_and_inside_their_intervals_and_say_their_source(self) -> None:
+        """Plans take the upper ends of intervals, and maps record sources."""
         for said in self._workloads():
             figures = [said.latency_ms, said.throughput_rps, *(figure for _, figure in said.creq_pct)]
             figures += [one for one in (said.memory_bytes, said.dram_pct, said.l2_pct, said.power_w) if one is not None]
@@ -67,17 +70,20 @@ class EstimatorContract:
                 _check(figure)
 
     def test_the_same_question_has_the_same_answer(self) -> None:
+        """The check asks again what the policy asked: another answer would refute its map."""
         batch = self.estimator().batches(self.model, self.device, Share())[0]
         first, second = (self.estimator().estimate(self.model, self.device, batch, Share()) for _ in range(2))
         assert first == second
 
     def test_times_of_many_batches_are_those_of_each(self) -> None:
+        """`batch_times` is the same question, asked at once."""
         estimator, share = self.estimator(), self.estimator().shares(self.model, self.device)[0]
         batches = estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]
         each = [estimator.estimate(self.model, self.device, one, share).latency_ms for one in batches]
         assert list(batch_times(self.estimator(), self.model, self.device, batches, share, 1)) == each
 
     def test_a_neighbour_never_helps(self) -> None:
+        """A batch beside another is no faster than alone."""
         estimator = self.estimator()
         batch = estimator.batches(self.model, self.device, Share())[0]
         share = estimator.shares(self.model, self.device)[0]
@@ -87,6 +93,7 @@ class EstimatorContract:
         assert beside.latency_ms.upper() >= alone.latency_ms.upper()
 
     def test_an_unknown_model_is_an_input_error(self) -> None:
+        """The error is the user's, and says what is unknown."""
         try:
             self.estimator().estimate("no-such-model-anywhere", self.device, 1, Share())
         except InputError:
@@ -94,6 +101,7 @@ class EstimatorContract:
         raise AssertionError("a model that nobody knows was estimated")
 
     def test_a_batch_of_nothing_is_an_input_error(self) -> None:
+        """No figure is made up for a batch that cannot be."""
         try:
             self.estimator().estimate(self.model, self.device, 0, Share())
         except InputError:

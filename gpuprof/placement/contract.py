@@ -7,7 +7,6 @@
 The models of latency in here are simple enough to be worked out by hand; nothing in them is measured.
 """
 
-# ruff: noqa: D102 - the name of a test is its documentation
 from __future__ import annotations
 
 import math
@@ -214,16 +213,19 @@ class PolicyContract:
         return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
 
     def test_demands_that_can_be_met_are_met(self) -> None:
+        """Three demands that fit onto the fleet are placed, all of them."""
         given = self.make_problem([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
         placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_a_rate_beyond_one_device_is_split_over_several(self) -> None:
+        """A rate that no device serves alone is shared by replicas on several."""
         placement, _ = solve_and_check(self.policy(), self.make_problem([demand("a", 3000.0)]))
         assert placement.unplaced == ()
         assert len(placement.gpus) >= 3
 
     def test_an_slo_below_the_models_own_time_is_named_and_the_rest_is_placed(self) -> None:
+        """One hopeless demand keeps no other from its place."""
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("fast", 10.0, 1.0), demand("easy", 10.0)])
         )
@@ -231,11 +233,13 @@ class PolicyContract:
         assert placement.rate_rps("easy") > 0
 
     def test_a_model_larger_than_every_memory_is_named(self) -> None:
+        """What fits into no memory is unplaced, and takes no device."""
         placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * _GIB))
         assert [one.model for one in placement.unplaced] == ["big"]
         assert placement.gpus == ()
 
     def test_a_fixed_fleet_is_never_overfilled(self) -> None:
+        """Where devices are counted, what is left over is unplaced."""
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("a", 5000.0), demand("b", 5000.0)], count=2)
         )
@@ -243,14 +247,17 @@ class PolicyContract:
         assert placement.unplaced
 
     def test_many_equal_demands_are_all_placed(self) -> None:
+        """As many as the class says; a policy that is slow with many shows it here."""
         given = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
         placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_the_same_problem_gives_the_same_bytes(self) -> None:
+        """Maps are compared as files, so that nothing random may be left in them."""
         given = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
         first, second = (solve_and_check(self.policy(), given)[1].to_json() for _ in range(2))
         assert first == second
 
     def test_neighbours_that_slow_each_other_down_still_keep_their_slos(self) -> None:
+        """Replicas are planned at the times that they have beside one another."""
         solve_and_check(self.policy(), self.make_problem([demand(f"m{i}", 8.0, 60.0) for i in range(6)], slowdown=0.3))

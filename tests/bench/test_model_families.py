@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.model_families import KINDS, Outcome, render_table, take_kinds
+from bench.model_families import KINDS, FamilyOutcome, render_table, take_kinds
 from tests.reruns import serves_in_real_time
 
 
@@ -16,7 +16,7 @@ def test_every_kind_has_a_name_of_its_own_and_a_file() -> None:
 
 
 def test_the_table_has_what_became_of_each() -> None:
-    rows = [Outcome("a", 1.25, 0.5, 2, 40, 40), Outcome("b", remark="profile: no | such op")]
+    rows = [FamilyOutcome("a", 1.25, 0.5, 2, 40, 40), FamilyOutcome("b", remark="profile: no | such op")]
     lines = render_table(rows).splitlines()
     assert lines[2] == "| a | 1.25 | 0.5 | 2 | 40 of 40 |  |"
     assert lines[3] == "| b | – | – | – | – | profile: no \\| such op |"

@@ -31,7 +31,7 @@ from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.machine.supervised_worker import PATIENCE_S, SupervisedWorker
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
-from gpuprof.serving.transport.wire import Frame, Kind
+from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
 
 _HURRY_S = 0.5
@@ -103,21 +103,21 @@ class MachineProcess:
 
     def receive(self, frame: Frame) -> None:
         """Do what the router says."""
-        if frame.kind == Kind.POST:
+        if frame.kind == FrameKind.POST:
             self._post(*frame.head)
-        elif frame.kind == Kind.KILL:
+        elif frame.kind == FrameKind.KILL:
             number, pid = frame.head
             if number in self._posts:
                 self._posts[number].kill(pid)
-        elif frame.kind == Kind.DISMISS:
+        elif frame.kind == FrameKind.DISMISS:
             self._do(self._dismiss(frame.head))
-        elif frame.kind == Kind.CUT:
+        elif frame.kind == FrameKind.CUT:
             self._do(self._cut(frame.head))
-        elif frame.kind == Kind.PING:
-            self._send(Kind.PONG, None)
-        elif frame.kind == Kind.CHALLENGE:
+        elif frame.kind == FrameKind.PING:
+            self._send(FrameKind.PONG, None)
+        elif frame.kind == FrameKind.CHALLENGE:
             self._send_hello(frame.head)
-        elif frame.kind == Kind.WELCOME:
+        elif frame.kind == FrameKind.WELCOME:
             self._welcome = True
             self._gpus.inherit(frame.head or {})
 
@@ -129,14 +129,14 @@ class MachineProcess:
         try:
             await self._gpus.cut(layouts)
         except GpuprofError as error:
-            self._send(Kind.PARTS, {"error": error.message, "fix": error.fix})
+            self._send(FrameKind.PARTS, {"error": error.message, "fix": error.fix})
         else:
-            self._send(Kind.PARTS, MachineParts.here().to_message())
+            self._send(FrameKind.PARTS, MachineParts.here().to_message())
 
     def _send_hello(self, challenge: str) -> None:
         who = f"machine:{self._order.node}"
         said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
-        self._send(Kind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
+        self._send(FrameKind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
         post = SupervisedWorker(
@@ -165,18 +165,18 @@ class MachineProcess:
             group = post.order.group
             if post.order.quota_cores is not None and all(other.order.group != group for other in self._posts.values()):
                 remove_group(group)
-        self._send(Kind.DISMISSED, number)
+        self._send(FrameKind.DISMISSED, number)
 
     def _report_exit(self, number: str, pid: int) -> None:
-        self._send(Kind.ENDED, [number, pid])
+        self._send(FrameKind.ENDED, [number, pid])
 
     def _report_refusal(self, number: str, error: GpuprofError) -> None:
-        self._send(Kind.REFUSED, [number, type(error).__name__, error.message, error.fix])
+        self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
 
     def _tell_legacy(self) -> None:
-        self._send(Kind.LEGACY, self._gpus.legacy())
+        self._send(FrameKind.LEGACY, self._gpus.legacy())
 
-    def _send(self, kind: Kind, head: object) -> None:
+    def _send(self, kind: FrameKind, head: object) -> None:
         self._connection.send(kind, head)
 
     def _do(self, task: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
-from gpuprof.serving.transport.wire import Frame, Kind
+from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
 _NUMBERS = itertools.count()
@@ -97,7 +97,7 @@ class MachineLink:
         if self._connection is None:
             raise UnavailableError(f"the machine of {self.node!r} has ended")
         self._cutting = asyncio.get_running_loop().create_future()
-        self._connection.send(Kind.CUT, layouts)
+        self._connection.send(FrameKind.CUT, layouts)
         said = await self._cutting
         if "error" in said:
             raise UnavailableError(said["error"], said["fix"])
@@ -110,7 +110,7 @@ class MachineLink:
         self._posts[number] = _Post(order, posted)
         self._rendezvous.expect(number, posted)
         if self._connection is not None:
-            self._connection.send(Kind.POST, [number, order.to_machine(), None])
+            self._connection.send(FrameKind.POST, [number, order.to_machine(), None])
         return number
 
     def dismiss(self, number: str) -> asyncio.Future[None]:
@@ -122,13 +122,13 @@ class MachineLink:
             gone.set_result(None)
         else:
             self._leaving[number] = gone
-            self._connection.send(Kind.DISMISS, number)
+            self._connection.send(FrameKind.DISMISS, number)
         return gone
 
     def kill(self, number: str, pid: int) -> None:
         """End the process of a worker at once; the machine starts another."""
         if self._connection is not None:
-            self._connection.send(Kind.KILL, [number, pid])
+            self._connection.send(FrameKind.KILL, [number, pid])
 
     def watch(self, now: float, limit_s: float) -> None:
         """Tell whoever keeps the machine's process when it is silent while a worker is missing."""
@@ -136,7 +136,7 @@ class MachineLink:
             return
         if self._pinged is None:
             self._pinged = now
-            self._connection.send(Kind.PING, None)
+            self._connection.send(FrameKind.PING, None)
         elif now - self._pinged > limit_s and any(post.posted.identity is None for post in self._posts.values()):
             LOGGER.warning("machine process hangs, is replaced", extra={"machine": self.node, "pid": self.pid})
             self._pinged = now
@@ -164,10 +164,10 @@ class MachineLink:
         self._connection, self._host, self._pinged = connection, said["host"], None
         self.pid = said["pid"]
         self.parts = MachineParts.from_message(said["parts"])
-        connection.send(Kind.WELCOME, self._legacy)
+        connection.send(FrameKind.WELCOME, self._legacy)
         for number, post in self._posts.items():
             living = post.posted.identity if same else None
-            connection.send(Kind.POST, [number, post.order.to_machine(), living])
+            connection.send(FrameKind.POST, [number, post.order.to_machine(), living])
         LOGGER.info("machine is there", extra={"machine": self.node, "pid": self.pid})
         self._came.set()
         if moved and self.on_moved is not None:
@@ -176,19 +176,19 @@ class MachineLink:
     def receive(self, frame: Frame) -> None:
         """Take what the machine says."""
         self._pinged = None
-        if frame.kind == Kind.ENDED:
+        if frame.kind == FrameKind.ENDED:
             number, pid = frame.head
             if number in self._posts:
                 self._posts[number].posted.on_exit(pid)
-        elif frame.kind == Kind.REFUSED:
+        elif frame.kind == FrameKind.REFUSED:
             number, kind, message, fix = frame.head
             if number in self._posts:
                 self._posts[number].posted.on_refusal(kind, message, fix)
-        elif frame.kind == Kind.DISMISSED:
+        elif frame.kind == FrameKind.DISMISSED:
             self._gone(frame.head)
-        elif frame.kind == Kind.PARTS:
+        elif frame.kind == FrameKind.PARTS:
             self._has_cut(frame.head)
-        elif frame.kind == Kind.LEGACY:
+        elif frame.kind == FrameKind.LEGACY:
             self._legacy = frame.head
 
     def on_close(self) -> None:

@@ -13,7 +13,7 @@ from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, count_outpu
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
-from gpuprof.serving.transport.wire import Buffer, Frame, Kind
+from gpuprof.serving.transport.wire import Buffer, Frame, FrameKind
 
 
 @dataclass(slots=True, eq=False)
@@ -150,14 +150,14 @@ class WorkerLink:
             place = None if slot is None else (slot.offset, slot.size)
             described.append((inference.rows, tensors, place, inference.wanted))
         assert self._connection is not None
-        self._connection.send(Kind.RUN, (batch.number, described), payload)
+        self._connection.send(FrameKind.RUN, (batch.number, described), payload)
         return batch
 
     def ping(self, now: float) -> None:
         """Ask for a sign of life, unless one is still awaited."""
         if self._pinged is None and self._connection is not None:
             self._pinged = now
-            self._connection.send(Kind.PING, None)
+            self._connection.send(FrameKind.PING, None)
 
     def silent_s(self, now: float) -> float:
         """Return for how long the worker has owed an answer."""
@@ -191,7 +191,7 @@ class WorkerLink:
         self._shares_memory = said["shares_memory"]
         self.identity = said["process"]
         self._came_last = said["process"][0]
-        connection.send(Kind.RUN, self._order.to_message())
+        connection.send(FrameKind.RUN, self._order.to_message())
 
     def on_close(self) -> None:
         """Tell what the worker still had."""
@@ -223,20 +223,20 @@ class WorkerLink:
     def receive(self, frame: Frame) -> None:
         """Hand on what the worker says."""
         self._pinged = None
-        if frame.kind == Kind.DONE:
+        if frame.kind == FrameKind.DONE:
             number, gather_ns, infer_ns, scatter_ns, described = frame.head
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)
             self._learn(batch, outputs)
             self._events.on_done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
-        elif frame.kind == Kind.FAILED:
+        elif frame.kind == FrameKind.FAILED:
             number, message = frame.head
             self._events.on_failure(self.sent.pop(number), message)
-        elif frame.kind == Kind.READY:
+        elif frame.kind == FrameKind.READY:
             self.spec = ModelSpec.from_message(frame.head)
             self.is_ready = True
             self._events.on_ready(self.spec)
-        elif frame.kind == Kind.REFUSED:
+        elif frame.kind == FrameKind.REFUSED:
             self._events.on_refusal(*frame.head)
 
     def _outputs(self, described: list[Any], payload: memoryview) -> list[list[OutputTensor]]:

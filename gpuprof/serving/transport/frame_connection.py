@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, FrameBuffer, Kind, encode
+from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, FrameBuffer, FrameKind, encode
 
 
 class FrameReceiver(Protocol):
@@ -50,7 +50,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         """Take frames of any size from now on."""
         self._buffer.limit = MAX_FRAME_BYTES
 
-    def send(self, kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> None:
+    def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame; nothing when the connection has ended."""
         transport = self._transport
         if transport is None or transport.is_closing():

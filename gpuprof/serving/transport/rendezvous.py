@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from gpuprof.serving.transport.frame_connection import FrameConnection
-from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, Kind
+from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, FrameKind
 
 _GREETING_S = 20.0
 _SECRET_BYTES = 32
@@ -165,13 +165,13 @@ class _UnknownPeer:
         """Send the challenge, and wait for its answer for a while."""
         self._connection = connection
         self._patience = asyncio.get_running_loop().call_later(_GREETING_S, connection.abort)
-        connection.send(Kind.CHALLENGE, self._challenge)
+        connection.send(FrameKind.CHALLENGE, self._challenge)
 
     def receive(self, frame: Frame) -> None:
         """Admit whoever answers the challenge; end the connection of anybody else."""
         assert self._connection is not None
         self._stop_waiting()
-        if frame.kind != Kind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
+        if frame.kind != FrameKind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
             self._connection.abort()
 
     def on_close(self) -> None:
@@ -195,9 +195,9 @@ def join_rendezvous(key: RendezvousKey, who: str, said: dict[str, Any]) -> Block
     stream = BlockingStream(connection)
     try:
         frame = stream.receive()
-        if frame is None or frame.kind != Kind.CHALLENGE or not isinstance(frame.head, str):
+        if frame is None or frame.kind != FrameKind.CHALLENGE or not isinstance(frame.head, str):
             raise ConnectionError("the router does not open")
-        stream.send(Kind.HELLO, {**said, "who": who, "proof": key.proof(frame.head, who)})
+        stream.send(FrameKind.HELLO, {**said, "who": who, "proof": key.proof(frame.head, who)})
     except (OSError, ValueError) as error:
         connection.close()
         raise ConnectionError(str(error)) from error

@@ -25,7 +25,7 @@ MAX_GREETING_BYTES = 1 << 16
 Buffer = bytes | bytearray | memoryview
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says."""
 
     READY = 1  # worker: the model is loaded; head: its metadata
@@ -57,7 +57,7 @@ class Frame:
     payload: memoryview
 
 
-def encode(kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return the buffers of a frame, to be written one after another."""
     text = orjson.dumps(head)
     size = sum(len(part) for part in payload)
@@ -151,7 +151,7 @@ class BlockingStream:
         """Close the socket."""
         self._socket.close()
 
-    def send(self, kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> None:
+    def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Write one frame."""
         buffers = encode(kind, head, payload)
         if sum(map(len, buffers)) <= _CHUNK:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
-from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
+from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
 from gpuprof.serving.worker.merged_io import MergedInputs, MergedOutputs
 from gpuprof.serving.worker.runtime import ModelError, Runtime
@@ -109,16 +109,16 @@ class Batches:
 def serve(stream: BlockingStream, batches: Batches) -> None:
     """Answer batches one after another until the router has gone."""
     while (frame := stream.receive()) is not None:
-        if frame.kind == Kind.PING:
-            stream.send(Kind.PONG, None)
+        if frame.kind == FrameKind.PING:
+            stream.send(FrameKind.PONG, None)
             continue
         try:
             head, payload = batches.finish(batches.begin(frame))
         except ModelError as error:
-            stream.send(Kind.FAILED, [frame.head[0], str(error)])
+            stream.send(FrameKind.FAILED, [frame.head[0], str(error)])
             continue
         try:
-            stream.send(Kind.DONE, head, payload)
+            stream.send(FrameKind.DONE, head, payload)
         except ConnectionError:
             return
 
@@ -134,25 +134,25 @@ def serve_overlapped(stream: BlockingStream, batches: Batches) -> None:
         while (frame := stream.receive()) is not None:
             begun: Begun | ModelError | None
             try:
-                begun = None if frame.kind == Kind.PING else batches.begin(frame)
+                begun = None if frame.kind == FrameKind.PING else batches.begin(frame)
             except ModelError as error:
                 begun = error
             if last is not None:
                 last.result()  # one that is copied at a time; its memory is bounded
-            number = None if frame.kind == Kind.PING else frame.head[0]
+            number = None if frame.kind == FrameKind.PING else frame.head[0]
             last = computing.submit(_answer, stream, batches, number, begun)
 
 
 def _answer(stream: BlockingStream, batches: Batches, number: int | None, begun: Begun | ModelError | None) -> None:
     with suppress(ConnectionError):  # the receiving thread sees that the router has gone
         if begun is None:
-            stream.send(Kind.PONG, None)
+            stream.send(FrameKind.PONG, None)
             return
         try:
             if isinstance(begun, ModelError):
                 raise begun
             head, payload = batches.finish(begun)
         except ModelError as error:
-            stream.send(Kind.FAILED, [number, str(error)])
+            stream.send(FrameKind.FAILED, [number, str(error)])
         else:
-            stream.send(Kind.DONE, head, payload)
+            stream.send(FrameKind.DONE, head, payload)

@@ -24,7 +24,7 @@ from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.providers import GPU_PROVIDERS, ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
-from gpuprof.serving.transport.wire import BlockingStream, Kind
+from gpuprof.serving.transport.wire import BlockingStream, FrameKind
 from gpuprof.serving.watch.living_process import start_time
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
@@ -78,11 +78,11 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
         try:
             runtime = _start(order, held)
         except GpuprofError as error:
-            stream.send(Kind.REFUSED, [type(error).__name__, error.message, error.fix])
+            stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
             return error.exit_code
         gc.collect()
         gc.freeze()  # what exists now stays; later collections need not look at it
-        stream.send(Kind.READY, runtime.spec.to_message())
+        stream.send(FrameKind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
         (serve_overlapped if overlapped else serve)(
             stream, Batches(runtime, memoryview(b"") if arena is None else arena)

@@ -14,7 +14,7 @@ from gpuprof.serving.protocol.loop_turns import TURN_S, LoopTurns
 MS = 0.001
 
 
-class Router:
+class StubRouter:
     """Reads requests, each of which takes a time that is played; what was read is kept in its order, by lane."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_dear_model_is_read_in_the_next_turn_beside_thousands_of_requests_of_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         for number in range(3000):
             router.ask("cheap", number)
         router.ask("dear", 0)
@@ -63,7 +63,7 @@ def test_a_dear_model_is_read_in_the_next_turn_beside_thousands_of_requests_of_a
 
 def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         for number in range(100):
             router.ask("m", number)
         for _ in range(10):
@@ -81,7 +81,7 @@ def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         router.ask("m", 0, TURN_S)
         router.ask("m", 1)
         router.ask("other", 0, 0.2)
@@ -98,7 +98,7 @@ def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(
 
 def test_a_reader_that_fails_takes_no_turn_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         failures: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
         router.ask("m", 0, TURN_S)
@@ -121,7 +121,7 @@ def test_lanes_are_served_in_rotation_even_where_each_request_takes_a_whole_turn
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         for number in range(6):
             router.ask("cheap", number, 2.0 * TURN_S)
         router.ask("dear", 0, 2.0 * TURN_S)
@@ -134,7 +134,7 @@ def test_lanes_are_served_in_rotation_even_where_each_request_takes_a_whole_turn
 
 def test_each_lane_alternates_between_oldest_and_newest_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        router = Router(monkeypatch)
+        router = StubRouter(monkeypatch)
         router.ask("m", -1, TURN_S)
         for number in range(4):
             for lane in ("a", "b"):

@@ -28,7 +28,7 @@ from gpuprof.serving.transport.security import (
     read_token,
     server_security,
 )
-from gpuprof.serving.transport.wire import Frame, Kind
+from gpuprof.serving.transport.wire import Frame, FrameKind
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
 
@@ -224,7 +224,7 @@ class RecordingPeer:
 
     def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         self.said.append(said)
-        connection.send(Kind.WELCOME, "in")
+        connection.send(FrameKind.WELCOME, "in")
 
     def receive(self, frame: Frame) -> None:
         pass

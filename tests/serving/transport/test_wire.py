@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, Kind, encode
+from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, FrameKind, encode
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time
 
-MESSAGES = st.lists(st.tuples(st.sampled_from(list(Kind)), st.lists(st.integers(0, 9)), st.binary(max_size=300)))
+MESSAGES = st.lists(st.tuples(st.sampled_from(list(FrameKind)), st.lists(st.integers(0, 9)), st.binary(max_size=300)))
 
 
 def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, bytes]]:
@@ -27,7 +27,9 @@ def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, 
 
 
 @given(MESSAGES, st.integers(1, 50))
-def test_frames_survive_any_way_of_cutting_the_stream(messages: list[tuple[Kind, list[int], bytes]], step: int) -> None:
+def test_frames_survive_any_way_of_cutting_the_stream(
+    messages: list[tuple[FrameKind, list[int], bytes]], step: int
+) -> None:
     stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
     buffer = FrameBuffer()
     got = []
@@ -37,7 +39,12 @@ def test_frames_survive_any_way_of_cutting_the_stream(messages: list[tuple[Kind,
 
 
 def test_frames_that_outgrow_the_buffer_stand_among_small_ones() -> None:
-    messages = [(Kind.RUN, [1], b"a"), (Kind.DONE, [2], b"b" * 400_000), (Kind.RUN, [3], b""), (Kind.PONG, [4], b"c")]
+    messages = [
+        (FrameKind.RUN, [1], b"a"),
+        (FrameKind.DONE, [2], b"b" * 400_000),
+        (FrameKind.RUN, [3], b""),
+        (FrameKind.PONG, [4], b"c"),
+    ]
     stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
     assert receive_frames(FrameBuffer(), stream) == messages
 
@@ -48,7 +55,7 @@ def test_rubbish_is_no_frame() -> None:
 
 
 def test_a_frame_beyond_the_limit_is_refused_before_memory_is_taken_for_it() -> None:
-    (large,) = encode(Kind.HELLO, "x" * 300)
+    (large,) = encode(FrameKind.HELLO, "x" * 300)
     with pytest.raises(ValueError, match="no sense"):
         receive_frames(FrameBuffer(limit=200), bytes(large[:20]))
 
@@ -60,7 +67,7 @@ def test_a_blocking_stream_takes_small_and_large_frames_and_sees_the_end() -> No
 
     def send() -> None:
         for number, payload in enumerate(payloads):
-            sender.send(Kind.RUN, number, [payload])
+            sender.send(FrameKind.RUN, number, [payload])
         ours.close()
 
     thread = threading.Thread(target=send)

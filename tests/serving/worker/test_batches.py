@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE
-from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
+from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
@@ -72,7 +72,7 @@ def test_a_request_alone_in_its_batch_gets_as_many_rows_as_the_model_finds(tmp_p
     runtime = OnnxRuntime("m", "1", path, 1, 1, CPU)
     batches = Batches(runtime, memoryview(bytearray(64)))
     data = np.array([[0, 1, 1, 1]], np.float32).tobytes()
-    begun = batches.begin(Frame(Kind.RUN, [1, [[1, [[[1, 4], INLINE, len(data)]], None, None]]], memoryview(data)))
+    begun = batches.begin(Frame(FrameKind.RUN, [1, [[1, [[[1, 4], INLINE, len(data)]], None, None]]], memoryview(data)))
     head, _ = batches.finish(begun)
     assert head[-1][0][0][1] == [3, 2]
 
@@ -123,14 +123,14 @@ def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, 
     router = BlockingStream(ours)
     for number, value in enumerate(values):
         data = np.float32(value).tobytes()
-        router.send(Kind.RUN, [number, [[1, [[[1, 1], INLINE, 4]], None, None]]], [data])
+        router.send(FrameKind.RUN, [number, [[1, [[[1, 1], INLINE, 4]], None, None]]], [data])
         if not number:
-            router.send(Kind.PING, None)
+            router.send(FrameKind.PING, None)
     got = []
     for _ in range(len(values) + 1):
         frame = router.receive()
         assert frame is not None
-        if frame.kind == Kind.DONE:
+        if frame.kind == FrameKind.DONE:
             got.append((frame.kind, (frame.head[0], float(np.frombuffer(frame.payload, np.float32)[0]))))
         else:
             got.append((frame.kind, frame.head))
@@ -145,10 +145,10 @@ def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_o
     runtime = SlowRuntime()
     runtime.next_is_copied.release()  # the ping comes between the first and the second
     assert answers(runtime, serve_overlapped, [1.0, 2.0, 3.0]) == [
-        (Kind.DONE, (0, 1.0)),
-        (Kind.PONG, None),
-        (Kind.FAILED, [1, "two"]),
-        (Kind.DONE, (2, 3.0)),
+        (FrameKind.DONE, (0, 1.0)),
+        (FrameKind.PONG, None),
+        (FrameKind.FAILED, [1, "two"]),
+        (FrameKind.DONE, (2, 3.0)),
     ]
 
 

@@ -16,7 +16,7 @@ from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder, start_worker
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
-from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
+from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.worker import warm_sizes
 from tests.reruns import serves_in_real_time
@@ -48,7 +48,7 @@ def work() -> int:
 def test_one_whose_router_goes_while_it_loads_ends_without_a_word(
     router: socket.socket, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    BlockingStream(router).send(Kind.RUN, ORDER)
+    BlockingStream(router).send(FrameKind.RUN, ORDER)
     router.close()
     assert work() == 0
     assert capsys.readouterr().err == ""
@@ -60,14 +60,14 @@ def test_one_that_is_never_told_what_to_serve_ends(router: socket.socket) -> Non
 
 
 def test_one_that_cannot_load_its_model_says_why_if_anybody_is_there(router: socket.socket) -> None:
-    BlockingStream(router).send(Kind.RUN, {**ORDER, "path": "nowhere.onnx"})
+    BlockingStream(router).send(FrameKind.RUN, {**ORDER, "path": "nowhere.onnx"})
     assert work() == 3
     frame = BlockingStream(router).receive()
-    assert frame is not None and frame.kind == Kind.REFUSED and "nowhere.onnx" in frame.head[1]
+    assert frame is not None and frame.kind == FrameKind.REFUSED and "nowhere.onnx" in frame.head[1]
 
 
 def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
-    BlockingStream(router).send(Kind.RUN, {**ORDER, "path": "nowhere.onnx"})
+    BlockingStream(router).send(FrameKind.RUN, {**ORDER, "path": "nowhere.onnx"})
     router.close()
     assert work() == 0
 
@@ -87,7 +87,7 @@ class _Router:
 
     def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         self._connection = connection
-        connection.send(Kind.RUN, self._order.to_message())
+        connection.send(FrameKind.RUN, self._order.to_message())
 
     def receive(self, frame: Frame) -> None:
         self.answered.set_result(frame)
@@ -119,4 +119,4 @@ def test_one_in_a_fresh_interpreter_loads_its_model_and_ends_with_its_router(tmp
             rendezvous.close()
 
     answer, code = asyncio.run(start())
-    assert answer is not None and answer.kind == Kind.READY and code == 0
+    assert answer is not None and answer.kind == FrameKind.READY and code == 0
