@@ -175,7 +175,7 @@ def place(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
-    notes.add(*filter(None, (early_stop(deployment), _suggest_share(problem, deployment))))
+    notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), _suggest_share(problem, deployment))))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 
 

@@ -8,8 +8,15 @@ from gpuprof.domain.deployment import DeploymentMap
 STOPPED = "time limit"
 
 
-def early_stop(deployment: DeploymentMap) -> str | None:
-    """Return one line where a search was stopped early, None where it was not."""
+def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
+    """Return one line where a search was stopped early, None where it was not.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    limit_s : float, optional
+        The time limit in seconds, to be said with the option that sets it.
+    """
     if (stopped_by := deployment.planned_with.stopped_by) is None:
         return None
     found, words = deployment.predicted, []
@@ -21,4 +28,7 @@ def early_stop(deployment: DeploymentMap) -> str | None:
         words.append(
             f"{found.goodput_rps:.4g} requests/s, and none serves more than {found.upper_bound_goodput_rps:.4g}"
         )
-    return f"the {stopped_by} ended the search early: {'; '.join(words) or 'no bound is known'}"
+    known = "; ".join(words) or "no bound is known"
+    if limit_s is None:
+        return f"the {stopped_by} ended the search early: {known}"
+    return f"the {stopped_by} of {limit_s:g} s ended the search early (--time-limit gives it longer): {known}"

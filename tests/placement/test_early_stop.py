@@ -25,6 +25,10 @@ def test_a_stopped_search_is_told_with_its_bounds() -> None:
         "the time limit ended the search early: 1 devices, and no map takes fewer than 1; "
         "1 $/h, and none costs less than 0.5"
     )
+    line = early_stop(deployment, 7.5)
+    assert line is not None and line.startswith(
+        "the time limit of 7.5 s ended the search early (--time-limit gives it longer): 1 devices"
+    )
 
 
 def test_without_a_bound_it_says_so_and_on_a_fixed_fleet_what_could_be_served_at_most() -> None:

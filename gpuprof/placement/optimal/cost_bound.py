@@ -47,6 +47,13 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
 
 
+def with_least_bound(problem: Problem, placement: Placement) -> Placement:
+    """Return the placement with the bound of the cheapest device, where it serves anything."""
+    serves_any = any(rate > 0.0 for rate in placement.rates_rps().values())
+    least = min(entry.price_per_hour for entry in problem.fleet.entries)
+    return replace(placement, lower_bound_gpus=int(serves_any), lower_bound_cost_per_hour=least if serves_any else 0.0)
+
+
 def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
     """Yield what a request per second costs at least under each share of each kind of device."""
     few = len(problem.demands) <= _MOST_DEMANDS

@@ -15,6 +15,7 @@ from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
 from gpuprof.placement.optimal.class_search import ClassSearch, is_of_few_classes
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
+from gpuprof.placement.optimal.fleet_pruning import prune_fleet
 from gpuprof.placement.optimal.goodput import bound_goodput, maximise_goodput
 from gpuprof.placement.optimal.headroom import slow_down
 from gpuprof.placement.optimal.incumbent import (
@@ -50,6 +51,8 @@ _HEADROOM = (1.25, 1.6)
 _FOR_SEARCH = 0.75
 #: Part that they leave where demands are few classes, of which more can be made.
 _FOR_CLASSES = 0.9
+#: Parts of a time limit that are left once kinds of devices were left out, and once a first map has its bound.
+_AFTER_PRUNING, _AFTER_BOUND = 0.5, 0.3
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
 #: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
@@ -92,17 +95,31 @@ class Optimal:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        With a time limit the quick policies' plans are made first, of which none is lost, and a quick one; as much
-        time as they took is kept back for what is done with the plan afterwards. By queues, the plan for streams of
-        their own is where those of pools begin.
+        First come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
+        one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' plans are made
+        next, of which none is lost, and a quick one; as much time as they took is kept back for what is done with the
+        plan afterwards. By queues, the plan for streams of their own is where those of pools begin.
         """
-        whole, segments = Limit(problem.options.time_limit_s), Segments(problem)
-        split = self._place_split(problem, segments, whole)
+        whole = Limit(problem.options.time_limit_s)
         if not self.pooled or problem.options.latency_budget is not None:
-            return split
-        limit = whole.keeping(_FOR_REST * (whole.seconds or 0.0))
+            return self._place_split(problem, Segments(problem), None, whole)
+        pruned = prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
+        return pruned.restore(self._place_pooled(pruned.problem, pruned.known, whole))
+
+    def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit) -> Placement:
+        """Return the placement for pools; without a search where a known map is as cheap as any."""
+        segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
-        return planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
+        first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
+        if first is not None and is_proven_optimal(problem, first):
+            spread = _distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
+            settled = planner.settle(spread)
+            return first if settled.unplaced else replace(settled, found_by=first.found_by)
+        if first is not None and limit.is_over:
+            return replace(first, stopped=True)
+        split = self._place_split(problem, segments, first, whole)
+        found = planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
+        return found if first is None else _better_of_two(problem, found, first)
 
     def _solve_pooled(
         self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
@@ -115,13 +132,13 @@ class Optimal:
         choice = find_cheapest(problem, classes, limit) or maximise_goodput(problem, classes, limit, fair=self.fair)
         return _build_placement(problem, known, choices, _make_covers(able, choices, choice), choice)[0]
 
-    def _place_split(self, problem: Problem, segments: Segments, whole: Limit) -> Placement:
-        """Return the placement of replicas with requests of their own."""
+    def _place_split(self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit) -> Placement:
+        """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
         if whole.seconds is None:
             *_, found = self._improving_plans(problem, segments, whole)
             return found
-        first = found = self._first_plan(problem, segments, whole)
-        limit = whole.keeping(whole.spent_s)
+        first = found = self._first_plan(problem, segments, known, whole)
+        limit = whole.keeping(_FOR_REST * whole.seconds if known is not None else whole.spent_s)
         if not limit.is_over or first.lower_bound_cost_per_hour is None:
             first = found = self._search_classes(problem, segments, first, limit)
         if limit.is_over:
@@ -131,7 +148,7 @@ class Optimal:
                 found = one
         if not limit.is_over:
             return _better_of_two(problem, found, first)
-        if not whole.is_over and not is_of_few_classes(problem, segments):
+        if known is None and not whole.is_over and not is_of_few_classes(problem, segments):
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
         return replace(_better_of_two(problem, found, first), stopped=True)
 
@@ -153,16 +170,18 @@ class Optimal:
             return clip_bounds(problem, with_cost_bound(problem, segments, first, limit))
         return first
 
-    def _first_plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
+    def _first_plan(self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
 
         By queues the quick plan comes first, and the quick policies have a quarter of the time; by a latency budget,
         where they are quicker than it, they come first.
         """
-        best = None if problem.options.latency_budget is not None else make_quick_plan(problem, segments, limit)
+        best = known
+        if best is None and problem.options.latency_budget is None:
+            best = make_quick_plan(problem, segments, limit)
         alike = is_of_few_classes(problem, segments)
         kept = _FOR_CLASSES if alike else 0.0 if best is None else _FOR_SEARCH
-        quick = limit.keeping(kept * (limit.seconds or 0.0))
+        quick = limit.keeping(kept * ((limit.seconds if known is None else limit.left_s) or 0.0))
         for one in run_heuristics(problem, quick):
             named = replace(one, policy="optimal", found_by=one.policy)
             if not (self.fair and one.unplaced):  # more goodput is not fairer

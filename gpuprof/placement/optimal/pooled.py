@@ -17,7 +17,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments
-from gpuprof.placement.optimal.cost_bound import with_cost_bound
+from gpuprof.placement.optimal.cost_bound import with_cost_bound, with_least_bound
 from gpuprof.placement.optimal.goodput import bound_goodput
 from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value, unfairness
 from gpuprof.placement.optimal.minimise_cost import minimise_cost
@@ -59,9 +59,30 @@ class PooledPlanner:
     limit: Limit
     fair: bool = False
     pools: Pools = field(init=False)
+    _least: tuple[int, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.pools = Pools(self.problem, self.segments)
+
+    def settle(self, split: Placement) -> Placement:
+        """Return a map for split streams at what its replicas serve together, freed of what it need not have."""
+        with self.problem.limits.until(self.limit), suppress(TimeUpError):
+            return self._settle(split, split.gpus, str(split.found_by or ""))
+        return split
+
+    def bound(self, split: Placement, limit: Limit) -> Placement | None:
+        """Return a map for split streams, settled, with its bounds as far as there is time; None if it leaves out any.
+
+        What is as cheap as the cheapest device alone needs no more.
+        """
+        best = replace(self.settle(split), upper_bound_goodput_rps=self._all_rps())
+        if best.unplaced:
+            return None
+        best = with_least_bound(self.problem, best)
+        if not is_proven_optimal(self.problem, best):
+            with self.problem.limits.until(limit), suppress(TimeUpError):
+                best = self._bound(best)
+        return clip_bounds(self.problem, best)
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
         """Return the best of a map for split streams, freed of what it need not have, and the program's of pools.
@@ -79,11 +100,10 @@ class PooledPlanner:
         best = self._without_bounds(split)
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             best = self._settle(split, split.gpus, str(split.found_by or ""))
-            best = (
-                with_cost_bound(self.problem, self.segments, best, self.limit)
-                if not best.unplaced
-                else self._without_bounds(best)
-            )
+            if best.unplaced:
+                best = self._without_bounds(best)
+            else:
+                best = with_cost_bound(self.problem, self.segments, best, self.limit)
             best = self._bound(best)
             for one in self._others(best, solve_program):
                 best = self._better(best, one)
@@ -120,6 +140,8 @@ class PooledPlanner:
 
     def _bound(self, best: Placement) -> Placement:
         """Return the placement with what holds for every map of this router."""
+        if self._least is not None and not best.unplaced:
+            return self._raise_bounds(best, *self._least)
         bounding = BoundingSegments(self.problem)
         offers = CandidateSegments(self.problem, bounding)
         choices = offers.known_segments()
@@ -129,12 +151,19 @@ class PooledPlanner:
             found = minimise_cost(self.problem, able, offers, self.limit)
             if found.cost_per_hour is None or found.gpus is None:
                 return best
-            cost = max(found.cost_per_hour, best.lower_bound_cost_per_hour or 0.0)
-            gpus = max(found.gpus, best.lower_bound_gpus or 0)
-            return replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
+            self._least = found.gpus, found.cost_per_hour
+            return self._raise_bounds(best, *self._least)
         if most is not None:
             most = bound_goodput(self.problem, able, group_demands(able, offers.optimistic_segments(able)), self.limit)
         return replace(best, upper_bound_goodput_rps=most)
+
+    def _raise_bounds(self, best: Placement, gpus: int, cost: float) -> Placement:
+        return replace(
+            best,
+            lower_bound_gpus=max(gpus, best.lower_bound_gpus or 0),
+            lower_bound_cost_per_hour=max(cost, best.lower_bound_cost_per_hour or 0.0),
+            upper_bound_goodput_rps=self._all_rps(),
+        )
 
     def _of_program(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
         """Yield the program's maps, its demands raised until what it chooses serves what is asked for."""

@@ -1,0 +1,197 @@
+"""Leaves kinds of devices out of which one alone costs as much as a map that serves everything.
+
+Of a fleet of every GPU that has a price most are of no use to a small demand: whatever map they are part of costs at
+least as much as the one that is known. Which kinds that one is made of is guessed from what their whole devices do at
+most for their price; what is left out is proven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.estimate import batch_times
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.incumbent import clip_bounds, objective_value
+from gpuprof.placement.optimal.pooled import PooledPlanner
+from gpuprof.placement.optimal.quick_plan import place_first_fit
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments, planned_ms
+
+#: Kinds for which a map is made.
+_TRIED = 3
+#: Of more demands igniter asks for too many tails, and the search by classes needs the time.
+_MOST_DEMANDS = 40
+#: Load that a device is guessed to bear, and the part of the SLO that a batch may take then.
+_LIKELY, _PART = 0.7, 0.4
+#: Seconds that the map of the first kind may take in any case with so many demands, less with more: the map that comes
+#: of no look at all costs several times as much. An idle machine takes a part of it.
+_LEAST_S, _FEW_DEMANDS = 3.0, 8
+#: Kinds that are guessed to cost so many times as much as another are not tried.
+_FAR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedFleet:
+    """A problem with fewer kinds of devices.
+
+    Attributes
+    ----------
+    problem : Problem
+    known : Placement or None
+        A map that serves everything, by which kinds were left out; None where none was.
+    least_price : float
+        Of what was left out, per hour; infinite where nothing was.
+    """
+
+    problem: Problem
+    known: Placement | None = None
+    least_price: float = math.inf
+
+    def restore(self, found: Placement) -> Placement:
+        """Return the better of two maps, with bounds that hold with the kinds that were left out."""
+        if self.known is None:
+            return found
+        if objective_value(self.problem, self.known) < objective_value(self.problem, found):
+            found = replace(found, gpus=self.known.gpus, unplaced=(), found_by=self.known.found_by)
+        if math.isinf(self.least_price):
+            return clip_bounds(self.problem, found)
+        cost, gpus = found.lower_bound_cost_per_hour, found.lower_bound_gpus
+        return clip_bounds(
+            self.problem,
+            replace(
+                found,
+                lower_bound_cost_per_hour=None if cost is None else min(cost, self.least_price),
+                lower_bound_gpus=None if gpus is None else min(gpus, 1),  # one large device may do the work of many
+            ),
+        )
+
+
+def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
+    """Return the problem without the kinds of devices that no map that is cheaper than a known one has.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without a latency budget. Of many demands, and where something runs already, it stays as it is.
+    limit : Limit
+    """
+    if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
+        return PrunedFleet(problem)
+    known = _find_quick_map(problem, limit)
+    if known is None:
+        return PrunedFleet(problem)
+    cost, entries = _cost(problem, known), problem.fleet.entries
+    kinds = {gpu.device for gpu in known.gpus}
+    kept = [one for one in entries if one.device.name in kinds or one.price_per_hour < cost * (1.0 - 1e-9)]
+    if len(kept) == len(entries):
+        return PrunedFleet(problem, known)
+    left_out = min(one.price_per_hour for one in entries if one not in kept)
+    return PrunedFleet(replace(problem, fleet=Fleet(tuple(kept)), alike={}), known, left_out)
+
+
+def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
+    """Return the cheapest map of a few kinds of devices, each alone, that serves everything; None without one.
+
+    What stands by itself on one of its devices is moved to cheaper kinds where they serve it.
+    """
+    known: Placement | None = None
+    tried = 0
+    for _, entry in _guess_costs(problem):
+        if known is not None and (limit.is_over or tried == _TRIED):
+            break
+        if known is not None and entry.price_per_hour >= _cost(problem, known):
+            continue
+        tried += 1
+        own = _restrict(problem, problem.demands, (entry,))
+        segments, until = Segments(own), limit if known is not None else _with_least(problem, limit)
+        for one in _quick_maps(own, segments, until):
+            settled = PooledPlanner(own, segments, until).settle(one)
+            if not settled.unplaced and (known is None or _cost(problem, settled) < _cost(problem, known)):
+                known = settled
+            if known is not None and (until.is_over or len(known.gpus) == 1):
+                break  # nothing of this kind costs less
+    return known if known is None else _replace_devices(problem, known, limit)
+
+
+def _replace_devices(problem: Problem, known: Placement, limit: Limit) -> Placement:
+    """Return the map with devices replaced by cheaper ones that serve all that stands on them, where there are any."""
+    for gpu in known.gpus if len(known.gpus) > 1 else ():
+        price, models = problem.entry(gpu.device).price_per_hour, {one.model for one in gpu.replicas()}
+        others = list(known.gpus)
+        others.remove(gpu)
+        cheaper = tuple(e for e in problem.fleet.entries if e.price_per_hour < price and e.count is None)
+        if limit.is_over or not cheaper or models & {one.model for other in others for one in other.replicas()}:
+            continue
+        part = _restrict(problem, tuple(one for one in problem.demands if one.model in models), cheaper)
+        guessed = min((cost for cost, _ in _guess_costs(part)), default=math.inf)
+        found = _find_quick_map(part, limit) if guessed <= _FAR * price else None
+        if found is not None and _cost(problem, found) < price:
+            segments, named = Segments(problem), f"{known.found_by}, cheaper kinds"
+            mixed = replace(known, gpus=(*others, *found.gpus), found_by=named)
+            settled = PooledPlanner(problem, segments, limit).settle(mixed)
+            known = settled if not settled.unplaced else known
+    return known
+
+
+def _restrict(problem: Problem, demands: tuple[Demand, ...], entries: tuple[FleetEntry, ...]) -> Problem:
+    if len(entries) == len(problem.fleet.entries) and len(demands) == len(problem.demands):
+        return problem
+    return replace(problem, demands=demands, fleet=Fleet(entries), alike={})
+
+
+def _with_least(problem: Problem, limit: Limit) -> Limit:
+    least_s = _LEAST_S * min(1.0, _FEW_DEMANDS / len(problem.demands))
+    return limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
+
+
+def _cost(problem: Problem, placement: Placement) -> float:
+    return math.fsum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+
+
+def _quick_maps(problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
+    """Yield a map from a few queues for each demand, then of GPUs one from some dozens."""
+    yield place_first_fit(problem, segments, limit)
+    if any(entry.device.kind != "gpu" for entry in problem.fleet.entries):
+        return  # igniter gives shares that were not measured
+    with suppress(GpuprofError, TimeUpError):
+        with problem.limits.until(limit):
+            found = make_policy("igniter").place(problem)
+        yield replace(found, policy="optimal", found_by=found.policy)
+
+
+def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
+    """Return what all demands likely cost on each kind alone, the cheapest first; of one kind nothing is guessed."""
+    if len(problem.fleet.entries) == 1:
+        return [(0.0, problem.fleet.entries[0])]
+    segments, least = Segments(problem), math.inf
+    costs: list[tuple[float, FleetEntry]] = []
+    for entry in sorted(problem.fleet.entries, key=lambda one: one.price_per_hour):
+        if entry.price_per_hour > _FAR * least:
+            break
+        devices = math.fsum(_guess_devices(segments, demand, entry) for demand in problem.demands)
+        if math.isfinite(devices):
+            costs.append((entry.price_per_hour * max(1, math.ceil(devices)), entry))
+            least = min(least, costs[-1][0])
+    return sorted(costs, key=lambda one: one[0])
+
+
+def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:
+    """Return how many whole devices a demand likely fills, infinity where no batch is in time."""
+    problem, sizes = segments.problem, segments.menu.listed_batches(demand.model, entry.device, Share())
+    try:
+        times = batch_times(problem.estimator, demand.model, entry.device, sizes, Share(), 1)
+    except InputError:
+        return math.inf
+    latencies = [planned_ms(one, problem.options.confidence) for one in times]
+    in_time = (one for one in zip(sizes, latencies, strict=True) if one[1] <= _PART * demand.slo.latency_ms)
+    most = max((1000.0 * batch / ms for batch, ms in in_time), default=0.0)
+    return demand.rate_rps / (_LIKELY * most) if most > 0.0 else math.inf
