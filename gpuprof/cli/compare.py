@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +14,17 @@ import typer
 from gpuprof.cli.completion import complete_policies
 from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, progress, say_note
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    print_rows,
+    print_text,
+    progress,
+    say_note,
+)
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
@@ -196,7 +205,7 @@ def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chos
     first = columns[0].key
     for row in rows:
         if row.get("remark"):
-            sys.stdout.write(f"{row[first]}: {row['remark']}\n")
+            print_text(f"{row[first]}: {row['remark']}")
 
 
 def _to_hundredths(value: object) -> str:

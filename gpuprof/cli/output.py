@@ -20,6 +20,7 @@ from gpuprof.cli.table import GAP, ColumnRole, ColumnText, TableLayout, lay_out_
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from gpuprof.pipeline.result import Progress as Step
@@ -81,6 +82,15 @@ def print_json(document: object) -> None:
     """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
     escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=escaped) + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print a line of text on stdout; in a terminal it is broken between words."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(text), soft_wrap=not _has_width(console))
 
 
 def say(message: str) -> None:
@@ -165,7 +175,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     from rich.text import Text
 
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not _has_width(console):
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
     cells = [_show_column(column, [row.get(column.key) for row in rows]) for column in columns]
     texts = [
@@ -190,6 +200,11 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     if layout.left_out:
         names = dict.fromkeys(_full_heading(texts, position) for position in layout.left_out)
         say(f"not shown at this width: {', '.join(names)} (--json and --csv have everything)")
+
+
+def _has_width(console: Console) -> bool:
+    """Return whether what is printed goes to a terminal, or to something that says how wide it is."""
+    return console.is_terminal or "COLUMNS" in os.environ
 
 
 def _show_column(column: Column, values: Sequence[object]) -> list[str]:

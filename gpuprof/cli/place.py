@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.number_format import number
@@ -15,6 +14,7 @@ from gpuprof.cli.output import (
     chosen_format,
     print_json,
     print_rows,
+    print_text,
     say_note,
     show_progress,
 )
@@ -97,8 +97,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
     if chosen is Format.TABLE:
         if len(rows) > _MOST_ROWS:
             say_note(f"{count_of(len(rows) - _MOST_ROWS, 'replica')} more not shown (--json and --csv have everything)")
-        sys.stdout.write(summarize_map(deployment) + "\n")
+        print_text(summarize_map(deployment))
         if sources := describe_sources(deployment):
-            sys.stdout.write(f"Times: {sources}.\n")
+            print_text(f"Times: {sources}.")
         for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
-            sys.stdout.write(f"{line}.\n")
+            print_text(f"{line}.")

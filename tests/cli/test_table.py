@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, Format, print_rows
+from gpuprof.cli.output import Column, Format, print_rows, print_text
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, lay_out_columns
 
 _WORDS = st.text("abc 0123456789,", max_size=30)
@@ -111,3 +111,16 @@ def test_columns_without_roles_repeat_the_first_that_tell_rows_apart(
     told = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if "123,4" in line]
     assert len(told) > 4
     assert told[-4:] == [["net", "1"], ["net", "2"], ["other", "1"], ["other", "2"]]  # the last part
+
+
+def test_a_line_of_text_is_broken_between_words_in_a_terminal_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "2 × a100-80 ($6.86/h), proven minimum. " * 8 + "[1/2] done."
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_text(text)
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    print_text(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60 and " ".join(line.strip() for line in lines) == text
