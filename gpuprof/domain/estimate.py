@@ -26,6 +26,11 @@ def kind_of_source(source: str) -> str:
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
 
 
+#: The largest coefficient of variation of a time. Beyond it units were mistaken, or a machine that stood still once made
+#: a mean of microseconds vary by hundreds, which says nothing of the next batch.
+MOST_VARIATION = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A number, where it comes from, and the 90% interval around it.

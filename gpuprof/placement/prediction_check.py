@@ -19,7 +19,7 @@ from gpuprof.domain.deployment import (
     ReplicaPrediction,
     share_of,
 )
-from gpuprof.domain.estimate import Estimate
+from gpuprof.domain.estimate import MOST_VARIATION, Estimate
 from gpuprof.errors import InputError
 from gpuprof.placement.bound_check import check_bounds
 from gpuprof.placement.evidence import Evidence, Violation
@@ -34,8 +34,6 @@ _ABSOLUTE = 1e-6
 _OVERLAP = 2.0
 #: What queues that are simulated differ by: a pool's figures and its parts', its busy time and the batches'.
 _SIMULATED = 0.05
-#: No time varies more than this: such a coefficient of variation is a mistake of units.
-_MOST_VARIATION = 10.0
 
 _Place = tuple[Node, Gpu, Partition, Replica]
 
@@ -67,7 +65,7 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
         yield f"a throughput of {said.throughput_rps:.4g}/s does not follow from {said.latency_ms:.4g} ms a batch"
     if said.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield f"a goodput of {said.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
-    if max(said.latency_cv, said.pause_cv or 0.0) > _MOST_VARIATION:
+    if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
         yield f"its time is said to vary by {max(said.latency_cv, said.pause_cv or 0.0):.4g} times itself"
     times = replica.batch_latency_ms
     yield from _utilization(replica)

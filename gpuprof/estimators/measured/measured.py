@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import MOST_VARIATION, Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
@@ -249,9 +249,9 @@ def _point(row: MeasuredRow) -> Point:
         Share(row.sm_share_pct, row.mig_profile),
         row.processes,
         latency,
-        cv,
+        min(cv, MOST_VARIATION),
         error,
-        *_after_pause(row, latency, cv),
+        *_after_pause(row, latency, min(cv, MOST_VARIATION)),
         {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
     )
 
@@ -260,4 +260,4 @@ def _after_pause(row: MeasuredRow, latency: float, cv: float) -> tuple[float, fl
     paused, std = row.latency_paused_mean_ms, row.latency_paused_std_ms
     if not paused or std is None:
         return 1.0, cv
-    return max(1.0, paused / latency), std / paused
+    return max(1.0, paused / latency), min(std / paused, MOST_VARIATION)

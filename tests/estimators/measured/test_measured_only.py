@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Workload
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, MOST_VARIATION, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
@@ -33,6 +33,14 @@ def test_what_was_measured_is_said_and_nothing_between(db: KernelDb) -> None:
             estimator.estimate("net", GPU, batch, share)
     assert estimator.shares("net", GPU) == (Share(20.0), Share())
     assert estimator.batches("net", GPU, Share(20.0)) == (4,)
+
+
+def test_one_pause_among_microseconds_makes_no_time_vary_beyond_what_a_map_may_say(tmp_path: Path) -> None:
+    row = replace(measured_row("net", 1, 0.01, device=GPU.name), latency_std_ms=0.5)
+    paused = replace(row, batch=2, latency_paused_mean_ms=0.02, latency_paused_std_ms=0.9)
+    estimator = make_estimator("measured", database(tmp_path / "db", [row, paused]))
+    assert estimator.estimate("net", GPU, 1, Share()).latency_cv == MOST_VARIATION
+    assert estimator.estimate("net", GPU, 2, Share()).pause_cv == MOST_VARIATION
 
 
 def test_it_says_nothing_of_neighbours(db: KernelDb) -> None:
