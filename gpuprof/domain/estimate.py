@@ -26,8 +26,8 @@ def kind_of_source(source: str) -> str:
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
 
 
-#: The largest coefficient of variation of a time. Beyond it units were mistaken, or a machine that stood still once made
-#: a mean of microseconds vary by hundreds, which says nothing of the next batch.
+#: The largest coefficient of variation of a time. Beyond it units were mistaken, or a machine that stood still once
+#: made a mean of microseconds vary by hundreds, which says nothing of the next batch.
 MOST_VARIATION = 10.0
 
 
