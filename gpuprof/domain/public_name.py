@@ -11,12 +11,7 @@ _MARK = "@"
 
 @dataclass(frozen=True, slots=True)
 class PublicName:
-    """A model as clients know it.
-
-    Attributes
-    ----------
-    name, version : str
-    """
+    """A model as clients know it."""
 
     name: str
     version: str = "1"

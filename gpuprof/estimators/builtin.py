@@ -57,13 +57,7 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
 
 
 class FailureAwareEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator` by another one, without what failed.
-
-    Parameters
-    ----------
-    estimator : Estimator
-    db : KernelDb
-    """
+    """Implements `gpuprof.domain.estimate.Estimator` by another one, without what failed."""
 
     def __init__(self, estimator: Estimator, db: KernelDb) -> None:
         self._estimator = estimator

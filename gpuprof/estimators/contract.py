@@ -22,13 +22,7 @@ _MOST_SHARES = 4
 
 
 class EstimatorContract:
-    """Tests of an estimator that knows ``model`` on ``device``; subclasses say which.
-
-    Attributes
-    ----------
-    model : str
-    device : Device
-    """
+    """Tests of an estimator that knows ``model`` on ``device``; subclasses say which."""
 
     model: str
     device: Device

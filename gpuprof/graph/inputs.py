@@ -36,11 +36,6 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     Floats are standard normal; integers are below the sizes of the tables that they index; masks are all ones (every
     token counts); positions count up; lengths of sequences are full. Texts are of those that the model tells apart.
 
-    Parameters
-    ----------
-    graph : ModelGraph
-    seed : int
-
     Returns
     -------
     dict of str to ndarray

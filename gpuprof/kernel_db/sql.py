@@ -22,13 +22,7 @@ qualify row_number() over (
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a query gave.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    rows : tuple of tuple
-    """
+    """What a query gave."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]

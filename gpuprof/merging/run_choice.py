@@ -49,13 +49,7 @@ class Region:
 
 
 class PlanGain:
-    """What a plan is worth, and each part of it.
-
-    Parameters
-    ----------
-    plan : MergePlan
-    setting : GainContext
-    """
+    """What a plan is worth, and each part of it."""
 
     def __init__(self, plan: MergePlan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting

@@ -38,14 +38,7 @@ _HARDWARE_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class IgniterCoefficients:
-    """iGniter's coefficients of a device and of the workloads that were measured on it.
-
-    Attributes
-    ----------
-    device : str
-    hardware : HardwareCoefficients
-    workloads : mapping of str to WorkloadCoefficients
-    """
+    """iGniter's coefficients of a device and of the workloads that were measured on it."""
 
     device: str
     hardware: HardwareCoefficients

@@ -32,10 +32,6 @@ class Menu:
     By a latency budget a batch is any up to the largest that the estimator lists, where it answers for those between;
     by queues it is one that is listed for the share or for the whole device, and where many are, only some of them,
     each a fifth larger than the one before.
-
-    Parameters
-    ----------
-    problem : Problem
     """
 
     problem: Problem

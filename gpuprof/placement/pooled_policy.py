@@ -37,10 +37,6 @@ class PooledPolicy:
     rates that are lower by as much as the pools of its last map could serve more, halfway back where they then served
     too little, and devices that the others can do without are left out. Of all maps the one that serves most is taken,
     and of those the cheapest: never a worse one than the policy's own.
-
-    Attributes
-    ----------
-    policy : Policy
     """
 
     policy: _Places

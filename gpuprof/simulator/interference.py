@@ -31,13 +31,7 @@ class _Kind:
 
 
 class Neighbours:
-    """Knows who stands beside whom, and asks.
-
-    Parameters
-    ----------
-    places : sequence of PlacedInstance
-    ask : Interference
-    """
+    """Knows who stands beside whom, and asks."""
 
     def __init__(self, places: Sequence[PlacedInstance], ask: Interference) -> None:
         self._places, self._ask = places, ask

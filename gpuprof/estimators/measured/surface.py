@@ -18,13 +18,7 @@ Shape = Callable[[int, Share], float]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value of the surface.
-
-    Attributes
-    ----------
-    value : float
-    source : str
-    """
+    """A value of the surface."""
 
     value: float
     source: str

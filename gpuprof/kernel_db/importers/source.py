@@ -30,14 +30,7 @@ _MAX_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """A file and what it holds.
-
-    Attributes
-    ----------
-    path : Path
-    content : bytes
-    sha256 : str
-    """
+    """A file and what it holds."""
 
     path: Path
     content: bytes

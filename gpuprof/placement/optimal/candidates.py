@@ -44,13 +44,7 @@ _Place = tuple[str, str, Share]
 
 @dataclass(slots=True)
 class CandidateSegments:
-    """The segments of every demand on every device of the fleet.
-
-    Parameters
-    ----------
-    problem : Problem
-    segments : Segments
-    """
+    """The segments of every demand on every device of the fleet."""
 
     problem: Problem
     segments: Segments

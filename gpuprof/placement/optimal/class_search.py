@@ -82,12 +82,7 @@ class ClassSearch:
         self._classes = dict(found)
 
     def search(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
-        """Return a map that serves all demands, from the patterns of others and new ones; None where none is found.
-
-        Parameters
-        ----------
-        maps : sequence of sequence of PlacedGpu
-        """
+        """Return a map that serves all demands, from the patterns of others and new ones; None where none is found."""
         kinds = [
             (entry.device.name, mig)
             for entry in self.problem.fleet.entries

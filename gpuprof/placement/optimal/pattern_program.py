@@ -64,10 +64,6 @@ class PatternProgram:
     patterns : sequence of ReplicaPattern
     partial : bool
         Demands may be served in part; the objective is then set by whoever solves the program.
-
-    Attributes
-    ----------
-    program : Program
     """
 
     problem: Problem

@@ -270,12 +270,7 @@ def _alike(new: float, old: float) -> bool:
 
 
 class LoadMeter:
-    """Gives, each time it is asked, what happened since it was asked last.
-
-    Parameters
-    ----------
-    router : Router
-    """
+    """Gives, each time it is asked, what happened since it was asked last."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

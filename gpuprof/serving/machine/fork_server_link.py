@@ -20,12 +20,7 @@ _TIMEOUT_S = 30.0
 
 
 class ForkServerLink:
-    """Has workers forked by a fork server, which it starts and keeps, and starts afresh those that cannot be.
-
-    Parameters
-    ----------
-    setup : WorkerSetup
-    """
+    """Has workers forked by a fork server, which it starts and keeps, and starts afresh those that cannot be."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup

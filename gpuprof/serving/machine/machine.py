@@ -67,12 +67,7 @@ class MachineOrder:
 
 
 class MachineProcess:
-    """Keeps the workers that the router wants.
-
-    Parameters
-    ----------
-    order : MachineOrder
-    """
+    """Keeps the workers that the router wants."""
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order

@@ -25,11 +25,6 @@ _MAPPED = "::ffff:"
 class ConnectionLimit:
     """Shuts down connections to a port beyond those that an address may have: the newest.
 
-    Parameters
-    ----------
-    port : int
-    per_peer : int
-
     Attributes
     ----------
     turned_away : int

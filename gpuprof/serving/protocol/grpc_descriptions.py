@@ -15,12 +15,7 @@ from gpuprof.serving.transport.inference import RefusedError
 
 
 class DescriptionCalls:
-    """Answers every call but inference.
-
-    Parameters
-    ----------
-    router : Router
-    """
+    """Answers every call but inference."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

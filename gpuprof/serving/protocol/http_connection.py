@@ -67,12 +67,7 @@ class ConnectionOwner(Protocol):
 
 
 class ConnectionSet:
-    """The connections that are open, of which one address may have only so many.
-
-    Parameters
-    ----------
-    per_peer : int
-    """
+    """The connections that are open, of which one address may have only so many."""
 
     def __init__(self, per_peer: int) -> None:
         self._connections: set[HttpConnection] = set()
@@ -101,12 +96,7 @@ class ConnectionSet:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """Reads requests one after another and writes their answers.
-
-    Parameters
-    ----------
-    site : ConnectionOwner
-    """
+    """Reads requests one after another and writes their answers."""
 
     def __init__(self, site: ConnectionOwner) -> None:
         self._site = site

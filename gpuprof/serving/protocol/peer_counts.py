@@ -8,10 +8,6 @@ from collections import Counter
 class PeerCounts:
     """Lets one address have only so many.
 
-    Parameters
-    ----------
-    per_peer : int
-
     Attributes
     ----------
     turned_away : int

@@ -15,10 +15,6 @@ class RequestReader:
 
     Text and length of the body decide everything but the tensors' values, so that one that came before need not be read
     and checked again; only tensors of strings are looked into each time.
-
-    Parameters
-    ----------
-    spec : ModelSpec
     """
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -69,14 +69,7 @@ class _MemberRequest:
 
 
 class MemberReplica:
-    """A merged replica as one of its models sees it; a `ServedReplica` to everybody who asks.
-
-    Parameters
-    ----------
-    whole : MergedReplica
-    member : PlannedMember
-    model : ReplicaOwner
-    """
+    """A merged replica as one of its models sees it; a `ServedReplica` to everybody who asks."""
 
     def __init__(self, whole: MergedReplica, member: PlannedMember, model: ReplicaOwner) -> None:
         self.member = member

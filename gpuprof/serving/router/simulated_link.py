@@ -27,12 +27,7 @@ _zeros = bytearray(INLINE_BYTES)
 
 
 class SimulatedLink:
-    """Stands in for a `WorkerLink`: answers each batch, one after another, with zeros when its time has passed.
-
-    Parameters
-    ----------
-    events : LinkEvents
-    """
+    """Stands in for a `WorkerLink`: answers each batch, one after another, with zeros when its time has passed."""
 
     def __init__(self, events: LinkEvents) -> None:
         self._events = events

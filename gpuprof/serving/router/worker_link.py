@@ -91,14 +91,7 @@ class Link(Protocol):
 
 
 class WorkerLink:
-    """Has a machine keep a worker, sends it batches, hands on its answers, and says at once when it has gone.
-
-    Parameters
-    ----------
-    machine : MachineLink
-    arena : Arena
-    events : LinkEvents
-    """
+    """Has a machine keep a worker, sends it batches, hands on its answers, and says at once when it has gone."""
 
     def __init__(self, machine: MachineLink, arena: Arena, events: LinkEvents) -> None:
         self._machine = machine

@@ -43,13 +43,7 @@ class Part:
 
 
 class BatchInputs:
-    """Reads the tensors of a batch out of the arena and the message.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-    arena : memoryview
-    """
+    """Reads the tensors of a batch out of the arena and the message."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview) -> None:
         self._spec = spec
@@ -83,13 +77,7 @@ def _array(data: memoryview, datatype: str, shape: list[int]) -> Array:
 
 
 class BatchOutputs:
-    """Writes the outputs of a batch, request by request, into the arena or the message.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-    arena : memoryview
-    """
+    """Writes the outputs of a batch, request by request, into the arena or the message."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview) -> None:
         self._spec = spec

@@ -11,10 +11,6 @@ class FreeSpace:
     The smallest piece that is large enough is taken, among equals the first: large pieces stay whole, and what is used
     again and again is at the beginning.
 
-    Parameters
-    ----------
-    size : int
-
     Examples
     --------
     >>> space = FreeSpace(100)

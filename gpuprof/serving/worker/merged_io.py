@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 
 class MergedInputs(BatchInputs):
-    """Reads the tensors of a batch; models without a request in it get what stands for nothing.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-    arena : memoryview
-    merged : MergedModel
-    """
+    """Reads the tensors of a batch; models without a request in it get what stands for nothing."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
         super().__init__(spec, arena)
@@ -36,14 +29,7 @@ class MergedInputs(BatchInputs):
 
 
 class MergedOutputs(BatchOutputs):
-    """Writes the outputs of a batch: a request's rows stand behind those of its own model before it.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-    arena : memoryview
-    merged : MergedModel
-    """
+    """Writes the outputs of a batch: a request's rows stand behind those of its own model before it."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
         super().__init__(spec, arena)
