@@ -49,9 +49,9 @@ class ModelRequirement:
     parallel_ms : float
         The longest chain, where branches run at once.
     max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        Creq by metric: the largest sum over a set of concurrent kernels, at most 100; its average over time; the
-        same of the SMs that their launches need, as `profile` has it (gaps between kernels are not foreseen, so that
-        none lower it). None where the kernels' counters or launches were not measured.
+        Creq by metric, as `profile` has it: the largest sum over a set of concurrent kernels, at most 100; its average
+        over the batch, gaps between kernels included where the host launches more slowly than the device runs; the
+        same of the SMs that their launches need. None where the kernels' counters or launches were not measured.
     memory_bytes : int
         Mreq: weights, the activations alive at once, and the largest workspace.
     unknown_ops : tuple of str
@@ -67,16 +67,16 @@ class ModelRequirement:
     unknown_ops: tuple[str, ...]
 
 
-def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS) -> ModelRequirement:
-    """Return what ``graph`` needs on the device of ``table``."""
+def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS, *, host_ms: float = 0.0) -> ModelRequirement:
+    """Return what ``graph`` needs on the device of ``table``; its host takes ``host_ms`` to launch all of it."""
     launches, unknown = launch_times(graph, table)
     sets = concurrent_sets(launches, tau_ns)
     return ModelRequirement(
         latency_ms=sum(launch.kernel.duration_ns for launch in launches) / 1e6,
         parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,
         max_occupancy_pct=max((value for value, _ in _sums(sets, "occupancy_pct")), default=None),
-        wavg_occupancy_pct=_average(_sums(sets, "occupancy_pct")),
-        wavg_sm_util_pct=_average(_sums(sets, "sm_util_pct")),
+        wavg_occupancy_pct=_average(_sums(sets, "occupancy_pct"), 1e6 * host_ms),
+        wavg_sm_util_pct=_average(_sums(sets, "sm_util_pct"), 1e6 * host_ms),
         memory_bytes=memory_bytes(graph),
         unknown_ops=unknown,
     )
@@ -138,6 +138,6 @@ def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, fl
     return sums
 
 
-def _average(sums: Sequence[tuple[float, float]]) -> float | None:
-    total = sum(length for _, length in sums)
+def _average(sums: Sequence[tuple[float, float]], least_ns: float) -> float | None:
+    total = max(sum(length for _, length in sums), least_ns if sums else 0.0)
     return sum(value * length for value, length in sums) / total if total > 0.0 else None

@@ -12,6 +12,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.cross_gpu import host_seconds
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk.gk import ModelRequirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
@@ -97,7 +99,9 @@ class GkEstimator:
         if key not in self._known:
             table = self._table(device)
             graph = self._database.known.read_graph(model, batch)
-            required = require(graph, table)
+            mode = LaunchMode.FUSED  # as ONNX Runtime launches, by which the averages of `profile` are measured
+            host_ms = 1e3 * host_seconds(list_kernels(graph, "float32", mode), mode)
+            required = require(graph, table, host_ms=host_ms)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)
             self._known[key] = _Known(required, work)
         return self._known[key]

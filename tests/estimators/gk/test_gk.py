@@ -80,6 +80,16 @@ def test_branches_run_at_once_and_need_the_sum() -> None:
     assert said.latency_ms == pytest.approx(0.018) and said.parallel_ms == pytest.approx(0.016)
 
 
+def test_a_host_that_launches_more_slowly_than_the_device_runs_leaves_gaps_that_averages_count() -> None:
+    quick, slow = require(BRANCHES, TABLE, host_ms=0.015), require(BRANCHES, TABLE, host_ms=0.032)
+    assert quick == require(BRANCHES, TABLE)  # the kernels take 0.016 ms
+    assert slow.max_occupancy_pct == quick.max_occupancy_pct
+    assert slow.wavg_occupancy_pct == pytest.approx((quick.wavg_occupancy_pct or 0.0) / 2.0)
+    assert slow.wavg_sm_util_pct == pytest.approx((quick.wavg_sm_util_pct or 0.0) / 2.0)
+    blind = _table(**{op.name: [Kernel("k", 1000.0)] for op in BRANCHES.ops})
+    assert require(BRANCHES, blind, host_ms=1.0).wavg_occupancy_pct is None
+
+
 def test_a_requirement_is_never_more_than_the_device() -> None:
     full = _table(**{op.name: [Kernel("k", 1000.0, 80.0, 80.0)] for op in BRANCHES.ops})
     assert require(BRANCHES, full).max_occupancy_pct == 100.0

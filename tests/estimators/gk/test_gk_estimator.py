@@ -18,7 +18,16 @@ def test_a_model_takes_what_its_kernels_take_together(tmp_path: Path) -> None:
     said = GkEstimator(with_kernels(tmp_path / "db", path)).estimate(str(path), GPU, 1, Share())
     assert said.latency_ms.value == pytest.approx(3 * 0.005) and said.latency_ms.source == SOURCE
     assert said.creq("max_occupancy") is not None and said.creq("max_occupancy").value == 50.0  # type: ignore[union-attr]
+    assert said.creq("wavg_occupancy") == said.creq("max_occupancy")
     assert said.memory_bytes is not None and said.memory_bytes.value > 2 * 64 * 64 * 4
+
+
+def test_averages_are_over_the_gaps_between_kernels_that_end_sooner_than_the_host_launches(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "two.onnx")
+    said = GkEstimator(with_kernels(tmp_path / "db", path, duration_ns=1100)).estimate(str(path), GPU, 1, Share())
+    most, average = said.creq("max_occupancy"), said.creq("wavg_occupancy")
+    assert most is not None and average is not None
+    assert most.value == 50.0 and average.value < 45.0
 
 
 def test_an_op_type_without_kernels_is_named_and_widens_the_interval(tmp_path: Path) -> None:
