@@ -11,7 +11,17 @@ import typer
 
 from gpuprof.cli.completion import complete_map_models
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    print_json,
+    print_rows,
+    say_note,
+    show_progress,
+)
 from gpuprof.cli.table import ColumnRole
 
 _ALTERNATIVES = (
@@ -71,7 +81,8 @@ def explain(
     from gpuprof.pipeline.explain import explain as explain_model
 
     chosen = chosen_format(as_json, as_csv)
-    result = explain_model(map_file, model, db=db, estimator=estimator, note=say_note)
+    with show_progress() as show:
+        result = explain_model(map_file, model, db=db, estimator=estimator, progress=show, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     neighbours = result.neighbour_rows()
     if chosen is Format.CSV:

@@ -11,7 +11,15 @@ from gpuprof.errors import unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
-from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.result import (
+    NoteCallback,
+    NoteList,
+    Progress,
+    ProgressCallback,
+    Result,
+    ignore_note,
+    ignore_progress,
+)
 from gpuprof.placement.explanation import (
     Alternative,
     ReplicaLocation,
@@ -21,6 +29,9 @@ from gpuprof.placement.explanation import (
     run_what_ifs,
 )
 from gpuprof.placement.neighbour_effects import NeighbourEffect, list_neighbour_effects
+
+#: The shares, and three plans: as it is, with more rate, with a tighter SLO.
+_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +75,7 @@ def explain(
     *,
     db: PathArgument | None = None,
     estimator: str | None = None,
+    progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> ExplainResult:
     """Say what a model could have had instead, and what 10% more rate or 10% less SLO would change.
@@ -77,6 +89,8 @@ def explain(
         Kernel database that the map was planned from.
     estimator : str, optional
         Name of another estimator than the map was planned with.
+    progress : callable, optional
+        Told each plan that is made anew, which is what takes the time.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -107,13 +121,20 @@ def explain(
     if model not in found.models:
         raise unknown_name("model of the map", model, sorted(found.models))
     problem = restore_problem(locate_files(found, map_folder(deployment)), optional_path(db), notes.add, estimator)
+    neighbours = list_neighbour_effects(problem, found, model)
+    alternatives = tuple(find_alternatives(problem, found, model))
+    progress(Progress("looked at each share", 1, _STEPS))
+    what_ifs: list[WhatIf] = []
+    for one in run_what_ifs(problem, restore_policy(found), model):
+        what_ifs.append(one)
+        progress(Progress(f"planned {one.change}", 1 + len(what_ifs), _STEPS))
     return ExplainResult(
         model=model,
         deployment=found,
         places=tuple(locate_replicas(found, model)),
-        neighbours=list_neighbour_effects(problem, found, model),
-        alternatives=tuple(find_alternatives(problem, found, model)),
-        what_ifs=tuple(run_what_ifs(problem, restore_policy(found), model)),
+        neighbours=neighbours,
+        alternatives=alternatives,
+        what_ifs=tuple(what_ifs),
         notes=notes.all(),
     )
 

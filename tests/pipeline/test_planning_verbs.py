@@ -187,7 +187,9 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
     one = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
-    why = gpuprof.explain(one)
+    steps: list[gpuprof.Progress] = []
+    why = gpuprof.explain(one, progress=steps.append)
+    assert [(step.done, step.total) for step in steps] == [(number, 4) for number in (1, 2, 3, 4)]
     assert why.model == "a"
     assert sum(bool(row["chosen"]) for row in why.rows()) == 1
     assert [row["beside"] for row in why.place_rows()] == ["nobody"]
