@@ -256,15 +256,16 @@ class ServedReplica:
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
         """
+        ready = 0
+        prefetching: WorkerHandle | None = None
         for worker in self.workers:
             if worker.is_idle:
                 return worker
-        if self.waiting_rows < self.plan.batch:
-            return None
-        ready = [worker for worker in self.workers if worker.is_ready]
-        if not ready or self.waiting_rows < self.plan.batch * len(ready):
-            return None
-        return next((worker for worker in ready if worker.can_prefetch), None)
+            if worker.is_ready:
+                ready += 1
+                if prefetching is None and worker.can_prefetch:
+                    prefetching = worker
+        return prefetching if self.waiting_rows >= self.plan.batch * ready else None
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
         rows = sum(inference.rows for inference in inferences)
