@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -153,22 +154,39 @@ def test_an_address_has_only_so_many_calls_at_once() -> None:
 def test_of_an_address_with_too_many_connections_the_newest_are_closed() -> None:
     async def test(server: GrpcServer, channel: Any) -> None:
         opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        for _ in range(2):  # those of the first round stay
-            for _ in range(40):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(PREFACE)
-                assert await reader.read(1 << 16)  # now it is the server's
-                opened.append((reader, writer))
-            await asyncio.sleep(0.5)  # until it was looked who is there
-        closed = [asyncio.ensure_future(_closes(reader)) for reader, _ in opened]
-        await asyncio.wait(closed[60:], timeout=20.0)
-        assert [one.done() for one in closed] == [False] * 60 + [True] * 20
-        assert server.turned_away == 20
-        for one, (_, writer) in zip(closed, opened, strict=True):
-            one.cancel()
-            writer.close()
+        closed: list[asyncio.Future[None]] = []
+        try:
+            for admitted in (40, 60):  # those of the first round stay
+                for _ in range(40):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                    opened.append((reader, writer))
+                    writer.write(PREFACE)
+                    assert await reader.read(1 << 16)  # now it is the server's
+                await becomes(partial(has_admitted, server, admitted))
+            await becomes(lambda: server.turned_away == 20)
+            closed = [asyncio.ensure_future(_closes(reader)) for reader, _ in opened]
+            await asyncio.wait(closed[60:], timeout=20.0)
+            assert [one.done() for one in closed] == [False] * 60 + [True] * 20
+        finally:
+            for one in closed:
+                one.cancel()
+            for _, writer in opened:
+                writer.close()
 
     run(test, Security(), per_peer=60)
+
+
+def has_admitted(server: GrpcServer, count: int) -> bool:
+    return len(server._connections._admitted) == count
+
+
+async def becomes(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, for half a minute at most."""
+    for _ in range(1500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    assert condition()
 
 
 def test_what_is_refused_is_counted_by_its_reason() -> None:
@@ -194,16 +212,18 @@ def test_a_connection_that_sends_nothing_but_control_frames_is_closed_and_others
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(PREFACE)
         sent, until = 0, time.monotonic() + 60.0
-        with suppress(ConnectionError):
-            while time.monotonic() < until:
-                writer.write(frames)
-                sent += len(frames)
-                await writer.drain()
-                await asyncio.sleep(0)
-        assert sent > 16 << 20 and time.monotonic() < until
-        assert REFUSED == [(429, "control frames")]
-        assert await code_of(channel.unary_unary(LIVE)(b"")) == grpc.StatusCode.OK
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                while time.monotonic() < until:
+                    writer.write(frames)
+                    sent += len(frames)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            assert sent > 16 << 20
+            await becomes(lambda: REFUSED == [(429, "control frames")])
+            assert await code_of(channel.unary_unary(LIVE)(b"")) == grpc.StatusCode.OK
+        finally:
+            writer.close()
 
     run(test, Security())
 
