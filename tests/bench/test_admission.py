@@ -7,14 +7,16 @@ import pytest
 
 from bench.admission import batch_times, measure, most_alone, most_in_time, most_online, show_clients, show_priorities
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("batch", "slo_batches", "load", "replicas"),
     [
-        pytest.param(32, 2.0, 1.15, 1, marks=pytest.mark.slow),
+        (32, 2.0, 1.15, 1),
         (32, 2.0, 3.0, 1),
         (8, 3.0, 1.5, 1),
-        pytest.param(64, 1.5, 4.0, 1, marks=pytest.mark.slow),
+        (64, 1.5, 4.0, 1),
         (1, 2.0, 2.0, 4),
         (8, 2.0, 3.0, 4),
     ],
@@ -65,7 +67,6 @@ def _fits(arrivals: list[float], times: list[float], slo_ms: float, free_at: flo
     return False
 
 
-@pytest.mark.slow
 def test_no_rule_without_foresight_beats_a_loss_system_where_nobody_can_wait() -> None:
     # Batches of one and an SLO of one batch: whoever finds the replica busy is lost (Erlang's formula for one server).
     assert most_online([10.0], 150.0, 10.0) == pytest.approx(150.0 / (1.0 + 1.5), rel=0.05)

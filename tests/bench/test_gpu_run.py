@@ -17,6 +17,8 @@ from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import read_ncu_csv
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
 #: Steps that are done anew each time.

@@ -44,6 +44,7 @@ class TestReplay(CollectorContract):
 
 
 @pytest.mark.usefixtures("tools")
+@pytest.mark.slow
 class TestNsysNcu(CollectorContract):
     def make_collector(self) -> Collector:
         return NsysNcuCollector()

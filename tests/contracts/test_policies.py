@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
@@ -47,14 +49,17 @@ class TestOptimal(PolicyContract):
         return Optimal()
 
 
+@pytest.mark.slow
 class TestOptimalOnSlicedDevices(TestOptimal):
     fleet = ((sliced_device(), None),)
 
 
+@pytest.mark.slow
 class TestOptimalOnTwoKinds(TestOptimal):
     fleet = ((sliced_device(), None), (plain_device(), None))
 
 
+@pytest.mark.slow
 class TestFairOptimal(TestOptimal):
     def policy(self) -> Policy:
         return Optimal(fair=True)

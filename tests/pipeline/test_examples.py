@@ -22,12 +22,9 @@ def _examples(name: str) -> list[doctest.DocTest]:
     return [found for found in doctest.DocTestFinder().find(module, globs={}) if found.examples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow, measures_in_real_time] if name in _MEASURING else [])
-        for name in _MODULES
-    ],
+    "name", [pytest.param(name, marks=[measures_in_real_time] if name in _MEASURING else []) for name in _MODULES]
 )
 def test_the_examples_of_a_verb_do_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUPROF_DB", raising=False)

@@ -22,6 +22,8 @@ from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
 from tests.small_models import write_model, write_text_model
 
+pytestmark = pytest.mark.slow
+
 FAST = PlanningOptions(max_batch=2, time_limit_s=1.0)
 PRICED = [name for name, one in devices().items() if one.price_per_hour is not None]
 

@@ -12,6 +12,8 @@ from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from tests.small_models import write_classifier
 
+pytestmark = pytest.mark.slow
+
 REASON = "node scaled .*Scaler.* of domain ai.onnx.ml gives, cannot be inferred, so that nothing can be estimated"
 
 
@@ -70,7 +72,6 @@ def test_elsewhere_the_true_reason_is_given_and_not_that_the_file_is_gone(
         assert refused.value.fix == "measure it on the device: gpuprof profile MODEL"
 
 
-@pytest.mark.slow
 def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(
     measured_database: Path, folder: Path
 ) -> None:

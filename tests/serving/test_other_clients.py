@@ -17,6 +17,8 @@ from gpuprof.serving.protocol.open_inference import SERVICE
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_grpc import address_of
 
+pytestmark = pytest.mark.slow
+
 CLIENT = Path(__file__).with_name("grpc_js_client.js")
 PROTO = Path(sys.modules["gpuprof.serving.protocol"].__path__[0]) / "open_inference.proto"
 MODULES = Path(sys.prefix) / "grpc-js" / "node_modules"
