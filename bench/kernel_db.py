@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from gpuprof.kernel_db.compaction import compact, compact_when_due
+from gpuprof.kernel_db.compaction import compact_when_due, merge_segments
 from gpuprof.kernel_db.schema import KernelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 
@@ -64,7 +64,7 @@ def compare(directory: Path, rows: int, runs: int) -> None:
     print(f"{rows:,} kernel rows of {runs} runs; asked for {ASKED}\n")
     print(f"{'':26}{'MiB':>8}{'write s':>10}{'query ms':>10}  sum of durations ns")
     report("gpuprof, as appended", size(directory / "db"), seconds["gpuprof"], lambda: ask_gpuprof(database))
-    compacting = time_work(compact, database)
+    compacting = time_work(merge_segments, database)
     report("gpuprof, compacted", size(directory / "db"), compacting, lambda: ask_gpuprof(database))
     report("SQLite, plain table", size(directory / "plain.sqlite"), seconds["SQLite"], lambda: ask_sqlite(table))
     report("CSV", size(directory / "plain.csv"), seconds["CSV"], lambda: ask_csv(directory / "plain.csv"))

@@ -71,7 +71,7 @@ def read_executed(path: Path) -> tuple[ExecutedNode, ...]:
     return tuple(ExecutedNode(node.name, node.op_type, tuple(node.input), tuple(node.output)) for node in graph.node)
 
 
-def tie(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
+def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     """Tie the nodes that the runtime executed to the ops of ``graph``."""
     producer = {tensor.name: position for position, op in enumerate(graph.ops) for tensor in op.outputs}
     targets = _targets(graph, executed, producer)

@@ -30,7 +30,7 @@ class Compaction:
     bytes_after: int
 
 
-def compact(database: KernelDb) -> Compaction:
+def merge_segments(database: KernelDb) -> Compaction:
     """Put the rows of all segments into one, sorted so that queries by device, op and batch read little.
 
     The new segment names those that it replaces, and readers pass over these from the moment it appears; only

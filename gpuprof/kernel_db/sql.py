@@ -28,7 +28,7 @@ class QueryResult:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def query(database: KernelDb, statement: str) -> QueryResult:
+def run_query(database: KernelDb, statement: str) -> QueryResult:
     """Run one SQL statement over the tables and the view ``latest_models``.
 
     The statement can neither reach files nor the network nor change settings, and nothing that it changes outlives it.

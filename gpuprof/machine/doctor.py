@@ -9,7 +9,7 @@ from gpuprof.machine.gpu_findings import gpu_findings, profiler_findings
 from gpuprof.machine.host_findings import host_findings, runtime_findings, storage_findings
 
 
-def examine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
+def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
     """Return what this machine can do, and what it lacks with what to do about it.
 
     Parameters

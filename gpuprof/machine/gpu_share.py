@@ -118,7 +118,7 @@ def bind_shares(
             yield held
 
 
-def share_means(environments: Sequence[Mapping[str, str]]) -> str:
+def describe_share_means(environments: Sequence[Mapping[str, str]]) -> str:
     """Return by what the shares are held that `bind_shares` gave these environments for, for a run's settings."""
     names = {name for environment in environments for name in environment}
     means = [word for name, word in _MEANS.items() if name in names]

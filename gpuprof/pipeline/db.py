@@ -9,11 +9,11 @@ from typing import Any
 
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.kernel_db.compaction import Compaction, compact
+from gpuprof.kernel_db.compaction import Compaction, merge_segments
 from gpuprof.kernel_db.export import export_tables, export_timeline
 from gpuprof.kernel_db.importing import Imported, import_files, split_form
 from gpuprof.kernel_db.schema import TABLES
-from gpuprof.kernel_db.sql import query
+from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import Defect, verify
 from gpuprof.pipeline.arguments import PathArgument
@@ -121,7 +121,7 @@ def list_measured_models(db: PathArgument | None = None) -> TableResult:
     InputError
         When there is no database.
     """
-    answer = query(_open(db), _LISTING)
+    answer = run_query(_open(db), _LISTING)
     return TableResult(columns=answer.columns, values=answer.rows)
 
 
@@ -177,7 +177,7 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
     >>> gpuprof.query_database("select model, batch from models", db=folder / "db").rows()
     [{'model': 'mlp', 'batch': 1}]
     """
-    answer = query(_open(db), statement)
+    answer = run_query(_open(db), statement)
     values = tuple(tuple(map(_plain_value, row)) for row in answer.rows)
     return TableResult(columns=tuple(_distinct(answer.columns)), values=values)
 
@@ -210,7 +210,7 @@ def compact_database(db: PathArgument | None = None) -> CompactResult:
     InputError
         When there is no database, or it cannot be written to.
     """
-    done = compact(_open(db))
+    done = merge_segments(_open(db))
     note = (
         f"{done.segments_before} segments of {done.bytes_before / 2**20:,.1f} MiB → "
         f"{done.segments_after} of {done.bytes_after / 2**20:,.1f} MiB"

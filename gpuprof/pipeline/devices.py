@@ -210,10 +210,10 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ig
     """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is noted."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
-    from gpuprof.estimators.learned.store import load
+    from gpuprof.estimators.learned.store import load_model
 
     try:
-        return load(db.path, device)
+        return load_model(db.path, device)
     except GpuprofError as error:
         note(f"{error}; the roofline is used instead")
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from gpuprof.machine.doctor import examine
+from gpuprof.machine.doctor import examine_machine
 from gpuprof.machine.finding import Finding, MachineView
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path
@@ -37,4 +37,4 @@ def doctor(db: PathArgument | None = None) -> DoctorResult:
     >>> {"name", "status", "detail", "fix"} <= set(gpuprof.doctor().to_frame().columns)
     True
     """
-    return DoctorResult(findings=examine(MachineView(), database_path(db)))
+    return DoctorResult(findings=examine_machine(MachineView(), database_path(db)))

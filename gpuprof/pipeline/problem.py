@@ -273,10 +273,10 @@ def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
     """
     from gpuprof.graph.load import only_batch
     from gpuprof.kernel_db.store import COPIES
-    from gpuprof.runtime.free_batch import freed_copy
+    from gpuprof.runtime.free_batch import copy_with_free_batch
 
     fixed = only_batch(path) or 1
-    copy = None if database is None else freed_copy(path, database.path / COPIES)
+    copy = None if database is None else copy_with_free_batch(path, database.path / COPIES)
     if copy is None and fixed > 1:
         raise InputError(
             f"{path} takes batches of {fixed} only, and requests come one by one",

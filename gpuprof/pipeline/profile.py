@@ -253,7 +253,7 @@ def _read_models(models: Sequence[PathArgument], settings: ProfileSettings) -> l
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models([str(model) for model in models])
     files = {name: Path(file) for name, file in settings.input_data.items()}
-    return planning.give_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
+    return planning.attach_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:

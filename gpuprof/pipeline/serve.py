@@ -101,12 +101,12 @@ def run_map_server(
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import ServerSettings, run_server
     from gpuprof.serving.transport.security import check_exposure, server_security
-    from gpuprof.serving.watch.logs import configure
+    from gpuprof.serving.watch.logs import configure_logging
     from gpuprof.serving.watch.tracing import otlp_tracer
 
     path = Path(map_file)
     routing_rule(settings.routing)
-    configure(settings.log)
+    configure_logging(settings.log)
     make_engine = _choose_engine(settings.engine, settings.ray_address, settings.insecure)
     source = MapSource.read_map(path)
     planner = Planner(

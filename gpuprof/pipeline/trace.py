@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
 from gpuprof.simulator.azure import read_azure
-from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
+from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
 
 _BINS = 60
 
@@ -87,7 +87,7 @@ def record_trace(
     0   net        19
     """
     processes = {model: parse_arrivals(arrivals, rate) for model, rate in rates_rps.items()}
-    return _check_trace(record(processes, duration_s, seed))
+    return _check_trace(record_arrivals(processes, duration_s, seed))
 
 
 def read_azure_trace(

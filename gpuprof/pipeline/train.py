@@ -92,13 +92,13 @@ def train(
     (3, True)
     """
     from gpuprof.estimators.learned.learned import fit_with_intervals
-    from gpuprof.estimators.learned.store import save
+    from gpuprof.estimators.learned.store import save_model
     from gpuprof.estimators.measured.conformal import interval_factor
 
     data = load_training_data(db, device)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
     model = fit_with_intervals(data, list(regressors), lambda done, total: progress(Progress(what, done, total)))
-    folder = save(model, database_path(db), data.data_hash, data.architectures)
+    folder = save_model(model, database_path(db), data.data_hash, data.architectures)
     residuals = model.residuals
     return TrainResult(
         notes=(f"wrote {folder}",),

@@ -53,7 +53,7 @@ class Collected:
     notes: tuple[str, ...] = ()
 
 
-def say_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
+def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
     """Return the rows with the sizes of the free dimensions that they were measured at.
 
     ``jobs`` are what was measured and what ran beside it, in the order of the rows of ``colocations``.
@@ -68,7 +68,7 @@ def say_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
     )
 
 
-def say_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
+def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
     """Return the rows with the runtime, the execution and the precision that they are of.
 
     Parameters

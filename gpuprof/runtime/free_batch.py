@@ -75,7 +75,7 @@ def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
     return output
 
 
-def freed_copy(path: Path, directory: Path) -> Path | None:
+def copy_with_free_batch(path: Path, directory: Path) -> Path | None:
     """Return the copy that `ensure_dynamic_batch` made of ``path`` in ``directory``, None where it made none.
 
     Raises

@@ -52,7 +52,7 @@ LOCAL = NetworkDelay(())
 THESIS = NetworkDelay((Piece(np.inf, (8.7 - 0.322) / 9_633_792, 1.0, 0.322),))
 
 
-def fit(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> NetworkDelay:
+def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> NetworkDelay:
     """Return the least-squares fit to measurements, one function for each of the thesis's intervals that has enough.
 
     Parameters
@@ -113,4 +113,4 @@ def read_measurements(path: Path) -> NetworkDelay:
             raise InputError(f"{path}:{line}: a size must be above 0 and a time at least 0 but got {','.join(row)!r}")
         sizes.append(size)
         times.append(time)
-    return fit(sizes, times)
+    return fit_delay(sizes, times)

@@ -83,7 +83,7 @@ def _scv(gaps: Times) -> float | None:
     return float(gaps.var()) / mean**2 if mean > 0 else None
 
 
-def record(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int) -> Trace:
+def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int) -> Trace:
     """Return a trace of what the processes give in ``duration_s`` seconds; the same for the same seed.
 
     Raises

@@ -11,7 +11,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db import compaction, store
-from gpuprof.kernel_db.compaction import compact, compact_when_due
+from gpuprof.kernel_db.compaction import compact_when_due, merge_segments
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
@@ -35,7 +35,7 @@ def _ids(database: KernelDb) -> list[str]:
 
 def test_compaction_keeps_every_row_and_shrinks_the_database(tmp_path: Path) -> None:
     database = _database(tmp_path / "db")
-    done = compact(database)
+    done = merge_segments(database)
     assert (done.segments_before, done.segments_after) == (4, 1)
     assert done.bytes_after < done.bytes_before
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
@@ -44,17 +44,17 @@ def test_compaction_keeps_every_row_and_shrinks_the_database(tmp_path: Path) -> 
 
 def test_runs_that_come_later_are_read_beside_it_and_compacted_again(tmp_path: Path) -> None:
     database = _database(tmp_path / "db")
-    compact(database)
+    merge_segments(database)
     database.append(a_run("r9"))
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r9"]
-    compact(database)
+    merge_segments(database)
     assert len(database.segments()) == 1
     assert database.read("kernels").num_rows == 15
 
 
 def test_compacting_an_empty_or_compact_database_changes_nothing(tmp_path: Path) -> None:
     database = _database(tmp_path / "db", runs=1)
-    assert compact(database).segments_after == 1
+    assert merge_segments(database).segments_after == 1
     assert [path.name for path in database.segments()] == ["r0"]
 
 
@@ -80,12 +80,12 @@ def test_a_killed_compaction_neither_loses_nor_doubles_rows(
         if moment == "before":
             patch.setattr(compaction, "write_segment", no_writing)
         with pytest.raises(KilledWriter):
-            compact(database)
+            merge_segments(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
     assert all(problem.harmless for problem in verify(database))
     assert verify(database, repair=True) == []
     database.append(a_run("r5"))
-    compact(database)
+    merge_segments(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r5"]
 
 
@@ -98,7 +98,7 @@ def test_a_run_appended_while_compacting_is_there_once(tmp_path: Path, monkeypat
         return write(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(compaction, "write_segment", slow)
-    compact(database)
+    merge_segments(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r7"]
 
 
@@ -118,7 +118,7 @@ def test_a_run_appended_between_the_listings_of_a_compaction_is_kept(
         return names
 
     monkeypatch.setattr(store, "replaced_names", list_then_append)
-    compact(database)
+    merge_segments(database)
     appended = 20 - len(late)
     late.clear()
     assert appended > 0
@@ -153,7 +153,7 @@ def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
     with (database.path / ".compact.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another compaction"):
-            compact(database)
+            merge_segments(database)
 
 
 def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, mon
     database = _database(tmp_path / "db")
     monkeypatch.setattr(compaction, "write_segment", full)
     with pytest.raises(InputError, match=r"cannot write to the kernel database .*no space left on device"):
-        compact(database)
+        merge_segments(database)
     monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
     compact_when_due(database)  # whoever appends the next run is told
     assert _ids(database) == ["r0", "r1", "r2", "r3"] and verify(database) == []
@@ -196,4 +196,4 @@ def test_a_database_that_may_only_be_read_is_not_compacted(tmp_path: Path) -> No
     database = _database(tmp_path / "db")
     (database.path / ".compact.lock").mkdir()  # stands for a file system that takes no lock file
     with pytest.raises(InputError, match="cannot write to the kernel database"):
-        compact(database)
+        merge_segments(database)

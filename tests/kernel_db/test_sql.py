@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.sql import query
+from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
 
@@ -19,17 +19,17 @@ def database(tmp_path: Path) -> KernelDb:
 
 
 def test_tables_are_joined_by_name(database: KernelDb) -> None:
-    result = query(database, "select k.op_type, count(*) n from kernels k join runs r using (run_id) group by 1")
+    result = run_query(database, "select k.op_type, count(*) n from kernels k join runs r using (run_id) group by 1")
     assert result.columns == ("op_type", "n")
     assert result.rows == (("Conv", 6),)
 
 
 def test_latest_models_has_the_newest_of_rows_measured_alike(database: KernelDb) -> None:
-    assert query(database, "select run_id from latest_models").rows == (("r2",),)
+    assert run_query(database, "select run_id from latest_models").rows == (("r2",),)
 
 
 def test_an_empty_database_answers_with_no_rows(tmp_path: Path) -> None:
-    assert query(KernelDb.create(tmp_path / "none"), "select * from ops").rows == ()
+    assert run_query(KernelDb.create(tmp_path / "none"), "select * from ops").rows == ()
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_an_empty_database_answers_with_no_rows(tmp_path: Path) -> None:
 )
 def test_a_query_reaches_nothing_but_the_tables(database: KernelDb, statement: str) -> None:
     with pytest.raises(InputError, match="the query failed"):
-        query(database, statement)
+        run_query(database, statement)
     assert not Path("/tmp/gpuprof-must-not-be").exists()
 
 
 def test_what_a_query_deletes_is_not_deleted(database: KernelDb) -> None:
     with pytest.raises(InputError):
-        query(database, "delete from models")
+        run_query(database, "delete from models")
     assert database.read("models").num_rows == 2
 
 
 @pytest.mark.parametrize("statement", ["", "  ;", "-- nothing"])
 def test_an_empty_query_is_refused_with_an_example(database: KernelDb, statement: str) -> None:
     with pytest.raises(InputError, match=r"the query is empty.*from latest_models"):
-        query(database, statement)
+        run_query(database, statement)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.compaction import compact
+from gpuprof.kernel_db.compaction import merge_segments
 from gpuprof.kernel_db.store import KernelDb, new_run_id
 from tests.kernel_db.rows import a_run
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_
     database = KernelDb.create(tmp_path / "db")
     database.append(a_run("r1"))
     database.append(a_run("r2"))
-    compact(database)
+    merge_segments(database)
     with pytest.raises(InputError, match="run r1 is in the kernel database"):
         database.append(a_run("r1"))
     assert database.read("models").num_rows == 2
@@ -165,7 +165,7 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
     def list_and_compact(self: KernelDb) -> list[Path]:
         found = list_segments(self)
         monkeypatch.setattr(KernelDb, "segments", list_segments)
-        compact(KernelDb(self.path))
+        merge_segments(KernelDb(self.path))
         return found
 
     monkeypatch.setattr(KernelDb, "segments", list_and_compact)

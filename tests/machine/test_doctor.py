@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine.doctor import examine
+from gpuprof.machine.doctor import examine_machine
 from gpuprof.machine.finding import Finding, MachineView, Status
 
 
@@ -37,7 +37,7 @@ def _write(root: Path, name: str, text: str = "") -> Path:
 
 
 def _find_one(machine: MachineView, name: str) -> Finding:
-    (finding,) = (f for f in examine(machine, machine.root / "db") if f.name == name)
+    (finding,) = (f for f in examine_machine(machine, machine.root / "db") if f.name == name)
     return finding
 
 
@@ -66,7 +66,7 @@ def _nvml(**answers: Any) -> Any:
 
 
 def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) -> None:
-    findings = examine(_bare(tmp_path), tmp_path / "db")
+    findings = examine_machine(_bare(tmp_path), tmp_path / "db")
     assert {"NVML", "MPS", "nsys", "ncu", "counters", "ONNX Runtime", "Ray", "cores", "CPU quotas", "memory"} <= {
         finding.name for finding in findings
     }
@@ -74,7 +74,7 @@ def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) ->
 
 
 def test_the_real_machine_can_be_examined() -> None:
-    assert examine(MachineView(), Path("gpuprof-db"))
+    assert examine_machine(MachineView(), Path("gpuprof-db"))
 
 
 def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_saving_governor_is_a_limit(tmp_path: Path, governor: str, status: Sta
 
 def test_a_database_inside_a_file_is_refused(tmp_path: Path) -> None:
     place = _write(tmp_path, "file") / "db"
-    (finding,) = (f for f in examine(_bare(tmp_path), place) if f.name == "database")
+    (finding,) = (f for f in examine_machine(_bare(tmp_path), place) if f.name == "database")
     assert finding.status is Status.LIMITED
     assert finding.fix == "choose another with --db"
 

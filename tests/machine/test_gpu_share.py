@@ -9,7 +9,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine import gpu_share
-from gpuprof.machine.gpu_share import VISIBLE, MigInstanceId, bind_shares, mig_instances, share_means
+from gpuprof.machine.gpu_share import VISIBLE, MigInstanceId, bind_shares, describe_share_means, mig_instances
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.runtime.providers import GREEN_SMS
 
@@ -118,7 +118,7 @@ def test_a_share_alone_is_held_by_a_green_context_where_mps_does_not_start(monke
     monkeypatch.setattr(gpu_share, "mps_daemon", refuse)
     with bind_shares(A100, [Share(30.0)], green=True) as environments:
         assert environments == ({GREEN_SMS: "32"},)  # of 108 SMs
-        assert share_means(environments) == "green context"
+        assert describe_share_means(environments) == "green context"
     for shares, green in (([Share(30.0)], False), ([Share(30.0), Share(30.0)], True)):
         with pytest.raises(UnavailableError, match="does not start"), bind_shares(A100, shares, green=green):
             pass
@@ -130,6 +130,6 @@ def test_what_fails_within_a_share_is_not_taken_for_mps(daemons: list[str | None
 
 
 def test_the_means_that_hold_a_share_are_told_from_the_environment() -> None:
-    assert share_means([{}]) == "nothing: the whole device"
-    assert share_means([MpsDaemon("/pipe").environment(30.0)]) == "MPS"
-    assert share_means([{VISIBLE: "MIG-1", **MpsDaemon("/pipe").environment(30.0)}]) == "MIG and MPS"
+    assert describe_share_means([{}]) == "nothing: the whole device"
+    assert describe_share_means([MpsDaemon("/pipe").environment(30.0)]) == "MPS"
+    assert describe_share_means([{VISIBLE: "MIG-1", **MpsDaemon("/pipe").environment(30.0)}]) == "MIG and MPS"

@@ -24,7 +24,7 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
-from gpuprof.simulator.trace import record
+from gpuprof.simulator.trace import record_arrivals
 
 PROCESSES = [
     Constant(100.0),
@@ -120,7 +120,7 @@ def test_bursts_of_hardly_any_request_are_drawn_as_quickly_as_others(rate_rps: f
 
 
 def test_a_trace_of_bursts_that_hold_no_request_comes_to_an_end() -> None:
-    assert record({"a": Bursts(1e-9), "b": Bursts(1.0)}, 3600.0, 1).counts(1)["a"].sum() == 0
+    assert record_arrivals({"a": Bursts(1e-9), "b": Bursts(1.0)}, 3600.0, 1).counts(1)["a"].sum() == 0
 
 
 def test_a_day_has_its_peak_in_the_middle() -> None:

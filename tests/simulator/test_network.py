@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.simulator.network import LOCAL, THESIS, fit, read_measurements
+from gpuprof.simulator.network import LOCAL, THESIS, fit_delay, read_measurements
 
 
 def test_the_one_value_that_the_thesis_prints_comes_out() -> None:
@@ -22,7 +22,7 @@ def test_without_a_network_nothing_takes_time() -> None:
 def test_a_fit_finds_the_function_of_each_interval() -> None:
     small, large = np.linspace(1e3, 1e6, 40), np.linspace(1.1e6, 1e8, 40)
     times = np.concatenate([2e-4 * small**0.6 + 0.3, 9e-7 * large + 1.0])
-    delay = fit(np.concatenate([small, large]).tolist(), times.tolist())
+    delay = fit_delay(np.concatenate([small, large]).tolist(), times.tolist())
     assert len(delay.pieces) == 2
     assert delay.pieces[0].b == pytest.approx(0.6, abs=0.02)
     assert delay.pieces[1].b == pytest.approx(1.0, abs=0.02)

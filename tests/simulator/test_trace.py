@@ -11,7 +11,7 @@ from gpuprof.domain.arrival_process import Constant, Gamma
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.simulator.azure import read_azure
-from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
+from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
 
 
 def write_text(tmp_path: Path, text: str) -> Path:
@@ -21,7 +21,7 @@ def write_text(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    trace = record({"a": Gamma(50.0, 3.0), "b,c": Constant(10.0)}, 20.0, seed=4)
+    trace = record_arrivals({"a": Gamma(50.0, 3.0), "b,c": Constant(10.0)}, 20.0, seed=4)
     write_trace(trace, tmp_path / "trace.csv")
     again = read_trace(tmp_path / "trace.csv")
     assert set(again.times) == {"a", "b,c"}
@@ -30,14 +30,14 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_recording_ends_at_the_duration() -> None:
-    trace = record({"a": Constant(10.0)}, 2.05, seed=0)
+    trace = record_arrivals({"a": Constant(10.0)}, 2.05, seed=0)
     assert trace.times["a"].tolist() == [i * 100_000_000 for i in range(1, 21)]
 
 
 @pytest.mark.parametrize("rate_rps", [1e-6, 1e-12])
 @pytest.mark.parametrize("shape", ["poisson", "constant", "gamma:4", "batch:5"])
 def test_requests_that_come_once_in_ages_leave_an_empty_trace(shape: str, rate_rps: float) -> None:
-    assert record({"m": parse_arrivals(shape, rate_rps)}, 2.0, 0).requests == 0
+    assert record_arrivals({"m": parse_arrivals(shape, rate_rps)}, 2.0, 0).requests == 0
 
 
 def test_a_trace_may_name_no_model(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.learned.features import KINDS
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.graph.executed_graph import find_costliest, tie
+from gpuprof.graph.executed_graph import find_costliest, tie_nodes
 from gpuprof.runtime.optimizer import executed_nodes
 
 #: For each op that has a time of its own, by position, the positions of all that are executed with it, itself among.
@@ -42,7 +42,7 @@ def optimized_groups(graph: ModelGraph) -> Groups | None:
         return None
     if nodes is None:
         return None
-    groups = (tuple(sorted(group.ops)) for group in tie(graph, nodes).groups)
+    groups = (tuple(sorted(group.ops)) for group in tie_nodes(graph, nodes).groups)
     return {find_costliest(group, graph.ops): group for group in groups}
 
 

@@ -42,7 +42,7 @@ def folder_of(database: Path, device: str) -> Path:
     return database / _FOLDER / device
 
 
-def save(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
+def save_model(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
     """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
 
     Raises
@@ -78,7 +78,7 @@ def save(model: LearnedModel, database: Path, data_hash: str, architectures: tup
     return folder
 
 
-def load(database: Path, device: Device, data_hash: str | None = None) -> LearnedModel:
+def load_model(database: Path, device: Device, data_hash: str | None = None) -> LearnedModel:
     """Read the regressors of ``device``.
 
     Parameters

@@ -197,9 +197,9 @@ class KnownModels:
     def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
         from gpuprof.graph.load import load_runnable, only_batch, require_sizes
-        from gpuprof.runtime.free_batch import freed_copy
+        from gpuprof.runtime.free_batch import copy_with_free_batch
 
-        path = (self._copies and freed_copy(path, self._copies)) or path
+        path = (self._copies and copy_with_free_batch(path, self._copies)) or path
         graph = load_runnable(path, only_batch(path) or 1, dims=dict(sizes))
         weight_bytes = None if graph.unread else graph.weight_bytes
         file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)

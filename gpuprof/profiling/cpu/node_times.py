@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from gpuprof.domain.model import ModelGraph
-from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, tie
+from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, tie_nodes
 from gpuprof.profiling.cpu.ort_trace import NodeEvent
 
 _SKIPPED_REPEATS = 2  # of a fresh session: they allocate
@@ -69,7 +69,7 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     trace : sequence of NodeEvent
         In order of time.
     """
-    tied = tie(graph, executed)
+    tied = tie_nodes(graph, executed)
     placed = _place(executed, trace)
     last = max((event.repeat for _, event in placed), default=0)
     first = min(_SKIPPED_REPEATS, last)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.machine.gpu_share import bind_shares, share_means
+from gpuprof.machine.gpu_share import bind_shares, describe_share_means
 from gpuprof.machine.mps import LOG, add_log_tails
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
@@ -210,7 +210,7 @@ class GpuCollector:
     ) -> dict[str, object]:
         settings = {**session_settings(timing.part.threads, self.provider), **self._conditions()}
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
-        return settings | {"power": sampled.power_source, "share_by": share_means(environments)}
+        return settings | {"power": sampled.power_source, "share_by": describe_share_means(environments)}
 
     def _make_rows(
         self,

@@ -25,7 +25,7 @@ from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.collector import Collected, say_dims
+from gpuprof.profiling.collector import Collected, record_dims
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import Counters, read_ncu_csv, read_ncu_rep
@@ -200,7 +200,7 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
     """Append one run with the reports' rows and where they came from; return the rows."""
     started = datetime.now(UTC)
     request = Request(new_run_id(started), started, device, job)
-    collected = say_dims(collector.collect(request), (job,))
+    collected = record_dims(collector.collect(request), (job,))
     run = RunRow(
         run_id=request.run_id,
         started_at=started,

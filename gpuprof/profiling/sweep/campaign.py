@@ -25,7 +25,7 @@ from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow,
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
-from gpuprof.profiling.collector import Collected, Collector, refuse_impossible_gaps, say_dims, say_variants
+from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants, refuse_impossible_gaps
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
@@ -209,7 +209,7 @@ class Campaign:
     def _keep(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
         """Put what was measured of a cell on the disk."""
         jobs = (cell.job, *cell.beside)
-        collected = say_dims(say_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
+        collected = record_dims(record_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
         compact_when_due(self.database)

@@ -124,7 +124,7 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
     ]
 
 
-def give_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
+def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
     """Return the models with inputs from files, each at the sizes that these have.
 
     Parameters

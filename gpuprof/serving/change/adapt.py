@@ -20,7 +20,7 @@ from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_in_process
-from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, read_planned
+from gpuprof.serving.change.bounds import Bounds, Departure, Observed, find_departure, read_planned
 from gpuprof.serving.change.window import Counted
 from gpuprof.serving.router.neighbour_times import (
     BatchTimes,
@@ -167,13 +167,13 @@ class Adapter:
             return
         await self._move(wanted, load)
 
-    def _out_of_bounds(self, seen: Mapping[str, Observed]) -> dict[str, Leaving]:
+    def _out_of_bounds(self, seen: Mapping[str, Observed]) -> dict[str, Departure]:
         """Return the models that have been out of bounds for long enough, and how."""
         found = {}
         for model, observed in seen.items():
             if model not in self._deployment.models:
                 continue
-            how = leaving(read_planned(self._deployment, model), observed, self._settings.bounds)
+            how = find_departure(read_planned(self._deployment, model), observed, self._settings.bounds)
             for short in (True, False):
                 same = how is not None and how.is_short is short
                 self._streaks[model, short] = self._streaks[model, short] + 1 if same else 0
@@ -181,7 +181,7 @@ class Adapter:
                 found[model] = how
         return found
 
-    def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> Load:
+    def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Departure]) -> Load:
         """Return planned figures, replaced by measured ones for the models that are out of bounds."""
         rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
@@ -190,7 +190,7 @@ class Adapter:
             measured = self._settings.headroom * observed.window.rate_rps
             # A model that nobody asks for keeps the smallest replica, for who asks next.
             rates[model] = max(measured, 0.01 * rates[model])
-            if observed.slowdown is None or how not in (Leaving.LATENCY, Leaving.QUICK, Leaving.SLO):
+            if observed.slowdown is None or how not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
                 continue
             own = self._own_slowdown(model, observed, how)
             if own is not None:
@@ -200,14 +200,14 @@ class Adapter:
                     beside[model, other] = max(1.0, factor) * beside.get((model, other), 1.0)
         return Load(rates, slowdowns, beside)
 
-    def _own_slowdown(self, model: str, observed: Observed, how: Leaving) -> float | None:
+    def _own_slowdown(self, model: str, observed: Observed, how: Departure) -> float | None:
         """Return by how much a model by itself is slower than was said; None: its neighbours are the cause.
 
         They are where its times alone were measured or it has replicas without neighbours to compare with. That it is
         quicker than predicted says nothing of them: they may have had less to do than the map allows.
         """
         seen = observed.neighbours
-        if seen is None or not seen.beside or how is Leaving.QUICK:
+        if seen is None or not seen.beside or how is Departure.QUICK:
             return observed.slowdown
         if seen.alone is not None:
             return seen.alone
@@ -215,7 +215,7 @@ class Adapter:
         is_measured = bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
         return None if is_measured else observed.slowdown
 
-    def _is_like_the_last(self, load: Load, out: Mapping[str, Leaving]) -> bool:
+    def _is_like_the_last(self, load: Load, out: Mapping[str, Departure]) -> bool:
         last = self._asked
         return last is not None and all(
             _alike(load.rates_rps[model], last.rates_rps.get(model, 0.0))
@@ -224,7 +224,7 @@ class Adapter:
             for model in out
         )
 
-    def _describe_leaving(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> dict[str, object]:
+    def _describe_leaving(self, seen: Mapping[str, Observed], out: Mapping[str, Departure]) -> dict[str, object]:
         models = {
             model: {
                 "why": str(how),

@@ -14,7 +14,7 @@ from gpuprof.serving.router.neighbour_times import NeighbourCost
 _SURE = 2.0
 
 
-class Leaving(StrEnum):
+class Departure(StrEnum):
     """In which way a model leaves the bounds of its plan."""
 
     RATE = "more requests than planned"
@@ -26,7 +26,7 @@ class Leaving(StrEnum):
     @property
     def is_short(self) -> bool:
         """Whether the plan gives too little, rather than too much."""
-        return self in (Leaving.RATE, Leaving.LATENCY, Leaving.SLO)
+        return self in (Departure.RATE, Departure.LATENCY, Departure.SLO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,19 @@ def read_planned(deployment: DeploymentMap, model: str) -> Planned:
     return Planned(asked.rate_rps, asked.percentile, slowest)
 
 
-def leaving(plan: Planned, seen: Observed, bounds: Bounds) -> Leaving | None:
+def find_departure(plan: Planned, seen: Observed, bounds: Bounds) -> Departure | None:
     """Return how a model leaves its plan's bounds by more than chance; None when it stays within."""
     window = seen.window
     chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds
     slower = max(bounds.slower, plan.slowest)
     if window.rate_rps - chance_rps > bounds.more * plan.rate_rps:
-        return Leaving.RATE
+        return Departure.RATE
     if seen.slowdown is not None and seen.slowdown > slower:
-        return Leaving.LATENCY
+        return Departure.LATENCY
     if window.breaks_slo(plan.percentile):
-        return Leaving.SLO
+        return Departure.SLO
     if window.rate_rps + chance_rps < bounds.less * plan.rate_rps:
-        return Leaving.IDLE
+        return Departure.IDLE
     if seen.slowdown is not None and seen.slowdown < 1.0 / slower:
-        return Leaving.QUICK
+        return Departure.QUICK
     return None

@@ -27,7 +27,7 @@ from gpuprof.serving.machine.launcher import SharedMemory
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.watch.process_name import name_process
-from gpuprof.serving.worker.worker import work
+from gpuprof.serving.worker.worker import run_worker
 
 #: No request, and no answer, is longer.
 MESSAGE_BYTES = 1 << 16
@@ -112,7 +112,7 @@ class ForkServer:
             name_process([sys.executable, "-m", "gpuprof.serving.worker.worker", asked["number"]])
             memory = self._setup.memory
             arena = None if memory is None else map_arena(memory.fd, memory.size)
-            code = work(asked["number"], self._setup.key, arena)
+            code = run_worker(asked["number"], self._setup.key, arena)
         except BaseException:  # what a process of its own would print
             traceback.print_exc()
         finally:

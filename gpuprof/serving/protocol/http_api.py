@@ -193,11 +193,11 @@ class HttpApi:
         connection.respond_json(200 if self.router.is_ready else 503, told)
 
     def _metrics(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render_metrics
 
         turned_away = self.connections.turned_away + self.turned_away_elsewhere()
         counted = ProtocolFigures(self._refusals, turned_away, self._stalls)
-        connection.respond(200, CONTENT_TYPE, render(self.router, counted))
+        connection.respond(200, CONTENT_TYPE, render_metrics(self.router, counted))
 
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document

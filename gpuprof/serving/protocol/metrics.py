@@ -83,7 +83,7 @@ class RouterCollector(Collector):
             yield from _protocol(self._protocol)
 
 
-def render(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
+def render_metrics(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
     """Return the figures in Prometheus' text format."""
     return generate_latest(RouterCollector(router, protocol=protocol))
 

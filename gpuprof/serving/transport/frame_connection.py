@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, FrameBuffer, FrameKind, encode
+from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, FrameBuffer, FrameKind, encode_frame
 
 
 class FrameReceiver(Protocol):
@@ -55,7 +55,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        buffers = encode(kind, head, payload)
+        buffers = encode_frame(kind, head, payload)
         if len(buffers) == 1:
             transport.write(buffers[0])
         else:

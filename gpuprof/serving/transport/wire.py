@@ -57,7 +57,7 @@ class Frame:
     payload: memoryview
 
 
-def encode(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return the buffers of a frame, to be written one after another."""
     text = orjson.dumps(head)
     size = sum(len(part) for part in payload)
@@ -153,7 +153,7 @@ class BlockingStream:
 
     def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Write one frame."""
-        buffers = encode(kind, head, payload)
+        buffers = encode_frame(kind, head, payload)
         if sum(map(len, buffers)) <= _CHUNK:
             self._socket.sendall(b"".join(buffers))
             return

@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-def configure(form: str) -> None:
+def configure_logging(form: str) -> None:
     """Send the server's log to stderr: warnings, as JSON information, too, since programs filter for themselves.
 
     Parameters

@@ -106,7 +106,7 @@ class Batches:
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 
-def serve(stream: BlockingStream, batches: Batches) -> None:
+def serve_one_by_one(stream: BlockingStream, batches: Batches) -> None:
     """Answer batches one after another until the router has gone."""
     while (frame := stream.receive()) is not None:
         if frame.kind == FrameKind.PING:

@@ -26,7 +26,7 @@ from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, FrameKind
 from gpuprof.serving.watch.living_process import start_time
-from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
+from gpuprof.serving.worker.batches import Batches, serve_one_by_one, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
 from gpuprof.serving.worker.model_file import check_model_file
 from gpuprof.serving.worker.runtime import (
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
     key = RendezvousKey(**json.loads(sys.stdin.read()))
     arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else None
-    return work(arguments[0], key, arena)
+    return run_worker(arguments[0], key, arena)
 
 
-def work(number: str, key: RendezvousKey, arena: memoryview | None) -> int:
+def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int:
     """Serve until the router has gone; return the exit code of the process.
 
     Parameters
@@ -84,7 +84,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
         gc.freeze()  # what exists now stays; later collections need not look at it
         stream.send(FrameKind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
-        (serve_overlapped if overlapped else serve)(
+        (serve_overlapped if overlapped else serve_one_by_one)(
             stream, Batches(runtime, memoryview(b"") if arena is None else arena)
         )
     return 0

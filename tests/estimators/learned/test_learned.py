@@ -29,7 +29,7 @@ from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_o
 from gpuprof.estimators.learned.fusion_rule import learn_fusion
 from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
 from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
-from gpuprof.estimators.learned.store import load, save
+from gpuprof.estimators.learned.store import load_model, save_model
 from gpuprof.estimators.learned.training_set import (
     TrainingSet,
     database_graphs,
@@ -215,8 +215,8 @@ def test_one_architecture_cannot_be_left_out(tmp_path: Path) -> None:
 
 def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
     data = world[1]
-    save(model, tmp_path, data.data_hash, data.architectures)
-    kept = load(tmp_path, CPU, data.data_hash)
+    save_model(model, tmp_path, data.data_hash, data.architectures)
+    kept = load_model(tmp_path, CPU, data.data_hash)
     case = data.cases[-1]
     assert kept.latency(case.graph, case.share) == model.latency(case.graph, case.share)
     assert kept.memory_figure(case.graph) == model.memory_figure(case.graph)
@@ -229,21 +229,21 @@ def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, 
 def test_another_schema_or_feature_list_is_refused(
     model: LearnedModel, tmp_path: Path, key: str, value: object
 ) -> None:
-    manifest = save(model, tmp_path, "hash", ()) / "manifest.json"
+    manifest = save_model(model, tmp_path, "hash", ()) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(InputError, match=f"no longer fits: {key} changed"):
-        load(tmp_path, CPU)
+        load_model(tmp_path, CPU)
 
 
 def test_other_data_other_rates_and_a_changed_file_are_refused(model: LearnedModel, tmp_path: Path) -> None:
-    folder = save(model, tmp_path, "hash", ())
+    folder = save_model(model, tmp_path, "hash", ())
     with pytest.raises(InputError, match="no longer fits: data_hash changed"):
-        load(tmp_path, CPU, "other hash")
+        load_model(tmp_path, CPU, "other hash")
     with pytest.raises(InputError, match="no longer fits: rates changed"):
-        load(tmp_path, replace(CPU, dram_bytes_per_s=1.0))
+        load_model(tmp_path, replace(CPU, dram_bytes_per_s=1.0))
     (folder / "regressors.skops").write_bytes(b"nonsense")
     with pytest.raises(InputError, match="is not what was trained"):
-        load(tmp_path, CPU)
+        load_model(tmp_path, CPU)
 
 
 def test_a_file_that_would_make_foreign_objects_is_refused(model: LearnedModel, tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_file_that_would_make_foreign_objects_is_refused(model: LearnedModel, 
 
     import skops.io
 
-    folder = save(model, tmp_path, "hash", ())
+    folder = save_model(model, tmp_path, "hash", ())
     content = skops.io.dumps({"times": Foreign(), "memory": {}})
     (folder / "regressors.skops").write_bytes(content)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["regressors_sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"would make tests\.estimators\.learned\.test_learned\.Foreign"):
-        load(tmp_path, CPU)
+        load_model(tmp_path, CPU)
 
 
 class Foreign:

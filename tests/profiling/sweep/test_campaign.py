@@ -11,7 +11,7 @@ from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.collector import Collected, say_variants
+from gpuprof.profiling.collector import Collected, record_variants
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
@@ -178,9 +178,9 @@ def test_what_ran_beside_has_the_precision_of_its_own_model(
     job = a_job(model, 1, 50.0)
     request = Request("r", datetime.now(UTC), CPU, job, (job,))
     collected = replace(collector.collect(request), settings={"provider": "TorchCPU"})
-    rows = say_variants(collected, (job, job), CPU).colocations
+    rows = record_variants(collected, (job, job), CPU).colocations
     assert [(row.runtime, row.precision) for row in rows] == [("pytorch", "float32")] * 2
-    assert say_variants(replace(collected, settings={}), (job, job), CPU).colocations[0].runtime is None
+    assert record_variants(replace(collected, settings={}), (job, job), CPU).colocations[0].runtime is None
 
 
 def test_a_gap_between_launches_that_is_longer_than_the_batch_is_refused(

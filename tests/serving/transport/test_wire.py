@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, FrameKind, encode
+from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, FrameKind, encode_frame
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time
@@ -30,7 +30,7 @@ def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, 
 def test_frames_survive_any_way_of_cutting_the_stream(
     messages: list[tuple[FrameKind, list[int], bytes]], step: int
 ) -> None:
-    stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
+    stream = b"".join(b"".join(map(bytes, encode_frame(kind, head, [data]))) for kind, head, data in messages)
     buffer = FrameBuffer()
     got = []
     for start in range(0, len(stream), step):
@@ -45,7 +45,7 @@ def test_frames_that_outgrow_the_buffer_stand_among_small_ones() -> None:
         (FrameKind.RUN, [3], b""),
         (FrameKind.PONG, [4], b"c"),
     ]
-    stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
+    stream = b"".join(b"".join(map(bytes, encode_frame(kind, head, [data]))) for kind, head, data in messages)
     assert receive_frames(FrameBuffer(), stream) == messages
 
 
@@ -55,7 +55,7 @@ def test_rubbish_is_no_frame() -> None:
 
 
 def test_a_frame_beyond_the_limit_is_refused_before_memory_is_taken_for_it() -> None:
-    (large,) = encode(FrameKind.HELLO, "x" * 300)
+    (large,) = encode_frame(FrameKind.HELLO, "x" * 300)
     with pytest.raises(ValueError, match="no sense"):
         receive_frames(FrameBuffer(limit=200), bytes(large[:20]))
 

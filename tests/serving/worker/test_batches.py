@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
+from gpuprof.serving.worker.batches import Batches, serve_one_by_one, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
 from tests.reruns import serves_in_real_time
@@ -154,5 +154,5 @@ def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_o
 
 def test_both_ways_of_serving_answer_the_same() -> None:
     values = [float(number) for number in range(20)]
-    one, other = (answers(NullRuntime("m", "1", 4, 1), how, values) for how in (serve, serve_overlapped))
+    one, other = (answers(NullRuntime("m", "1", 4, 1), how, values) for how in (serve_one_by_one, serve_overlapped))
     assert one == other

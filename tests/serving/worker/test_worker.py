@@ -42,7 +42,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def work() -> int:
-    return worker.work("7", RendezvousKey("unix:nowhere", ""), None)
+    return worker.run_worker("7", RendezvousKey("unix:nowhere", ""), None)
 
 
 def test_one_whose_router_goes_while_it_loads_ends_without_a_word(
