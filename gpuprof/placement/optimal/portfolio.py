@@ -15,10 +15,14 @@ from gpuprof.placement.problem import Problem
 #: Policies that take time in proportion to the demands.
 _QUICKEST = "igniter"
 _QUICK = (_QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
+#: Baselines that are as quick: `optimal` with a time limit must not fall behind them either.
+_BASELINES = ("alpaserve", "paris-elsa", "shepherd")
+#: By a latency budget each of the quick policies takes milliseconds for so many demands.
+_FEW = 20
 #: Policies that search; they are asked about so many demands at most.
 _SEARCHING = {"usher": 30, "milp": 12}
 #: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
-_ASKING = {"igniter": 100, "gslice": 100}
+_ASKING = {"igniter": 100, "gslice": 100, "alpaserve": 100, "paris-elsa": 100, "shepherd": 100}
 #: `milp` is a program over single devices.
 _MOST_DEVICES = 12
 
@@ -37,13 +41,15 @@ def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
 def run_heuristics(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the policies that take time in proportion to the demands make of the problem, until the time is up.
 
-    The first of them, by a latency budget the quickest by far, is not stopped then.
+    By a latency budget those of few demands are not stopped then, nor of many the quickest by far.
     """
-    for name in _QUICK:
+    few = len(problem.demands) <= _FEW
+    for name in (*_QUICK, *_BASELINES):
         if not _is_meant_for(name, problem):
             continue
         policy = make_policy(name)
-        own = Limit() if name == _QUICKEST and problem.options.latency_budget is not None else limit
+        is_free = problem.options.latency_budget is not None and (few or name == _QUICKEST)
+        own = Limit() if is_free else limit
         with suppress(GpuprofError, TimeUpError):
             with problem.limits.until(own):
                 placement = policy.place(problem)
