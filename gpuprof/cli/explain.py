@@ -34,6 +34,7 @@ _ALTERNATIVES = (
     Column("replicas", "needed"),
     Column("cost", "cost", number(3)),
     Column("chosen", "in the map"),
+    Column("source", "from", right=False),
 )
 _PLACES = (
     Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
@@ -104,6 +105,8 @@ def explain(
         "\nThe best batch under each share, cheapest first\n"
         "(cost: dollars an hour, or devices where none has a price):\n"
     )
+    if any(row["at_upper_end"] for row in choices):
+        sys.stdout.write("(percentile ms: with times towards the upper ends of their intervals, as planned)\n")
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
     sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)

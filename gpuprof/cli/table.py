@@ -1,7 +1,7 @@
 """Fits a table into a terminal: numbers stay whole, texts break between words, and no row loses what it is about.
 
-Where the columns are too many, those that are the same in every row go into a line above, those that follow from others
-are left out, and the rest go below one another, each part with the keys of its rows.
+Where the columns are too many, those that are the same in every row go into a line above; where they still are, those
+that follow from others are left out, and the rest go below one another, each part with the keys of its rows.
 """
 
 from __future__ import annotations
@@ -82,17 +82,16 @@ def lay_out_columns(columns: Sequence[ColumnText], width: int) -> TableLayout:
 
     A table has a column beside its keys whatever its width.
     """
-    least = [column.least for column in columns]
+    least, full = [column.least for column in columns], [column.full for column in columns]
     kept = list(range(len(columns)))
     above: list[int] = []
     left_out: list[int] = []
-    if not _fit(kept, least, width):
+    if not _fit(kept, full, width):
         above = [position for position in kept if _is_above(columns, position)]
         kept = [position for position in kept if position not in above]
     if not _fit(kept, least, width):
         left_out = [position for position in kept if columns[position].role is ColumnRole.DERIVED]
         kept = [position for position in kept if position not in left_out]
-    full = [column.full for column in columns]
     groups = [kept] if _fit(kept, least, width) else _split_table(columns, kept, least, width)
     return TableLayout(
         tuple(_share_width(group, full, least, width) for group in groups), tuple(above), tuple(left_out)

@@ -151,6 +151,8 @@ def _describe_alternative(one: Alternative) -> dict[str, object]:
         "replicas": one.replicas,
         "cost": one.cost,
         "chosen": one.chosen,
+        "source": one.source,
+        "at_upper_end": one.at_upper_end,
     }
 
 

@@ -17,7 +17,7 @@ from gpuprof.placement.policies import Policy
 from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.segment import Segment, Segments, planned_ms
 
 #: By how much rate and SLO are changed to see what would follow.
 CHANGE = 0.10
@@ -41,6 +41,10 @@ class Alternative:
         Time at the demand's percentile when they do; with a latency budget of one batch.
     chosen : int
         How many replicas of the map have this device and share.
+    source : str
+        Of the time of its batch.
+    at_upper_end : bool
+        Whether that time is planned above its mean, towards the upper end of its interval.
     """
 
     segment: Segment
@@ -48,6 +52,8 @@ class Alternative:
     cost: float
     tail_ms: float
     chosen: int
+    source: str
+    at_upper_end: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +144,13 @@ def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: M
     tail_ms = segment.latency_ms
     if problem.options.latency_budget is None:
         count, tail_ms = _count_replicas(segments, demand, segment, count)
+    time = segments.estimate(problem.device(segment.device), segment.workload).latency_ms
+    at_upper_end = planned_ms(time, problem.options.confidence) > time.value
     price = problem.entry(segment.device).price_per_hour
     taken = chosen.get((segment.device, segment.share.sm_pct, segment.share.mig), 0)
-    return Alternative(segment, count, count * segment.fraction * price, tail_ms, taken)
+    return Alternative(
+        segment, count, count * segment.fraction * price, tail_ms, taken, source=time.source, at_upper_end=at_upper_end
+    )
 
 
 def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess: int) -> tuple[int, float]:

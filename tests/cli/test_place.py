@@ -229,6 +229,30 @@ def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
     assert "What each neighbour adds to the time of a batch:" in capsys.readouterr().out
 
 
+def test_what_could_have_been_is_told_with_what_its_times_stand_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuprof.zoo.architecture import find_architecture
+    from gpuprof.zoo.build import build
+
+    towards_upper_ends = "percentile ms: with times towards the upper ends of their intervals, as planned"
+    build(find_architecture("mlp"), here / "mlp.onnx")
+    (here / "unmeasured.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
+    observed = {"measured", "interpolated"}
+    for slo_file, gpu, model, sources in (
+        ("slo.csv", "v100:1", "net", observed),
+        ("unmeasured.csv", "t4:1", "mlp", {"cross-gpu"}),
+    ):
+        assert main(["place", "--slo-file", slo_file, "--gpus", gpu]) == 0
+        capsys.readouterr()
+        assert main(["explain", "map.json", model]) == 0
+        assert (towards_upper_ends in capsys.readouterr().out) is (model == "mlp")
+        assert main(["explain", "map.json", model, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["alternatives"]
+        assert {row["source"].split(":")[0] for row in rows} == sources
+        assert {row["at_upper_end"] for row in rows} == {model == "mlp"}
+
+
 def test_comparing_counts_the_overhead_that_is_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for overhead_ms in ("0", "1e6"):
