@@ -19,9 +19,6 @@ import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Where the machine code of what was compiled is kept.
-_DIRECTORIES: dict[Callable[..., Any], Path] = {}
-
 
 def compile_function(function: Function, **options: Any) -> Function:
     """Return a function compiled by numba with these options, loaded from where it is kept if it is.
@@ -29,8 +26,7 @@ def compile_function(function: Function, **options: Any) -> Function:
     What it calls of other modules must be there already; what it calls of its own may be defined further down.
     """
     config: Any = numba.config
-    _DIRECTORIES[function] = code_directory(function)
-    before, config.CACHE_DIR = config.CACHE_DIR, str(_DIRECTORIES[function])
+    before, config.CACHE_DIR = config.CACHE_DIR, str(code_directory(function))
     compiled: Any
     try:
         compiled = numba.njit(cache=True, **options)(function)
@@ -60,9 +56,13 @@ def _keep_if_possible(compiled: Any) -> None:
 
 
 def is_kept(compiled: Callable[..., Any]) -> bool:
-    """Return whether machine code of a compiled function is on disk."""
-    plain = getattr(compiled, "py_func", compiled)
-    return any(_DIRECTORIES[plain].rglob("*.nbc"))
+    """Return whether machine code of a compiled function is on disk for the file that it was loaded from.
+
+    numba keeps the code of another copy of the file, such as that of another environment, beside it and never loads it.
+    """
+    cache = getattr(compiled, "_cache", None)
+    index = getattr(cache, "_cache_file", None)
+    return index is not None and bool(index._load_index())
 
 
 def code_directory(function: Callable[..., Any]) -> Path:

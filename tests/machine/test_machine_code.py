@@ -105,6 +105,22 @@ def test_what_a_function_calls_of_other_modules_is_part_of_the_key(module: Modul
             assert name in describe_code(one)
 
 
+def test_what_another_copy_of_the_file_left_is_not_taken_for_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copies = []
+    for name in ("first", "second"):
+        file = tmp_path / name / "added.py"
+        file.parent.mkdir()
+        file.write_text("def add_one(value):\n    return value + 1.0\n")
+        inside: dict[str, Any] = {"__name__": "added"}
+        exec(compile(file.read_text(), str(file), "exec"), inside)
+        copies.append(compile_function(inside["add_one"]))
+    assert copies[0](2.0) == 3.0
+    assert [is_kept(copy) for copy in copies] == [True, False]
+
+
 def test_a_function_runs_though_its_machine_code_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
