@@ -5,12 +5,13 @@
 For batches of 1 to 64, SLOs of 1.5 to 6 full batches, 0.8 to 4 times the capacity and one to four replicas, the same
 arrivals go through the runtime's own router (``bench.virtual_server``) and through the simulator. Printed is what part
 of the capacity (below it: of the load) was answered within the SLO, and for one replica the part that is possible. With
-an SLO below two batches that is what the best rule reaches that decides as requests come: a request that comes just
-after a batch began can never wait for a whole one more. With longer SLOs it is the best choice of requests and batches
-by somebody who knows all arrivals; of several replicas it is known for batches of one. Both know how long every batch
-takes and keep nothing of the SLO in hand, which the router learns to do within some hundred batches. At 1 to 4 times
-the capacity goodput is to be at least 95% of the capacity or, where that is less, of what is possible, and served and
-simulated within 5% of each other. Then come two priorities, and two clients of one model.
+an SLO below two batches that is what the best rule reaches that decides as requests come and holds no batch: a request
+that comes just after a batch began can never wait for a whole one more. With longer SLOs it is the best choice of
+requests and batches by somebody who knows all arrivals; of several replicas it is known for batches of one. Both know
+how long every batch takes and keep nothing of the SLO in hand, which the router learns to do within some hundred
+batches; the router may exceed the first by holding batches. At 1 to 4 times the capacity goodput is to be at least 95%
+of the capacity or, where that is less, of what is possible, and served and simulated within 5% of each other. Then come
+two priorities, and two clients of one model.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The router and the simulator obey the same rules. Those that take nothing but numbers and sequences of numbers are what
 the simulator compiles, and so are written with loops: `expect_rows`, `finish_ms`, `decay_count`, `average_left`,
-`forecast_joining`, `makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`, `correct_expected_ms`,
-`adapt_reserve`, `is_given_up`, `goes_alone`.
+`extend_wait_ms`, `forecast_joining`, `makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`,
+`correct_expected_ms`, `adapt_reserve`, `is_given_up`, `goes_alone`.
 """
 
 from __future__ import annotations
@@ -111,6 +111,36 @@ def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
+#: Of the arrivals at a replica that are refused: from so many on its batches wait as long as they can.
+_PATIENT_PART = 0.04
+#: Of the time that an oldest request has to spare: the last of it would be lost to rounding.
+_LATEST_PART = 0.999
+
+
+def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_ms: float, full_ms: float) -> float:
+    """Return how long a batch waits to be filled at a replica that must refuse requests.
+
+    A process that is free takes what is there, which answers soonest while there is time to spare. Near the capacity
+    it costs goodput: a batch of one takes nearly as long as a full one. So the more is refused, the longer an oldest
+    request waits for others, at most for as long as even a full batch keeps it in time.
+
+    Parameters
+    ----------
+    max_wait_ms : float
+        How long it waits where nothing is refused.
+    refused, arrivals : float
+        Requests that were sent to the replica and refused, and all that were sent there, as `decay_count` leaves them.
+    allowed_ms : float
+        By when a request must be answered to be let in; infinite where none is refused.
+    full_ms : float
+        Expected time of a full batch.
+    """
+    if refused <= 0.0 or arrivals <= 0.0:
+        return max_wait_ms
+    longest_ms = _LATEST_PART * max(0.0, allowed_ms - full_ms)
+    return max(max_wait_ms, min(1.0, refused / arrivals / _PATIENT_PART) * longest_ms)
+
+
 def average_left(mean_ms: float, left_ms: float, count: float) -> float:
     """Return the mean of the times that arrivals at a replica must wait for a process, after one that must.
 
@@ -184,7 +214,8 @@ def makes_oldest_late(
     for busy in busy_ms:
         start = min(start, busy)
     begun = oldest_wait_ms + max(start, max_wait_ms - oldest_wait_ms)
-    return begun + latency_ms[waiting - 1] <= allowed_ms < begun + latency_ms[waiting]
+    filled = oldest_wait_ms + start if waiting + 1 == len(latency_ms) else begun  # a full batch waits for no others
+    return begun + latency_ms[waiting - 1] <= allowed_ms < filled + latency_ms[waiting]
 
 
 def nth_smallest(values: Sequence[float], turn: int) -> int:
@@ -301,7 +332,8 @@ def correct_expected_ms(expected_ms: float, expected_rows: int, rows: int, laten
     """Return when a request is expected to be answered once its batch is sent, by how many it turned out to hold.
 
     What joins a batch makes it longer than its first requests were told, and is let in only if they stay in time
-    (`makes_oldest_late`): it shows nothing of how far batch times are off, and so must not raise the reserve.
+    (`makes_oldest_late`): it shows nothing of how far batch times are off, and so must not raise the reserve. Nor does
+    the time for which a free process held a batch to be filled: such a batch is expected from when it is sent.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
     rows = rows_of(cluster, state, replica)
-    return _finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, cluster.max_wait_ms[replica])
+    return _finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
 
 
 @jit
@@ -119,7 +119,7 @@ def spoils_batch(cluster: ClusterArrays, state: State, replica: int, now: int, a
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
     waited = (now - state.arrived[state.queue_head[replica]]) * _MS
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    wait_ms = cluster.max_wait_ms[replica]
+    wait_ms = state.wait_ms[replica]
     return _makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)
 
 
@@ -147,7 +147,7 @@ def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
     count = cluster.first_process[replica + 1] - cluster.first_process[replica]
     for i in range(count):
         state.busy_ms[i] = 0.0
-    wait_ms = cluster.max_wait_ms[replica]
+    wait_ms = state.wait_ms[replica]
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
     rows = rows_of(cluster, state, replica)
     return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)

@@ -166,7 +166,6 @@ def build_cluster(
         batch=np.array([replica.batch for replica in replicas], np.int64),
         latency_ms=latency,
         max_wait_ms=wait,
-        max_wait=_ns(wait),
         cv=np.array([replica.predicted.latency_cv for replica in replicas]),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
         pause_cv=np.array([_pause_cv(replica) for replica in replicas]),

@@ -16,6 +16,7 @@ from gpuprof.rules.routing import (
     average_left,
     correct_expected_ms,
     decay_count,
+    extend_wait_ms,
     forecast_joining,
     goes_alone,
     is_refused,
@@ -44,7 +45,7 @@ from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 _batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
 _correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
-_average_left, _decay_count = jit(average_left), jit(decay_count)
+_average_left, _decay_count, _extend_wait_ms = jit(average_left), jit(decay_count), jit(extend_wait_ms)
 #: It takes a sequence, and here gets an array.
 _forecast_joining: Callable[..., int] = jit(forecast_joining)
 
@@ -148,7 +149,7 @@ def _end_of_leg(state: State, model: int) -> int:
 
 @jit
 def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
-    """Put a request into a replica's queue; return the replica, -1 when none took it."""
+    """Put a request into a replica's queue or refuse it; return the replica that was chosen, -1 when none lives."""
     replica, finish = choose_replica(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
@@ -164,10 +165,10 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
                 replica, finish, spoils = other, its_finish, False
         idle = state.free_processes[replica]
         refused = spoils or _is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
-    _note_arrival(cluster, state, replica, now)
+    _note_arrival(cluster, state, replica, now, refused)
     if refused:
         give_up(state, tally, model, place, REFUSED)
-        return -1
+        return replica  # it may wait longer for others now
     if cluster.refuse_hopeless:
         state.expected_ms[place], state.expected_rows[place] = waited + finish, rows_of(cluster, state, replica)
     state.next[place] = -1
@@ -181,12 +182,18 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
 
 
 @jit
-def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
-    """Count a request that was sent to a replica, let in or not."""
+def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
+    """Count a request that was sent to a replica, let in or refused."""
     full_ms = cluster.latency_ms[replica, cluster.batch[replica] - 1]
     elapsed_ms = (now - state.counted_at[replica]) * _MS
     state.arrival_count[replica] = 1.0 + _decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
+    state.refused_count[replica] = _decay_count(state.refused_count[replica], elapsed_ms, full_ms) + refused
     state.counted_at[replica] = now
+    if state.refused_count[replica] > 0.0:
+        model, usual_ms = cluster.replica_model[replica], cluster.max_wait_ms[replica]
+        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
+        counts = state.refused_count[replica], state.arrival_count[replica]
+        state.wait_ms[replica] = _extend_wait_ms(usual_ms, counts[0], counts[1], allowed, full_ms)
     if state.free_processes[replica] == 0:
         first = cluster.first_process[replica]
         left = state.expected_at[first]
@@ -257,12 +264,16 @@ def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> i
         return 1
     oldest = state.joined[head]
     waited = (now - oldest) * _MS
-    if now - oldest >= cluster.max_wait[replica]:
-        waited = max(waited, cluster.max_wait_ms[replica])  # they are the same limit, one of them rounded
-    size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, cluster.max_wait_ms[replica])
+    limit_ms = state.wait_ms[replica]
+    limit = int(limit_ms * 1e6 + 0.5)
+    if now - oldest >= limit:
+        waited = max(waited, limit_ms)  # they are the same limit, one of them rounded
+    size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
+    if size == 0:
+        state.held[replica] = 1
     if size == 0 and state.armed[replica] == 0:
         state.armed[replica] = 1
-        push(state.calendar, oldest + cluster.max_wait[replica], code_of(TIMER, replica))
+        push(state.calendar, oldest + limit, code_of(TIMER, replica))
     return size
 
 
@@ -273,6 +284,9 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
     while state.done_at[process] >= 0:
         process += 1
     size = _take(state, replica, process, size)
+    if state.held[replica] > 0:
+        _forget_holding(state, process, size, cluster.latency_ms[replica, size - 1], now)
+        state.held[replica] = 0
     mean = cluster.latency_ms[replica, size - 1] * 1e6
     _forecast(cluster, state, replica, cluster.latency_ms[replica, size - 1], now)
     factor = slowdown * _spread(cluster, state, replica, now > state.freed_at[process])
@@ -284,6 +298,17 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1
     push(state.calendar, done, code_of(COMPLETION, process))
+
+
+@jit
+def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
+    """Expect of the requests of a batch that was held to be filled what they take from now on."""
+    place = state.flight[process]
+    while place >= 0:
+        waited = (now - state.arrived[place]) * _MS
+        state.expected_ms[place] = waited + mean_ms
+        state.expected_rows[place] = size
+        place = state.next[place]
 
 
 @jit

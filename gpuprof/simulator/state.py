@@ -47,7 +47,6 @@ class ClusterArrays(NamedTuple):
     batch: Ints
     latency_ms: Floats
     max_wait_ms: Floats
-    max_wait: Ints
     cv: Floats
     pause_factor: Floats
     pause_cv: Floats
@@ -75,11 +74,12 @@ class State(NamedTuple):
     batch ends, -1 while the process is free (since ``freed_at``); ``expected_at`` what the router believes of it;
     ``flight`` the first request of the batch, and ``batch_size`` how many are in it.
     ``arrival_count`` (R,) are the arrivals at a replica as `gpuprof.rules.routing.decay_count` leaves them at
-    ``counted_at``, ``joining`` (R,) what its next batch is expected to hold, ``left_ms`` (R,) how long
-    arrivals wait for a process on average; ``expected_ms`` (N,) when a request was expected to be answered, in a batch
-    of ``expected_rows`` (N,), ``reserve`` (M,) the part of an SLO that is kept in hand since ``reserve_at``. ``host``
-    (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core on which
-    they were last.
+    ``counted_at``, ``refused_count`` (R,) those of them that were refused, ``wait_ms`` (R,) how long a batch waits
+    to be filled, ``held`` (R,) whether the next one does, ``joining`` (R,) what its next batch is expected to hold,
+    ``left_ms`` (R,) how long arrivals wait for a process on average; ``expected_ms`` (N,) when a request was
+    expected to be answered, in a batch of ``expected_rows`` (N,), ``reserve`` (M,) the part of an SLO that is kept
+    in hand since ``reserve_at``. ``host`` (3,): how many answers router and clients have to hand on now, the number
+    that is drawn from, and the core on which they were last.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
     """
 
@@ -97,8 +97,11 @@ class State(NamedTuple):
     waiting: Ints
     armed: Ints
     arrival_count: Floats
+    refused_count: Floats
     counted_at: Ints
     joining: Ints
+    wait_ms: Floats
+    held: Ints
     left_ms: Floats
     reserve: Floats
     usual_reserve: Floats
@@ -185,8 +188,11 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         waiting=np.zeros(replicas, np.int64),
         armed=np.zeros(replicas, np.int64),
         arrival_count=np.zeros(replicas),
+        refused_count=np.zeros(replicas),
         counted_at=np.zeros(replicas, np.int64),
         joining=np.zeros(replicas, np.int64),
+        wait_ms=cluster.max_wait_ms.copy(),
+        held=np.zeros(replicas, np.int64),
         left_ms=np.zeros(replicas),
         reserve=np.full(models, RESERVE),
         usual_reserve=np.full(models, RESERVE),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
         (64, 1.5, 4.0, 1),
         (1, 2.0, 2.0, 4),
         (8, 2.0, 3.0, 4),
+        (8, 3.0, 1.0, 1),
     ],
 )
 def test_under_overload_goodput_is_the_capacity_and_the_simulator_says_so(
@@ -27,6 +28,11 @@ def test_under_overload_goodput_is_the_capacity_and_the_simulator_says_so(
     for cv in (0.0, 0.05):
         cell = measure(batch, slo_batches, load, replicas, 3000, cv)
         assert cell.is_enough and cell.agrees, cell
+
+
+def test_near_the_capacity_batches_are_filled_where_one_request_would_take_nearly_as_long() -> None:
+    cell = measure(4, 1.5, 1.15, 4, 3000, 0.0)
+    assert cell.served > 0.9 and cell.agrees, cell  # 0.84 where a free process takes whatever waits
 
 
 @pytest.mark.parametrize("show", [show_priorities, show_clients])

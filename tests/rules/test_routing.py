@@ -17,6 +17,7 @@ from gpuprof.rules.routing import (
     decay_count,
     expect_rows,
     expected_finish_ms,
+    extend_wait_ms,
     forecast_joining,
     is_refused,
     makes_oldest_late,
@@ -106,6 +107,22 @@ def test_who_joins_must_leave_the_oldest_of_its_batch_in_time() -> None:
     assert makes_oldest_late(1, 8.0, [9.0, 5.0], times, 0.0, 24.0)
     assert makes_oldest_late(1, 2.0, [0.0], times, 14.0, 25.0)  # it waits to be filled
     assert not makes_oldest_late(1, 8.0, [], times, 0.0, 24.0)
+
+
+def test_the_more_is_refused_the_longer_a_batch_waits_to_be_filled_but_never_beyond_its_slo() -> None:
+    # of 100 arrivals none, 1, 2, and more than 4 were refused; a full batch of 30 ms must be answered within 50
+    waits = [extend_wait_ms(1.0, refused, 100.0, 50.0, 30.0) for refused in (0.0, 1.0, 2.0, 4.0, 90.0)]
+    assert waits == pytest.approx([1.0, 5.0, 10.0, 20.0, 20.0], rel=2e-3)
+    assert extend_wait_ms(7.0, 1.0, 100.0, 50.0, 30.0) == 7.0  # what the plan says holds in any case
+    assert extend_wait_ms(1.0, 50.0, 100.0, 25.0, 30.0) == 1.0  # no full batch is in time
+
+
+def test_who_fills_a_batch_makes_nobody_wait_for_others() -> None:
+    # the oldest has waited 5 of the 20 ms that it may wait for others, and is to be answered within 50
+    latency = (10.0, 20.0, 30.5)
+    assert not makes_oldest_late(2, 5.0, [0.0], latency, 20.0, 50.0)  # three are sent now, and done after 35.5
+    assert makes_oldest_late(2, 5.0, [15.0], latency, 20.0, 50.0)  # or once the process is free, after 50.5
+    assert makes_oldest_late(2, 5.0, [0.0], (*latency, 40.0), 20.0, 50.0)  # with room for a fourth they are held
 
 
 def test_the_wait_of_arrivals_is_a_mean_over_as_many_as_are_counted() -> None:

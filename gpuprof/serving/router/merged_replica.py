@@ -126,9 +126,9 @@ class MemberReplica:
         """Return what there is to do for all models together before such a request, for the routing rule."""
         return self._whole.load(now, priority, deadline_ms, flow)
 
-    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float) -> None:
-        """Count a request that the routing rule sent here, let in or not if its answer takes ``allowed_ms`` or less."""
-        self._whole.note_arrival(now, load, allowed_ms)
+    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
+        """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
+        self._whole.note_arrival(now, load, allowed_ms, refused)
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request."""

@@ -197,7 +197,7 @@ class ServedModel:
         soonest_ms = min(times_ms)
         if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
             soonest = times_ms.index(soonest_ms)
-            alive[soonest].note_arrival(now, loads[soonest], self._allowed_ms(self.slo_ms, now))
+            alive[soonest].note_arrival(now, loads[soonest], self._allowed_ms(self.slo_ms, now), refused=True)
             self._counts.arrived += 1
             self._counts.refused += 1
             raise overload_refusal(self.name, soonest_ms, deadline_ms)
@@ -211,12 +211,13 @@ class ServedModel:
         loads = self._loads(alive, inference, now)
         waited_ms = 1000.0 * (now - inference.arrived)
         chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)
-        alive[chosen].note_arrival(now, loads[chosen], self._allowed_ms(self.slo_ms, now))
         finish_ms = expected_finish_ms(loads[chosen])
+        refused = self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now)
+        alive[chosen].note_arrival(now, loads[chosen], self._allowed_ms(self.slo_ms, now), refused)
         inference.expected_ms = waited_ms + finish_ms
         load = loads[chosen]
         inference.expected_rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
-        if self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now):
+        if refused:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         if alive[chosen].queued > _MAX_WAITING:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)

@@ -16,6 +16,7 @@ from gpuprof.rules.routing import (
     average_left,
     correct_expected_ms,
     decay_count,
+    extend_wait_ms,
     forecast_joining,
     goes_alone,
     is_given_up,
@@ -105,7 +106,9 @@ class ServedReplica:
         self._owner = owner
         self._queue = RequestQueue()
         self._timer: asyncio.TimerHandle | None = None
-        self._arrival_count = 0.0
+        self._arrival_count = self._refused_count = 0.0
+        self._wait_ms = plan.max_wait_ms
+        self._is_held = False
         self._counted_at = 0.0
         self._joining = 0
         self._left_ms = 0.0
@@ -165,14 +168,18 @@ class ServedReplica:
                 idle += worker.is_idle
         ahead = queue.rows_before(priority, flow)
         times_ms = self.latency.times_ms(now)
-        wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, times_ms)
+        wait_ms = wait_limit_ms(self._wait_ms, deadline_ms, times_ms)
         joining = 0 if idle else self._joining
         return ReplicaLoad(ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
 
-    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float) -> None:
-        """Count a request that the routing rule sent here, let in or not if its answer takes ``allowed_ms`` or less."""
+    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
+        """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
+        full_ms, elapsed_ms = self.latency.times_ms(now)[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
-        self._arrival_count = 1.0 + self._count_arrivals(now)
+        self._arrival_count = 1.0 + decay_count(self._arrival_count, elapsed_ms, full_ms)
+        self._refused_count = decay_count(self._refused_count, elapsed_ms, full_ms) + refused
+        counts = self._refused_count, self._arrival_count
+        self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, full_ms)
         if load.idle == 0 and load.busy_ms:
             self._left_ms = average_left(self._left_ms, min(load.busy_ms), self._arrival_count)
         self._counted_at = now
@@ -237,10 +244,11 @@ class ServedReplica:
             if oldest.alone:
                 self._send(worker, self._queue.take(oldest.rows), now)
                 continue
-            limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.times_ms(now))
+            limit_ms = wait_limit_ms(self._wait_ms, oldest.deadline_ms, self.latency.times_ms(now))
             waited_ms = 1000.0 * (now - oldest.arrived)
             rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)
             if not rows:
+                self._is_held = True
                 self._wake_in((limit_ms - waited_ms) / 1000.0)
                 return
             self._send(worker, self._queue.take(rows), now)
@@ -274,9 +282,12 @@ class ServedReplica:
             inference.attempts += 1
             inference.sent = now
             inference.replica = self.plan.name
-            if inference.expected_rows:
+            if self._is_held:
+                inference.expected_ms = 1000.0 * (now - inference.arrived) + times_ms[sent_rows - 1]
+            elif inference.expected_rows:
                 expected_rows = min(inference.expected_rows, len(times_ms))  # by a replica with larger batches, maybe
                 inference.expected_ms = correct_expected_ms(inference.expected_ms, expected_rows, sent_rows, times_ms)
+        self._is_held = False
         expected_ms, count = times_ms[sent_rows - 1], self._count_arrivals(now)
         processes, left_ms = len(self.workers), self._left_ms
         self._joining = forecast_joining(count, expected_ms, times_ms, processes, left_ms, self._allowed_ms)
