@@ -9,6 +9,7 @@ from typing import Protocol
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.column_generation import dive_for_patterns, generate_patterns
+from gpuprof.placement.optimal.compact_program import CompactProgram, is_compact
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
@@ -54,7 +55,21 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
     solution = solve_for_goodput(
         problem, master, limit, fair=fair, price=lambda: dive_for_patterns(master, limit, problem.options.seed)
     )
+    if master.generated and not fair and is_compact(problem.fleet.entries, classes) and not limit.is_over:
+        compact = CompactProgram(problem.fleet.entries, classes)
+        other = solve_for_goodput(problem, compact, limit, fair=False)
+        if other is not None and (solution is None or _served(compact, other) > _served(master, solution)):
+            return compact.read_solution(other)
     return None if solution is None else master.read_solution(solution)
+
+
+def _served(program: PartialProgram, solution: Solution) -> tuple[float, ...]:
+    """Return what a solution serves, by falling priority, to a millionth of the rates."""
+    served: dict[int, list[float]] = {}
+    for demand, column in program.served_columns():
+        served.setdefault(demand.priority, []).append(solution.values[column])
+    total = math.fsum(demand.rate_rps for demand, _ in program.served_columns())
+    return tuple(round(math.fsum(served[level]) / total, 6) for level in sorted(served, reverse=True))
 
 
 def solve_for_goodput(
