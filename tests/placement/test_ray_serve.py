@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +15,11 @@ from gpuprof.placement.export import export
 from gpuprof.placement.ray_serve import ROUTER, deployment_names
 from tests.placement.test_export import MAP, awkward, merged_map
 
-schema = pytest.importorskip("ray.serve.schema", reason="Ray Serve is not installed")
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    """Import it when a test wants it: collecting the tests would otherwise wait for all of Ray."""
+    return pytest.importorskip("ray.serve.schema", reason="Ray Serve is not installed")
 
 
 def _config(deployment: DeploymentMap) -> dict[str, object]:
@@ -24,7 +29,7 @@ def _config(deployment: DeploymentMap) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
-def test_ray_serve_reads_a_deployment_for_each_node(deployment: DeploymentMap) -> None:
+def test_ray_serve_reads_a_deployment_for_each_node(schema: Any, deployment: DeploymentMap) -> None:
     (application,) = schema.ServeDeploySchema.model_validate(_config(deployment)).applications
     names = [one.name for one in application.deployments]
     assert names == [ROUTER, *deployment_names(deployment).values()]
@@ -36,12 +41,12 @@ def test_ray_serve_reads_a_deployment_for_each_node(deployment: DeploymentMap) -
 @pytest.mark.parametrize(
     ("key", "wrong"), [("proxy_location", "Everywhere"), ("applications", None), ("http_options", "127.0.0.1")]
 )
-def test_its_schema_would_refuse_what_it_cannot_mean(key: str, wrong: object) -> None:
+def test_its_schema_would_refuse_what_it_cannot_mean(schema: Any, key: str, wrong: object) -> None:
     with pytest.raises(ValidationError, match=key):
         schema.ServeDeploySchema.model_validate(_config(MAP) | {key: wrong})
 
 
-def test_a_node_holds_the_gpus_or_cores_that_the_map_uses_there_on_the_machine_that_says_it_is_the_node() -> None:
+def test_a_node_holds_the_gpus_or_cores_that_the_map_uses_on_the_machine_that_says_it_is_the_node(schema: Any) -> None:
     (application,) = schema.ServeDeploySchema.model_validate(_config(awkward())).applications
     options = [one.ray_actor_options for one in application.deployments[1:]]
     nodes = [node.name for node in awkward().nodes]
