@@ -116,7 +116,46 @@ def _resize(path: Path) -> None:
     _save(path, nodes, [_value("images", [1, 3, 32, 32]), sizes], [_value("y", None)])
 
 
+def _functions(path: Path) -> None:
+    """Write a model that calls functions of its own, one within another, as the exporter from PyTorch may."""
+    opset, own = helper.make_opsetid("", 17), helper.make_opsetid("own", 1)
+    scale = helper.make_function("own", "Scale", ["a", "b"], ["c"], [_node("MatMul", ["a", "b"], ["c"])], [opset])
+    inner = [_node("Scale", ["a", "b"], ["t"], domain="own"), _node("Gelu", ["t"], ["c"], domain="own")]
+    gelu = helper.make_function(
+        "own", "Gelu", ["a"], ["b"], [_node("Sigmoid", ["a"], ["s"]), _node("Mul", ["a", "s"], ["b"])], [opset]
+    )
+    layer = helper.make_function("own", "Layer", ["a", "b"], ["c"], inner, [opset, own])
+    graph = helper.make_graph(
+        [_node("Layer", ["x", "w"], ["h"], domain="own"), _node("Layer", ["h", "v"], ["y"], domain="own")],
+        "model", [_value("x", ["batch", 16])], [_value("y", ["batch", 8])],
+        [numpy_helper.from_array(_random(16, 32), "w"), numpy_helper.from_array(_random(32, 8), "v")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[opset, own], functions=[scale, gelu, layer], ir_version=8), path)
+
+
+def _old(path: Path) -> None:
+    """Write a model as exporters of 2018 did: opset 7, weights among the inputs, names in another script."""
+    nodes = [
+        _node("Conv", ["画像", "w"], ["c"], pads=[1, 1, 1, 1]),
+        _node("BatchNormalization", ["c", "s", "s", "s", "s"], ["n"]),
+        _node("Relu", ["n"], ["r"]),
+        _node("GlobalAveragePool", ["r"], ["p"]),
+        _node("Reshape", ["p", "shape"], ["f"]),
+        _node("Gemm", ["f", "v", "b"], ["スコア"]),
+    ]
+    weights = {"w": _random(8, 3, 3, 3), "s": np.ones(8, np.float32), "shape": np.array([0, -1]), "v": _random(8, 4),
+               "b": _random(4)}  # fmt: skip
+    held = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    inputs = [_value(one.name, one.dims, one.data_type) for one in held]
+    graph = helper.make_graph(
+        nodes, "model", [_value("画像", ["batch", 3, 32, 32]), *inputs], [_value("スコア", ["batch", 4])], held
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3), path)
+
+
 GRAPHS = (
+    Kind("functions of the model's own", _functions),
+    Kind("opset 7, names in Japanese", _old),
     Kind("If", _if),
     Kind("Loop", _loop),
     Kind("Loop, turns sent with each request", _open_loop),

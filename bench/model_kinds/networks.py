@@ -134,6 +134,38 @@ def _wav2vec2(path: Path) -> None:
     )
 
 
+def _llama_step(path: Path) -> None:
+    """Write one step of a decoder: a token for each text, and the keys and values of those before it."""
+    import torch
+    from transformers import DynamicCache
+
+    layers, heads, width = 2, 2, 16
+    model = _of_transformers(
+        "Llama", "LlamaForCausalLM", hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=heads, head_dim=width, vocab_size=500,
+    )  # fmt: skip
+
+    class Step(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Any, mask: Any, *past: Any) -> Any:
+            cache = DynamicCache([(past[2 * layer], past[2 * layer + 1]) for layer in range(layers)])
+            found = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+            kept = [one for layer in found.past_key_values.layers for one in (layer.keys, layer.values)]
+            return (found.logits, *kept)
+
+    past = {f"past_{name}_{layer}": torch.rand(2, heads, 7, width) for layer in range(layers) for name in ("k", "v")}
+    examples = {
+        "input_ids": torch.randint(0, 100, (2, 1)),
+        "attention_mask": torch.ones(2, 8, dtype=torch.long),
+        **past,
+    }
+    free: dict[str, Axes] = {"input_ids": _BATCH, "attention_mask": {0: "batch", 1: "total"}}
+    export(Step().eval(), examples, path, free | {key: {0: "batch", 2: "past"} for key in past})
+
+
 def _clip(path: Path) -> None:
     import torch
 
@@ -271,9 +303,14 @@ NETWORKS = (
     Kind("ViT", partial(_classify_images, "ViT", 64, image_size=64, patch_size=16, **_SMALL)),
     Kind("EfficientNetV2", partial(_of_blocks, "efficientnet_v2", (2, 3, 64, 64), _BATCH)),
     Kind("YOLO-like detector", partial(_of_blocks, "yolo", (2, 3, 64, 64), _BATCH)),
+    Kind("SegFormer", partial(
+        _classify_images, "Segformer", 64, num_encoder_blocks=2, depths=[1, 1], sr_ratios=[4, 2], hidden_sizes=[16, 32],
+        patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2])),
+    Kind("DINOv2", partial(_classify_images, "Dinov2", 56, image_size=56, patch_size=14, **_SMALL)),
     Kind("U-Net, free sides", write_unet),
     Kind("detector of one picture [3, H, W]", partial(_of_blocks, "detector", (3, 64, 64), {1: "height", 2: "width"})),
     Kind("DistilBERT", write_bert),
+    Kind("Llama, one step with its cache", _llama_step, {"past": 15}),
     Kind("GPT-2", partial(_read_text, "GPT2", "GPT2LMHeadModel", fields=("logits",), n_embd=64, n_layer=2, n_head=4,
                           vocab_size=500)),
     Kind("T5 encoder", partial(_read_text, "T5", "T5EncoderModel", **_T5)),

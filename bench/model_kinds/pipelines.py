@@ -1,4 +1,4 @@
-"""Pipelines of scikit-learn and XGBoost, fitted to random data and written by their converters."""
+"""Pipelines of scikit-learn, XGBoost and LightGBM, fitted to random data and written by their converters."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ def _xgboost(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+def _lightgbm(path: Path) -> None:
+    from lightgbm import LGBMClassifier
+    from onnxmltools.convert import convert_lightgbm
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trees = LGBMClassifier(n_estimators=50, verbose=-1).fit(*_data())
+        model = convert_lightgbm(trees, initial_types=[("x", FloatTensorType([None, 4]))], zipmap=False)
+    path.write_bytes(model.SerializeToString())
+
+
 def _texts(path: Path) -> None:
     from skl2onnx.common.data_types import StringTensorType
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -88,6 +100,7 @@ PIPELINES = (
     Kind("scikit-learn, scores as maps", _logistic),
     Kind("scikit-learn, random forest", _forest),
     Kind("XGBoost", _xgboost),
+    Kind("LightGBM", _lightgbm),
     Kind("scikit-learn, texts", _texts),
     Kind("scikit-learn, numbers and texts", _columns),
 )

@@ -21,6 +21,8 @@ def test_the_table_has_what_became_of_each() -> None:
     assert lines[2] == "| a | 1.25 | 0.5 | 2 | 40 of 40 |  |"
     assert lines[3] == "| b | – | – | – | – | profile: no \\| such op |"
     assert [row.is_served for row in rows] == [True, False]
+    assert [row.is_settled for row in rows] == [True, True]
+    assert not FamilyOutcome("c", 1.0, 1.0, 1, remark="place: bug: KeyError: 'c'").is_settled
 
 
 @pytest.mark.slow
