@@ -1,9 +1,10 @@
 """Which connections of gRPC send much that belongs to no message.
 
 HTTP/2 limits how much of a message may be sent that nobody waits for; control frames nothing limits. grpcio answers
-each, and reads ahead as much as there is: somebody who sends settings as fast as it goes keeps a core busy and gets
-tens of megabytes of memory for each connection. The system tells how many bytes a connection has had (TCP_INFO), the
-calls how many of them were messages. Who goes beyond that by more than calls can explain is shut out.
+each, and reads ahead as much as there is (seen with 1.85, whose reads grow with those before): somebody who sends
+settings as fast as it goes keeps a core busy and gets tens of megabytes of memory for each connection. The system tells
+how many bytes a connection has had (TCP_INFO), the calls how many of them were messages. Who goes beyond that by more
+than calls can explain is shut out.
 """
 
 from __future__ import annotations
