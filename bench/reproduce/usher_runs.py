@@ -100,10 +100,13 @@ def demands(rate_rps: float, scale: float) -> tuple[Demand, ...]:
 
 def decide(wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None) -> dict[str, Outcome]:
     """Return what each scheduler decides, on ``count`` of each kind; None: as many as needed."""
-    return {name: _decision(name, one, wanted, kinds, count) for name, one in schedulers().items()}
+    return {name: decide_one(name, one, wanted, kinds, count) for name, one in schedulers().items()}
 
 
-def _decision(name: str, one: Scheduler, wanted: Sequence[Demand], kinds: Sequence[str], count: int | None) -> Outcome:
+def decide_one(
+    name: str, one: Scheduler, wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None
+) -> Outcome:
+    """Return what one scheduler decides; of one that places on one kind, on the kind where that costs least."""
     fleets = [[kind] for kind in kinds] if one.one_kind else [list(kinds)]
     found = []
     for fleet in fleets:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.reproduce import usher_fig15, usher_fig18, usher_fig21, usher_fig24
+from bench.reproduce import usher_fig6, usher_fig15, usher_fig18, usher_fig21, usher_fig22, usher_fig24, usher_fig25
 from bench.reproduce.reproduction import Reproduction
-from bench.reproduce.usher_runs import BASELINES, USHERS, decide, demands, schedulers, why
+from bench.reproduce.usher_runs import BASELINES, USHERS, decide, decide_one, demands, schedulers, why
 from gpuprof.domain.arrival_process import RecordedArrivals
+from gpuprof.domain.catalogue import v100_profiles
 
 NOWHERE = Path("nowhere")
 
@@ -90,3 +91,33 @@ def test_figure_24_follows_the_load_and_counts_what_was_started() -> None:
         assert maps is not None
         assert started is not None
         assert 0.0 <= in_time <= 100.0
+
+
+def test_figure_6a_every_model_of_the_thesis_requires_more_compute_than_memory() -> None:
+    found = usher_fig6.compute(NOWHERE)
+    assert len(found.rows) == 13
+    for row in found.rows:
+        mreq, *creq = (cell for cell in row[1:] if isinstance(cell, float))
+        assert len(creq) == 3 and 0.0 < mreq < min(creq) <= max(creq) <= 100.0
+    # the thesis, Table A.1: AlexNet at its six batches
+    alexnet = [one for one in v100_profiles().rows if one.model == "alexnet"]
+    assert found.row("alexnet")[0] == pytest.approx(sum(one.memory_pct or 0.0 for one in alexnet) / 6, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_figures_22_and_23_a_looser_slo_never_costs_goodput_where_it_is_planned_for() -> None:
+    found = usher_fig22.compute(NOWHERE, (0.75, 2.0), 1000.0, 4000)
+    assert found.sound and [str(row[0]) for row in found.rows] == list(schedulers())
+    for name in ("whole GPUs", "optimal"):
+        tight, loose = found.row(name)
+        assert isinstance(tight, float) and isinstance(loose, float)
+        assert 0.0 < tight <= loose * (1.0 + 1e-9) and loose <= 15.0 + 1e-6
+
+
+def test_figure_25_has_usher_itself_beside_what_it_is_without_its_parts() -> None:
+    found = usher_fig25.compute(NOWHERE, (6e6,), 1000.0)
+    gpus = numbers(found)
+    assert found.sound and len(gpus) == 8
+    for name, scheduler in (("usher by max-occupancy", "usher"), ("usher by wao", "usher by WAO")):
+        alone = decide_one(scheduler, schedulers()[scheduler], demands(6e6, 1000.0), ("v100",))
+        assert alone.objective is not None and gpus[name] == 1000.0 * alone.objective.gpus
