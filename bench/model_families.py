@@ -172,10 +172,13 @@ def run_command(work: Path, *words: str, accepted: Sequence[int] = (0,)) -> str:
     Raises
     ------
     CommandRefusedError
-        When it refuses.
+        When it refuses, or does not end.
     """
     command = [sys.executable, "-m", "gpuprof", *words]
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    try:
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandRefusedError(f"{words[0]}: it did not end within {_LIMIT_S:g} s") from None
     if done.returncode not in accepted:
         said = [line.removeprefix("gpuprof: ") for line in done.stderr.splitlines() if line.strip()]
         raise CommandRefusedError(f"{words[0]}: {said[-1] if said else f'exit code {done.returncode}'}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import model_families
 from bench.model_families import KINDS, FamilyOutcome, render_table, take_kinds
 from tests.reruns import serves_in_real_time
 
@@ -23,6 +24,12 @@ def test_the_table_has_what_became_of_each() -> None:
     assert [row.is_served for row in rows] == [True, False]
     assert [row.is_settled for row in rows] == [True, True]
     assert not FamilyOutcome("c", 1.0, 1.0, 1, remark="place: bug: KeyError: 'c'").is_settled
+
+
+def test_a_command_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_families, "_LIMIT_S", 0.01)
+    with pytest.raises(model_families.CommandRefusedError, match=r"zoo: it did not end within 0\.01 s"):
+        model_families.run_command(tmp_path, "zoo", "list")
 
 
 @pytest.mark.slow
