@@ -197,7 +197,7 @@ class ServedModel:
         soonest_ms = min(times_ms)
         if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
             soonest = times_ms.index(soonest_ms)
-            alive[soonest].note_arrival(now, loads[soonest], self._allowed_ms(self.slo_ms, now), refused=True)
+            self._note_arrival(alive[soonest], loads[soonest], now, refused=deadline_ms >= self.slo_ms)
             self._counts.arrived += 1
             self._counts.refused += 1
             raise overload_refusal(self.name, soonest_ms, deadline_ms)
@@ -213,7 +213,7 @@ class ServedModel:
         chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)
         finish_ms = expected_finish_ms(loads[chosen])
         refused = self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now)
-        alive[chosen].note_arrival(now, loads[chosen], self._allowed_ms(self.slo_ms, now), refused)
+        self._note_arrival(alive[chosen], loads[chosen], now, refused and inference.deadline_ms >= self.slo_ms)
         inference.expected_ms = waited_ms + finish_ms
         load = loads[chosen]
         inference.expected_rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
@@ -222,6 +222,13 @@ class ServedModel:
         if alive[chosen].queued > _MAX_WAITING:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         alive[chosen].submit(inference, self.slo_ms)
+
+    def _note_arrival(self, replica: AnyReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
+        """Count a request that was sent to a replica; one that asks for less time than the SLO tells of no overload.
+
+        Else whoever asks for the impossible could make the batches of all others wait to be filled.
+        """
+        replica.note_arrival(now, load, self._allowed_ms(self.slo_ms, now), refused)
 
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
         """Return the replica of the rule; where the request would make others late there, the fastest that takes it."""

@@ -103,6 +103,23 @@ def test_looking_ahead_takes_no_turn() -> None:
     play(scene, RoundRobin(), replicas=2)
 
 
+def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() -> None:
+    def held_ms(model: ServedModel) -> float:
+        (replica,) = model.replicas
+        return replica.load(asyncio.get_running_loop().time(), 0, 1e6, ("", True)).max_wait_ms
+
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+        for _ in range(40):
+            model.replicas[0].submit(inference(0))
+        for _ in range(20):
+            assert is_refused(model, inference(0, deadline_ms=35.0)) and not foresee(model, 35.0)
+        assert held_ms(model) == 0.0
+        assert is_refused(model, inference(0, deadline_ms=SLO_MS))
+        assert held_ms(model) > 1.0
+
+    play(scene, FastestFirst())
+
+
 def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
