@@ -38,6 +38,7 @@ class ConnectionBytes:
         self._explained: dict[str, int] = {}
         self._receiving: Counter[str] = Counter()
         self._forgiven: dict[Peer, float] = {}
+        self._futile: set[Peer] = set()
         self._seen: deque[Mapping[Peer, int]] = deque(maxlen=_LAG)
 
     def begin_message(self, uri: str) -> None:
@@ -58,7 +59,7 @@ class ConnectionBytes:
         return {_peer_of_uri(uri): count for uri, count in list(self._explained.items())}
 
     def judge(self, explained: Mapping[Peer, int], received: Mapping[Peer, int], elapsed_s: float) -> list[Peer]:
-        """Return who has sent too much that is no message.
+        """Return who has sent too much that is no message: once, though the connection may take a while to end.
 
         Parameters
         ----------
@@ -79,11 +80,12 @@ class ConnectionBytes:
             known, forgiven = explained.get(peer, 0), self._forgiven.get(peer, 0.0)
             beyond = had - known - forgiven
             allowed = _ONCE_BYTES + (self._max_message_bytes if peer in waiting else 0)
-            if beyond > allowed:
+            if beyond > allowed and peer not in self._futile:
                 futile.append(peer)
             # What is explained beyond all that has come explains nothing that comes later.
             credit = min(max(0.0, beyond), _BYTES_PER_S * elapsed_s)
             self._forgiven[peer] = min(forgiven + credit, received[peer] - known)
+        self._futile = (self._futile | set(futile)) & set(received)
         self._forget(explained, received)
         return futile
 
