@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,15 +88,12 @@ def build_problem(
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_host_work(database, devices, named))
-    if options.max_processes is None and default:
-        kinds = {entry.device.name for entry in devices.entries}
-        if not any(kinds.intersection(known.devices_of(name)) for name in names):
-            options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
+    if options.max_processes is None and default and not _is_any_measured(known, names, devices):
+        options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
         options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
-    for demand in named:
-        for entry in devices.entries:
-            estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    for demand, entry in product(named, devices.entries):
+        estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if default:
         require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
         _judge_doubts(measured, names, devices, planning.strict, note)
@@ -116,6 +114,12 @@ def build_problem(
         planned_with=_record_settings(demands, database, devices, options, planning),
         tried=name_tried_services(collect_tried_runs(known, names), sources),
     )
+
+
+def _is_any_measured(known: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:
+    """Return whether one of the models was measured on one of the fleet's devices."""
+    kinds = {entry.device.name for entry in fleet.entries}
+    return any(kinds.intersection(known.devices_of(name)) for name in names)
 
 
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
