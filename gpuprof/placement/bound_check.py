@@ -92,7 +92,9 @@ def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
     if evidence.latency_budget is not None:  # each batch keeps to its part of the SLO, with more requests, too
         most: defaultdict[str, float] = defaultdict(float)
         for *_, replica in deployment.places():
-            most[replica.model] += replica.predicted.throughput_rps
+            said = replica.predicted  # which may have been planned at the upper end of its time
+            slowest_ms = said.latency_ms if said.latency_ms_interval is None else said.latency_ms_interval[1]
+            most[replica.model] += said.throughput_rps * said.latency_ms / max(slowest_ms, said.latency_ms)
         return all(most[name] >= model.rate_rps for name, model in deployment.models.items())
     pools: defaultdict[str, list[BatchServer]] = defaultdict(list)
     for (*_, replica), server in zip(deployment.places(), map_servers(deployment, evidence), strict=True):
