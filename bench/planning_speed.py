@@ -1,8 +1,8 @@
-"""Times what is asked of GPUs that nobody measured: an estimate, and plans of one and of four models.
+"""Times what is asked of GPUs that nobody measured: an estimate, plans of one and of four models, on one kind to any.
 
 Each command is started in a process of its own, without a database, in turns with that of another checkout of gpuprof
 where one is given. Printed are medians over the rounds: time on the clock, which grows with what else runs, and on a
-core. Compiled code is kept from a first round that is not counted.
+core; and what the last round's map costs an hour. Compiled code is kept from a first round that is not counted.
 
     python -m bench.planning_speed --rounds 3 --beside ../older-checkout
 """
@@ -10,6 +10,7 @@ core. Compiled code is kept from a first round that is not counted.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -29,6 +30,7 @@ _DEMANDS = {
     "squeezenet": (500, 50),
     "transformer_encoder": (1500, 30),
 }
+_THREE_KINDS = "t4,l4,a100-80"
 _CHECKOUT = Path(__file__).parents[1]
 
 
@@ -43,16 +45,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuprof-planning-") as made:
         commands = _write_demands(Path(made), given.gpu)
         times: dict[tuple[str, Path], list[tuple[float, float]]] = {}
+        costs: dict[tuple[str, Path], str] = {}
         for number in range(given.rounds + 1):
             for name, command in commands.items():
                 for checkout in checkouts:
                     took = _start_s(command, checkout, Path(made))
+                    costs[name, checkout] = _read_cost(Path(made) / "map.json") if "place" in command else ""
                     if number:
                         times.setdefault((name, checkout), []).append(took)
-        print(f"{'':32}" + "".join(f"{'clock s':>10}{'core s':>8}" for _ in checkouts))
+        print(f"{'':32}" + "".join(f"{'clock s':>10}{'core s':>8}{'$/h':>8}" for _ in checkouts))
         for name in commands:
-            medians = [[statistics.median(one) for one in zip(*times[name, own], strict=True)] for own in checkouts]
-            print(f"{name:32}" + "".join(f"{clock:10.1f}{core:8.1f}" for clock, core in medians))
+            line = f"{name:32}"
+            for own in checkouts:
+                clock, core = (statistics.median(one) for one in zip(*times[name, own], strict=True))
+                line += f"{clock:10.1f}{core:8.1f}{costs[name, own]:>8}"
+            print(line)
 
 
 def _write_demands(directory: Path, gpu: str) -> dict[str, list[str]]:
@@ -65,7 +72,15 @@ def _write_demands(directory: Path, gpu: str) -> dict[str, list[str]]:
         rows = [f"{name}.onnx,{rate},{slo}" for name, (rate, slo) in list(_DEMANDS.items())[:count]]
         (directory / f"{count}.csv").write_text("\n".join(["model,rate_rps,slo_ms", *rows]) + "\n", encoding="utf-8")
         commands[f"place models: {count}"] = [*place, f"{count}.csv"]
+    four = ["-o", "map.json", "--slo-file", f"{len(_DEMANDS)}.csv"]
+    commands["place on three kinds, 5 s"] = ["place", "--gpus", _THREE_KINDS, "--time-limit", "5", *four]
+    commands["place on any kind"] = ["place", "--gpus", "any", *four]
     return commands
+
+
+def _read_cost(path: Path) -> str:
+    """Return what a map costs an hour."""
+    return f"{json.loads(path.read_text(encoding='utf-8'))['predicted']['cost_per_hour']:.2f}"
 
 
 def _start_s(command: list[str], checkout: Path, directory: Path) -> tuple[float, float]:

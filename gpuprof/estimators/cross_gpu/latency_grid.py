@@ -22,7 +22,7 @@ from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 
 #: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
-_MANY_BATCHES, _MANY_SHARES = 3, 4
+_MANY_BATCHES, _MANY_SHARES = 2, 12
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
 _STEP, _INSTANCE_STEP = 2.5, 5.0

@@ -8,7 +8,7 @@ most for their price; what is left out is proven.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -35,6 +35,10 @@ _LIKELY, _PART = 0.7, 0.4
 #: Seconds that the map of the first kind may take in any case with so many demands, less with more: the map that comes
 #: of no look at all costs several times as much. An idle machine takes a part of it.
 _LEAST_S, _FEW_DEMANDS = 3.0, 8
+#: Of so many kinds at most, each is guessed.
+_FEW_KINDS = 6
+#: What networks are not computed in.
+_UNUSUAL = "float64"
 #: Kinds that are guessed to cost so many times as much as another are not tried.
 _FAR = 1.5
 
@@ -169,12 +173,18 @@ def _quick_maps(problem: Problem, segments: Segments, limit: Limit) -> Iterator[
 
 
 def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
-    """Return what all demands likely cost on each kind alone, the cheapest first; of one kind nothing is guessed."""
+    """Return what all demands likely cost on each kind alone, the cheapest first; of one kind nothing is guessed.
+
+    Of many kinds those that cost more than another and by their data sheets do no more are left out.
+    """
     if len(problem.fleet.entries) == 1:
         return [(0.0, problem.fleet.entries[0])]
     segments, least = Segments(problem), math.inf
     costs: list[tuple[float, FleetEntry]] = []
-    for entry in sorted(problem.fleet.entries, key=lambda one: one.price_per_hour):
+    entries: Sequence[FleetEntry] = sorted(problem.fleet.entries, key=lambda one: one.price_per_hour)
+    if len(entries) > _FEW_KINDS:
+        entries = [one for one in entries if not any(_is_surpassed(one, other) for other in entries)]
+    for entry in entries:
         if entry.price_per_hour > _FAR * least:
             break
         devices = math.fsum(_guess_devices(segments, demand, entry) for demand in problem.demands)
@@ -182,6 +192,15 @@ def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
             costs.append((entry.price_per_hour * max(1, math.ceil(devices)), entry))
             least = min(least, costs[-1][0])
     return sorted(costs, key=lambda one: one[0])
+
+
+def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
+    """Whether there are as many as needed of another GPU that costs less and by the data sheet lacks nothing."""
+    one, two = entry.device, other.device
+    if {one.kind, two.kind} != {"gpu"} or other.count is not None or other.price_per_hour >= entry.price_per_hour:
+        return False
+    rates = all(two.flops_per_s.get(name, 0.0) >= rate for name, rate in one.flops_per_s.items() if name != _UNUSUAL)
+    return rates and two.dram_bytes_per_s >= one.dram_bytes_per_s and two.dram_bytes >= one.dram_bytes
 
 
 def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:

@@ -52,7 +52,7 @@ _FOR_SEARCH = 0.75
 #: Part that they leave where demands are few classes, of which more can be made.
 _FOR_CLASSES = 0.9
 #: Parts of a time limit that are left once kinds of devices were left out, and once a first map has its bound.
-_AFTER_PRUNING, _AFTER_BOUND = 0.5, 0.3
+_AFTER_PRUNING, _AFTER_BOUND = 0.2, 0.3
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
 #: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
