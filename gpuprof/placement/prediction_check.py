@@ -232,7 +232,7 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
     yield from _ends(deployment)
-    yield from check_bounds(deployment, evidence)
+    yield from check_bounds(deployment)
     if said.external_fragmentation is not None and not deployment.merges:
         left = _unused_part(deployment, evidence)
         if abs(said.external_fragmentation - left) > _RELATIVE:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
-#: replicas of one model on two devices, one of them slower; ``"spare"``: a device more than is needed.
-Layout = Literal["shared", "mig", "pool", "spare"]
+#: replicas of one model on two devices, one of them slower.
+Layout = Literal["shared", "mig", "pool"]
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -501,12 +501,6 @@ def _twice_as_fast_devices(content: dict[str, Any]) -> None:
 
 
 BOUNDS = (
-    Breakage("a bound of all devices where one is not needed", _in_map(lower_bound_gpus=3), "spare"),
-    Breakage("a bound of all the cost where a device is not needed", _in_map(lower_bound_cost_per_hour=3.0), "spare"),
-    Breakage("a bound of nearly all the cost", _in_map(lower_bound_cost_per_hour=2.7), "spare"),
-    Breakage(
-        "a bound of all devices and their cost", _in_map(lower_bound_gpus=3, lower_bound_cost_per_hour=3.0), "spare"
-    ),
     Breakage("a bound above the devices, beside a demand nearly served", _hidden(_in_map(lower_bound_gpus=9))),
     Breakage("a bound above the cost, beside a demand nearly served", _hidden(_in_map(lower_bound_cost_per_hour=99.0))),
     Breakage("nothing of a demand unplaced", _left(0.0)),

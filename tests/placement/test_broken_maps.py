@@ -24,8 +24,7 @@ from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
-SPARE = problem([demand("a", 300.0)], [(plain_device(), 3)])
-PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL, "spare": SPARE}
+PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL}
 
 
 def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float = 20.0) -> PlacedReplica:
@@ -47,12 +46,6 @@ MAPS: dict[Layout, DeploymentMap] = {
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0, rate_rps=150.0),) * 2),)),
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=300.0),)),)),
             ),
-        ),
-    ),
-    "spare": to_map(
-        SPARE,
-        Placement(
-            "by hand", (PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=100.0),)),)),) * 3
         ),
     ),
     "mig": to_map(
