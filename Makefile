@@ -26,7 +26,7 @@ check:
 ifdef FAST
 	$(BIN)/pytest -n auto -m "not slow and not flaky"
 else
-	$(BIN)/pytest -n auto --ignore tests/serving
+	$(BIN)/pytest -n auto --maxschedchunk 8 --ignore tests/serving
 	$(BIN)/pytest tests/serving
 endif
 

@@ -8,8 +8,11 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse reruns that no reason is given for; properties that hypothesis draws are never tried again.
+
+    Where tests run in several processes, files with slow tests come first: else one of minutes that begins last leaves
+    all other processes idle.
 
     Raises
     ------
@@ -24,3 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is marked flaky without a reason: see tests/reruns.py")
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):  # a counterexample is one
             item.add_marker(pytest.mark.flaky(reruns=0, reason="a counterexample is not tried again"), append=False)
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        items.sort(key=lambda item: item.path not in slow)

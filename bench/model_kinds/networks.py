@@ -145,7 +145,7 @@ def _llama_step(path: Path) -> None:
         num_attention_heads=4, num_key_value_heads=heads, head_dim=width, vocab_size=500,
     )  # fmt: skip
 
-    class Step(torch.nn.Module):  # type: ignore[misc]
+    class DecoderStep(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -163,7 +163,7 @@ def _llama_step(path: Path) -> None:
         **past,
     }
     free: dict[str, Axes] = {"input_ids": _BATCH, "attention_mask": {0: "batch", 1: "total"}}
-    export(Step().eval(), examples, path, free | {key: {0: "batch", 2: "past"} for key in past})
+    export(DecoderStep().eval(), examples, path, free | {key: {0: "batch", 2: "past"} for key in past})
 
 
 def _clip(path: Path) -> None:

@@ -106,7 +106,7 @@ def explain(
         "(cost: dollars an hour, or devices where none has a price):\n"
     )
     if any(row["at_upper_end"] for row in choices):
-        sys.stdout.write("(percentile ms: with times towards the upper ends of their intervals, as planned)\n")
+        sys.stdout.write("(percentile ms: as planned, with unsure times towards the upper ends of their intervals)\n")
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
     sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)

@@ -235,7 +235,7 @@ def test_what_could_have_been_is_told_with_what_its_times_stand_on(
     from gpuprof.zoo.architecture import find_architecture
     from gpuprof.zoo.build import build
 
-    towards_upper_ends = "percentile ms: with times towards the upper ends of their intervals, as planned"
+    towards_upper_ends = "percentile ms: as planned, with unsure times towards the upper ends of their intervals"
     build(find_architecture("mlp"), here / "mlp.onnx")
     (here / "unmeasured.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
     observed = {"measured", "interpolated"}

@@ -477,13 +477,13 @@ def _under_confidence(edit: Edit, confidence: float) -> Edit:
     return lambda content: (edit(content), _in_settings(confidence=confidence)(content))
 
 
-def _left(rate_rps: float) -> Edit:
+def _leave_unplaced(rate_rps: float) -> Edit:
     return lambda content: content.update(unplaced=[{"model": "a", "rate_rps": rate_rps, "reason": "no room"}])
 
 
-def _hidden(edit: Edit) -> Edit:
+def _hide_bound(edit: Edit) -> Edit:
     """Break a map, and let a demand that is nearly served hide it."""
-    return lambda content: (edit(content), _left(1e-9)(content))
+    return lambda content: (edit(content), _leave_unplaced(1e-9)(content))
 
 
 def _on_two_nodes(content: dict[str, Any]) -> None:
@@ -501,9 +501,11 @@ def _twice_as_fast_devices(content: dict[str, Any]) -> None:
 
 
 BOUNDS = (
-    Breakage("a bound above the devices, beside a demand nearly served", _hidden(_in_map(lower_bound_gpus=9))),
-    Breakage("a bound above the cost, beside a demand nearly served", _hidden(_in_map(lower_bound_cost_per_hour=99.0))),
-    Breakage("nothing of a demand unplaced", _left(0.0)),
+    Breakage("a bound above the devices, beside a demand nearly served", _hide_bound(_in_map(lower_bound_gpus=9))),
+    Breakage(
+        "a bound above the cost, beside a demand nearly served", _hide_bound(_in_map(lower_bound_cost_per_hour=99.0))
+    ),
+    Breakage("nothing of a demand unplaced", _leave_unplaced(0.0)),
     Breakage(
         "a bound above what slower batches take",
         lambda c: (_both_ends({}, {"gpus": 0})(c), _in_map(lower_bound_gpus=1)(c)),

@@ -58,12 +58,12 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
     if master.generated and not fair and is_compact(problem.fleet.entries, classes) and not limit.is_over:
         compact = CompactProgram(problem.fleet.entries, classes)
         other = solve_for_goodput(problem, compact, limit, fair=False)
-        if other is not None and (solution is None or _served(compact, other) > _served(master, solution)):
+        if other is not None and (solution is None or _sum_served(compact, other) > _sum_served(master, solution)):
             return compact.read_solution(other)
     return None if solution is None else master.read_solution(solution)
 
 
-def _served(program: PartialProgram, solution: Solution) -> tuple[float, ...]:
+def _sum_served(program: PartialProgram, solution: Solution) -> tuple[float, ...]:
     """Return what a solution serves, by falling priority, to a millionth of the rates."""
     served: dict[int, list[float]] = {}
     for demand, column in program.served_columns():

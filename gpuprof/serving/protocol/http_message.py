@@ -83,15 +83,15 @@ def read_head(text: bytes) -> HttpHead:
     RefusedError
         400, when it is no HTTP.
     """
-    return _read_known(text) if len(text) <= _MAX_KNOWN_BYTES else _read(text)
+    return _find_head(text) if len(text) <= _MAX_KNOWN_BYTES else _parse_head(text)
 
 
 @lru_cache(_MOST_KNOWN)
-def _read_known(text: bytes) -> HttpHead:
-    return _read(text)
+def _find_head(text: bytes) -> HttpHead:
+    return _parse_head(text)
 
 
-def _read(text: bytes) -> HttpHead:
+def _parse_head(text: bytes) -> HttpHead:
     head = HttpHead()
     parser = httptools.HttpRequestParser(head)
     try:

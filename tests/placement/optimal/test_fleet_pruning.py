@@ -37,7 +37,7 @@ class _ByDevice(CurvedEstimator):
         return replace(found, latency_ms=found.latency_ms.scale_by(1.0 / _SPEED[device.name]))
 
 
-def _priced(demands: list[tuple[float, float]], prices: Mapping[str, float] = PRICES) -> Problem:
+def _make_problem(demands: list[tuple[float, float]], prices: Mapping[str, float] = PRICES) -> Problem:
     asked = [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(demands)]
     fleet = [(plain_device(name, price), None) for name, price in prices.items()]
     estimator = _ByDevice(disturbance=0.05, sizes=(1, 4), percents=(50.0, 100.0))
@@ -48,7 +48,7 @@ def _priced(demands: list[tuple[float, float]], prices: Mapping[str, float] = PR
 def test_leaving_kinds_out_loses_no_cheaper_map_and_no_bound(
     asked: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posed = _priced(asked)
+    posed = _make_problem(asked)
     found, mapped = solve_and_check(Optimal(), posed)
     monkeypatch.setattr(optimal, "prune_fleet", lambda problem, limit: PrunedFleet(problem))
     whole, other = solve_and_check(Optimal(), posed)
@@ -61,7 +61,7 @@ def test_leaving_kinds_out_loses_no_cheaper_map_and_no_bound(
 
 
 def test_a_kind_of_which_one_costs_more_than_a_known_map_is_left_out_and_bounds_the_cost() -> None:
-    pruned = prune_fleet(_priced([(5.0, 300.0)]), Limit())
+    pruned = prune_fleet(_make_problem([(5.0, 300.0)]), Limit())
     assert [entry.device.name for entry in pruned.problem.fleet.entries] == ["old"]
     assert pruned.known is not None and not pruned.known.unplaced
     assert pruned.least_price == PRICES["middle"]
@@ -73,14 +73,14 @@ def test_a_kind_of_which_one_costs_more_than_a_known_map_is_left_out_and_bounds_
 
 def test_a_map_as_cheap_as_the_cheapest_device_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Optimal, "_place_split", None)  # not to be called
-    found = Optimal().place(_priced([(5.0, 300.0)]))
+    found = Optimal().place(_make_problem([(5.0, 300.0)]))
     assert [gpu.device for gpu in found.gpus] == ["old"]
     assert found.lower_bound_cost_per_hour == PRICES["old"]
     assert not found.stopped
 
 
 def test_a_short_time_limit_begins_with_the_kind_that_is_cheapest_by_itself() -> None:
-    posed = _priced([(900.0, 30.0)])
+    posed = _make_problem([(900.0, 30.0)])
     alone = {name: _cost_alone(posed, position) for position, name in enumerate(PRICES)}
     quick = replace(posed, options=Options(time_limit_s=0.01))
     found = Optimal().place(quick)
@@ -89,7 +89,9 @@ def test_a_short_time_limit_begins_with_the_kind_that_is_cheapest_by_itself() ->
 
 
 def test_what_stands_alone_on_a_device_is_moved_to_a_cheaper_kind() -> None:
-    pruned = prune_fleet(_priced([(1200.0, 30.0), (20.0, 100.0)], {"old": 0.9, "middle": 2.0, "large": 7.0}), Limit())
+    pruned = prune_fleet(
+        _make_problem([(1200.0, 30.0), (20.0, 100.0)], {"old": 0.9, "middle": 2.0, "large": 7.0}), Limit()
+    )
     assert pruned.known is not None and not pruned.known.unplaced
     assert sorted(gpu.device for gpu in pruned.known.gpus) == ["middle", "old"]
     assert str(pruned.known.found_by).endswith("cheaper kinds")
@@ -98,7 +100,7 @@ def test_what_stands_alone_on_a_device_is_moved_to_a_cheaper_kind() -> None:
 def test_of_many_kinds_those_that_another_surpasses_by_the_data_sheet_for_less_are_not_asked_about() -> None:
     asked: set[str] = set()
 
-    class Asked(_ByDevice):
+    class CountingEstimator(_ByDevice):
         def estimate(self, model: str, device: Device, *more: object, **named: object) -> Estimate:
             asked.add(device.name)
             return replace(CurvedEstimator.estimate(self, model, device, *more, **named))  # type: ignore[arg-type]
@@ -106,7 +108,7 @@ def test_of_many_kinds_those_that_another_surpasses_by_the_data_sheet_for_less_a
     rates = {"dear": 1.0, "wide": 3.0, **{f"kind{number}": 2.0 for number in range(6)}}
     prices = {"dear": 1.05, "wide": 1.1, **{f"kind{number}": 1.0 for number in range(6)}}
     fleet = [(replace(plain_device(name, prices[name]), flops_per_s={"float32": rates[name]}), None) for name in rates]
-    posed = problem([demand("m0", 5.0, 300.0)], fleet, Asked(), Options())  # type: ignore[arg-type]
+    posed = problem([demand("m0", 5.0, 300.0)], fleet, CountingEstimator(), Options())  # type: ignore[arg-type]
     assert prune_fleet(posed, Limit()).known is not None
     assert "wide" in asked
     assert "dear" not in asked
@@ -119,7 +121,7 @@ def _cost_alone(posed: Problem, position: int) -> float:
 
 
 def test_demands_that_no_kind_serves_leave_the_fleet_as_it_is() -> None:
-    posed = _priced([(5.0, 0.1)])
+    posed = _make_problem([(5.0, 0.1)])
     assert prune_fleet(posed, Limit()).problem is posed
 
 

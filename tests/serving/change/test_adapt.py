@@ -279,11 +279,11 @@ def test_capacity_moves_between_services_of_one_model_as_the_load_does(
     with running(tmp_path, document, *what, "--adapt-output", str(tmp_path / "new.json")) as server:
         with Loaded(Target.parse(server.url), *streams) as loaded:
 
-            def moved() -> bool:
+            def has_moved() -> bool:
                 path = tmp_path / "new.json"
                 return path.exists() and read_map(path).models["quiet"].rate_rps > 6.0
 
-            assert eventually(moved, limit_s=300.0)
+            assert eventually(has_moved, limit_s=300.0)
             assert eventually(lambda: all(one.in_slo == one.sent for one in loaded.results[-2:]), limit_s=300.0)
         server.stop()
     assert all(result.lost == result.failed == 0 for result in loaded.results)
