@@ -120,7 +120,7 @@ def _simulate(
     from gpuprof.simulator.trace import Trace
 
     if not is_compiled():
-        note("compiling the simulator for this machine, once: half a minute")
+        note("compiling the simulator for this machine, once: about a minute")
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     planned_with = queues.deployment.planned_with
     legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))

@@ -215,7 +215,7 @@ class _Run:
         """Return what becomes of the requests on a map, every one of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
         if not is_compiled():
-            self._notes.add("compiling the simulator for this machine, once: half a minute")
+            self._notes.add("compiling the simulator for this machine, once: about a minute")
         if not sample and (sample is not None or expected <= WHOLE_REQUESTS):
             return simulate_all(deployment, self._processes, options, self._tell, interference)
         if interference is not None:
