@@ -56,7 +56,7 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
     ----------
     verbs : iterable of str
     names_only : bool
-        Without the verbs' modules: enough for the list of verbs, and three times as fast.
+        Without the verbs' modules: enough for the list of verbs, and twice as fast.
     """
     app = typer.Typer(
         name="gpuprof",

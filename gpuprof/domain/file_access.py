@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuprof.errors import InputError
 
 #: Where a shell puts the pipes that it makes itself, as in ``--slo-file <(command)``: those have a writer.
-_OPEN_FILES = (*map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc")),)
+_OPEN_FILES = tuple(map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc")))
 
 
 def refuse_pipe(path: Path) -> Path:

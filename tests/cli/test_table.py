@@ -26,9 +26,17 @@ def test_every_column_is_shown_once_or_said_above_or_left_out(columns: list[Colu
         assert all(
             place.width >= len(columns[place.position].cells[0]) for place in table if columns[place.position].right
         )
-    if len(layout.tables) == 1 and not layout.above and not layout.left_out:
-        return
-    assert sum(column.least + GAP for column in columns) - GAP > width  # nothing is moved where all have room
+    if layout.above:  # nothing is moved where no text is broken
+        assert sum(column.full + GAP for column in columns) - GAP > width
+    if len(layout.tables) > 1 or layout.left_out:  # nor parted or left out where all have room
+        assert sum(column.least + GAP for column in columns) - GAP > width
+
+
+def test_what_is_the_same_in_every_row_goes_above_before_a_text_is_broken() -> None:
+    shares = ColumnText("share", ("10%", "20%"), role=ColumnRole.KEY)
+    source = ColumnText("from", ("cross-gpu: tfloat32, fused",) * 2, right=False)
+    assert lay_out_columns([shares, source], 40).above == ()
+    assert lay_out_columns([shares, source], 25).above == (1,)  # broken between its words it would have room
 
 
 @given(st.lists(_COLUMN, min_size=1, max_size=12), st.integers(min_value=20, max_value=200))

@@ -71,6 +71,13 @@ def test_a_kind_of_which_one_costs_more_than_a_known_map_is_left_out_and_bounds_
     assert (restored.lower_bound_cost_per_hour, restored.lower_bound_gpus) == (PRICES["old"], 1)
 
 
+def test_one_device_of_a_kind_that_is_left_out_may_do_the_work_of_many() -> None:
+    pruned = prune_fleet(_make_problem([(400.0, 300.0)]), Limit())
+    assert pruned.known is not None and len(pruned.known.gpus) > 1 and math.isfinite(pruned.least_price)
+    restored = pruned.restore(replace(pruned.known, lower_bound_gpus=2, lower_bound_cost_per_hour=1.0))
+    assert restored.lower_bound_gpus == 1
+
+
 def test_a_map_as_cheap_as_the_cheapest_device_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Optimal, "_place_split", None)  # not to be called
     found = Optimal().place(_make_problem([(5.0, 300.0)]))

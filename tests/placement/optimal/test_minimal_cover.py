@@ -32,6 +32,7 @@ def test_exactly_the_covers_that_nothing_can_be_left_out_of_are_found(rate: int,
 def test_covers_of_too_many_parts_are_left_out() -> None:
     assert minimal_covers(10.0, [1.0, 6.0], most_parts=2) == [(0, 2)]
     assert minimal_covers(10.0, [1.0], most_parts=2) == []
+    assert minimal_covers(10.0, [6.0, 4.0], most_parts=2) == [(2, 0), (1, 1)]  # the last part counts, too
 
 
 def test_too_many_covers_are_not_listed() -> None:
