@@ -18,10 +18,12 @@ Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 NS_PER_S = 1e9
+#: Points of a day's integrated rate; it is interpolated between them.
 _PROFILE_POINTS = 4096
+#: Nanoseconds, 146 years: within int64, and beyond the longest duration that is read (100 years).
 _FURTHEST = 2.0**62
-#: More cycles of a process that switches than these pass at once where no request comes in them. Otherwise stays are
-#: drawn for so many requests together, but no more than so many stays.
+#: A process that switches states passes a gap of more than ``_MANY_CYCLES`` cycles in one draw. Otherwise it draws the
+#: stays for the next ``_MANY_EVENTS`` requests together, at most ``_MOST_STAYS`` of them: memory stays bounded.
 _MANY_CYCLES, _MANY_EVENTS, _MOST_STAYS = 256, 4096, 1024
 
 
@@ -193,6 +195,7 @@ class Diurnal:
         return _Modulated(random, time_of)
 
 
+# The generated __eq__ would compare arrays, and an array of truth values is neither true nor false.
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedArrivals:
     """Times that were recorded, replayed as they were: an ndarray of shape (requests,), ascending, in nanoseconds."""
@@ -207,6 +210,7 @@ class RecordedArrivals:
         return self.duration_s == other.duration_s and np.array_equal(self.times, other.times)
 
     def __hash__(self) -> int:
+        # A recording may have a billion times: its ends tell most of them apart, and __eq__ compares them all.
         return hash((self.duration_s, len(self.times), *self.times[:4].tolist(), *self.times[-4:].tolist()))
 
     @property
@@ -224,6 +228,8 @@ def peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> Bursts:
 
     Half of the requests come within them, so that the calm has a little over half the mean rate.
     """
+    # The calm lasts ``ratio`` times as long at 1/ratio of the rate, so that both hold as many requests and the mean is
+    # 2·ratio / (1 + ratio) times the calm's rate: the peak is (1 + ratio) / 2 times the mean.
     ratio = 2.0 * peak_to_mean - 1.0
     return Bursts(rate_rps, ratio, window_s, window_s * ratio)
 
@@ -336,6 +342,7 @@ class _SwitchingClock:
         cycles = (events[0] - self._events[-1]) / cycle
         if cycles > _MANY_CYCLES:
             passed = int(cycles - 8.0 * math.sqrt(cycles))  # that fewer bring so many requests is beyond all chance
+            # The sum of so many exponential stays is gamma distributed: one draw for each state instead of ``passed``.
             stayed = [stay * self._random.standard_gamma(passed) for stay in self._stays]
             self._times = np.array([self._times[-1] + sum(stayed)])
             expected = sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))

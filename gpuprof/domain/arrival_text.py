@@ -45,6 +45,13 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     ------
     InputError
         For an unknown process, too many parameters, or one outside its range.
+
+    Examples
+    --------
+    >>> parse_arrivals("poisson", 50.0)
+    Gamma(rate_rps=50.0, scv=1.0)
+    >>> parse_arrivals("mmpp:3,2s", 100.0)  # bursts of 2 s on average at three times the mean rate
+    Bursts(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0, start=None)
     """
     if not 0.0 < rate_rps <= 1e9:
         raise InputError(f"a rate must be above 0 and at most 1e9 requests/s but got {rate_rps:g}")
@@ -63,6 +70,7 @@ def _build(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
     if name == "poisson":
         return Gamma(rate_rps)
     if name in _RENEWALS:
+        # A mixture of exponential gaps varies at least as much as exponential ones.
         least = 1.0 if name == "hyperexponential" else 1e-6
         return _RENEWALS[name](rate_rps, *(_number(word, "the SCV", least, 1e4) for word in given))
     if name == "batch":

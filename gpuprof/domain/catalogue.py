@@ -125,7 +125,7 @@ def _parse_profile(row: dict[str, str]) -> PublishedProfile:
     return PublishedProfile(
         model=row["model"],
         batch=int(row["batch"]),
-        latency_ms=None if latency_s is None else round(latency_s * 1000.0, 6),
+        latency_ms=None if latency_s is None else round(latency_s * 1000.0, 6),  # the digits that were published
         throughput_rps=number("throughput_rps"),
         memory_pct=number("mem_capacity_pct"),
         max_occupancy_pct=number("achieved_occupancy_pct"),

@@ -146,7 +146,7 @@ class Partition(_Part):
     unshared: bool = False
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave ``unshared`` away where replicas have shares: such maps are what they were before."""
         return _without_empty(write(self), "unshared")
 

@@ -20,6 +20,11 @@ def parse_duration(text: str, what: str = "a duration") -> float:
     ------
     InputError
         When it has no such form, is zero, or is longer than a hundred years.
+
+    Examples
+    --------
+    >>> parse_duration("250ms"), parse_duration("5m"), parse_duration("90")
+    (0.25, 300.0, 90.0)
     """
     match = _FORM.fullmatch(text.strip().lower())
     if match is None:

@@ -132,6 +132,7 @@ class Estimate:
         per_ms = self.workload.batch * self.workload.processes * 1000.0
         latency = self.latency_ms
         hidden = self.overlapped_ms
+        # The ends change places: the longest time gives the lowest throughput.
         low = None if latency.high is None else per_ms / (latency.high - hidden)
         high = None if not latency.low or latency.low <= hidden else per_ms / (latency.low - hidden)
         return Figure(per_ms / (latency.value - hidden), latency.source, low, high)

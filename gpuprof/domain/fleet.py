@@ -108,6 +108,7 @@ def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> F
         )
     device = find_device(table["device"])
     price = table.get("price_per_hour", device.price_per_hour)
+    # TOML's ``true`` is a bool, and a bool is an int: it would be a price of $1.
     if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
         raise InputError(f"{path}: price_per_hour must be above 0 but got {price!r}")
     count = table.get("count")

@@ -77,6 +77,7 @@ def describe_device(said: GpuDescription, by: str = "the report") -> Device | No
         dram_bytes_per_s=bandwidth,
         l2_bytes=said.l2_bytes or base.l2_bytes,
         sm=None if base.sm is None else _limits(said, base.sm),
+        # None of these follows from the board that it is scaled from, and a guess would enter plans as a fact.
         max_power_w=None,
         price_per_hour=None,
         mig_slices=0,

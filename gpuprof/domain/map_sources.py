@@ -9,7 +9,7 @@ from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source
 from gpuprof.domain.plural import count_of
 
-#: What rates may be off by.
+#: Relative: sums of rates differ by rounding.
 _ROUNDING = 1e-6
 _KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, PREDICTED)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import is_observed
 
-#: What sums of costs and rates may be off by.
+#: Relative: sums of costs and rates differ by rounding.
 _ROUNDING = 1e-6
 #: From here on rates are shown without a fraction.
 _WHOLE_RPS = 1000.0

@@ -100,6 +100,7 @@ def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
     return tuple(least.values())
 
 
+# By the geometry, not the Device, which holds mappings and so has no hash; devices of one geometry share the answer.
 @cache
 def _maximal(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layout, ...]:
     memory, compute, profiles = device_key
@@ -110,9 +111,11 @@ def _maximal(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layou
             if not any(_fits(chosen, profile, start, compute) for profile, start in _all_starts(profiles)):
                 layouts.append(chosen)
             return
+        # Slots are filled in ascending order, so that each layout is found once.
         for profile in profiles:
             if slot in profile.start_slots and _fits(chosen, profile, slot, compute):
                 extend(slot + profile.memory_slices, (*chosen, MigPlacement(profile, slot)))
+        # A slot may stay empty in a maximal layout: no profile may start there, or the compute slices are used up.
         extend(slot + 1, chosen)
 
     extend(0, ())
@@ -129,6 +132,15 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
         The profiles to build from; all of the device's by default. An A100 has 19 maximal layouts of its
         `basic_profiles` (ParvaGPU's figure 1 lists 19 too, one of which has a 2g at a slot that the driver refuses),
         and 78 of all.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> a100 = device("a100-80")
+    >>> len(maximal_layouts(a100, basic_profiles(a100))), len(maximal_layouts(a100))
+    (19, 78)
+    >>> find_violation(a100, [make_placement(a100, "3g.40gb", 2)])
+    '3g.40gb may start at slots 0, 4 but got 2'
     """
     chosen = device.mig_profiles if profiles is None else tuple(profiles)
     return _maximal((device.mig_slices, compute_slices(device), chosen))

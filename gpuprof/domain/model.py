@@ -95,6 +95,7 @@ class Op:
         Equal signatures are measured once, across models. 32 hexadecimal digits.
         """
         constant = {weight.name for weight in self.weights}
+        # No names: equal ops of different models are to have one signature.
         said = [
             self.domain,
             self.op_type,
@@ -105,6 +106,7 @@ class Op:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
+# No slots: ``cached_property`` keeps what it has computed in the instance's ``__dict__``.
 @dataclass(frozen=True)
 class ModelGraph:
     """A model at one batch size and one size of each other dimension.

@@ -35,8 +35,11 @@ MAX_THREADS_PER_BLOCK = 1024
 #: What can limit the blocks of an SM, in the order of the rows of `Occupancies.limits`.
 FACTORS = ("warps", "registers", "shared_memory", "blocks")
 
+#: Registers are given to warps in units of so many, for every compute capability here.
 _REGISTER_UNIT = 256
+#: What the driver takes of a block's shared memory from 8.0 on.
 _DRIVER_SHARED_BYTES = 1024
+#: Among the limits: this does not limit.
 _UNLIMITED = 2**31 - 1
 _KIB = 1024
 
@@ -155,7 +158,15 @@ class Occupancies:
 
 
 def occupancy(device: Device, launch: KernelLaunch, carveout_pct: int | None = None) -> Occupancy:
-    """Return how ``launch`` fills ``device``; see `occupancies`."""
+    """Return how ``launch`` fills ``device``; see `occupancies`.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> found = occupancy(device("a100-80"), KernelLaunch(blocks=1024, threads_per_block=256, registers_per_thread=64))
+    >>> found.blocks_per_sm, found.occupancy_pct, found.limiting
+    (4, 50.0, ('registers',))
+    """
     return occupancies(
         device,
         blocks=[launch.blocks],
@@ -213,6 +224,7 @@ def occupancies(
     needed = np.where(runs, -(-grid // divisor), 0)
     utilization = np.minimum(100.0, 100.0 * needed / device.compute_units)
     theoretical = 100.0 * held * warps / sm.warps
+    # A grid smaller than the GPU cannot reach the occupancy of its full SMs on average over all of them.
     of_grid = 100.0 * grid * warps / (sm.warps * device.compute_units)
     return Occupancies(
         blocks_per_sm=held,

@@ -35,7 +35,7 @@ class PlannedDevices(_Record):
     price_per_hour: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
 
     @model_serializer(mode="wrap")
-    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave away a price that is the catalogue's."""
         return {key: value for key, value in write(self).items() if key != "price_per_hour" or value is not None}
 
@@ -110,6 +110,7 @@ def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
 def _number(name: str, text: str) -> float:
     try:
         value = float(text)
+        # Also refuses NaN, of which every comparison is false, and infinities, which int() would not take.
         if abs(value) <= 1e300:
             return value
     except (TypeError, ValueError):

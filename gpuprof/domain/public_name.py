@@ -56,4 +56,5 @@ def version_order(version: str) -> tuple[int, str]:
 
 
 def _is_version(text: str) -> bool:
+    # No leading zeros: versions 3 and 03 would have two addresses and mean the same number.
     return text.isascii() and text.isdigit() and len(text) < 10 and text == str(int(text))

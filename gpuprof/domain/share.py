@@ -62,6 +62,13 @@ def parse_share(text: str, compute_units: int) -> Share:
     ------
     InputError
         When the text has none of these forms or lies outside (0, 100] percent.
+
+    Examples
+    --------
+    >>> print(parse_share("0.5cores", compute_units=4))
+    12.5%
+    >>> print(parse_share("3g.40gb:50", compute_units=108))
+    3g.40gb:50%
     """
     stripped = text.strip().lower()
     if match := _CORES.fullmatch(stripped):

@@ -125,6 +125,11 @@ def parse_mix(text: str) -> SizeMix:
     ------
     InputError
         When sizes or parts cannot be read, a part is not positive, or the same sizes stand twice.
+
+    Examples
+    --------
+    >>> parse_mix("seq=64:7|256:3").parts
+    (((('seq', 64),), 0.7), ((('seq', 256),), 0.3))
     """
     parts: dict[Sizes, float] = {}
     first = ""
@@ -185,6 +190,11 @@ def blend_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] 
     the nearest on either side; None where ``wanted`` lies outside of what was measured.
 
     Sizes of other dimensions than those of ``wanted`` do not count.
+
+    Examples
+    --------
+    >>> blend_sizes([(("seq", 64),), (("seq", 256),)], (("seq", 160),))
+    {(('seq', 64),): 0.5, (('seq', 256),): 0.5}
     """
     names = [name for name, _ in wanted]
     points = {sizes for sizes in measured if [name for name, _ in sizes] == names}
@@ -198,6 +208,7 @@ def _blend(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> di
     groups: dict[int, dict[tuple[int, ...], Sizes]] = {}
     for key, sizes in points.items():
         groups.setdefault(key[0], {})[key[1:]] = sizes
+    # One dimension at a time, the others first: measured sizes need be no full grid, only bracket what is wanted.
     known = {size: blended for size, group in groups.items() if (blended := _blend(group, wanted[1:]))}
     if wanted[0] in known:
         return known[wanted[0]]

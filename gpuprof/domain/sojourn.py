@@ -22,6 +22,7 @@ def grid_load(index: int) -> float:
 
 def grid_place(load: float) -> float:
     """Return where a load lies between the numbers of `grid_load`."""
+    # Just below the last number: whoever interpolates reads this one and the next.
     return min(-math.log1p(-load) / _LOAD_STEP, LAST_LOAD - 1e-9)
 
 
@@ -114,7 +115,14 @@ class Sojourn:
     quantiles_ms: tuple[tuple[float, float], ...]
 
     def percentile(self, percent: float) -> float:
-        """Return the time in milliseconds within which ``percent`` of the requests are answered."""
+        """Return the time in milliseconds within which ``percent`` of the requests are answered.
+
+        Examples
+        --------
+        >>> sojourn = Sojourn(0.5, 1.0, 11.0, quantiles_ms=((0.0, 5.0), (0.5, 10.0), (1.0, 20.0)))
+        >>> sojourn.percentile(75.0), sojourn.fraction_within(15.0)
+        (15.0, 0.75)
+        """
         wanted = percent / 100.0
         below_p, below_ms = self.quantiles_ms[0]
         for p, ms in self.quantiles_ms:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, ServedPart, Sojourn
 
+#: Relative, of the tail that all replicas are to have.
 _PRECISION = 1e-7
+#: Milliseconds, 30 years: where no tail is long enough for the rate, the replicas cannot serve it.
 _LONGEST_MS = 1e12
 
 
@@ -44,6 +46,7 @@ def balance_stream(
     while high - low > _PRECISION * high:
         middle = (low + high) / 2.0
         low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
+    # The upper end of the bisection serves a little more than is asked: rates are scaled so that they add up to it.
     scale = arrivals.rate_rps / (served_rps(high) or 1.0)
     rates = {one: scale * largest_rps(one, high) for one in kinds}
     parts = {one: ServedPart(rate, queueing.sojourn(Arrivals(rate), one)) for one, rate in rates.items()}

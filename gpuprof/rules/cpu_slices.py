@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpuprof.errors import InputError
 
+#: Cores, or percent: a third of three cores, as a rounded percentage, comes out a little beside one whole core.
 _EPSILON = 1e-6
 
 
@@ -78,6 +79,7 @@ def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSl
     _check(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
     whole = [math.floor(amount + _EPSILON) for amount in amounts]
+    # Whole cores are handed out first: a fraction placed before them could take the last untouched core.
     free = list(cores)
     taken: list[list[int]] = []
     for count in whole:
@@ -99,6 +101,7 @@ def _check(shares_pct: Sequence[float]) -> None:
     for share in shares_pct:
         if not 0.0 < share <= 100.0 + _EPSILON:
             raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
+    # Looser than for one share: what each was rounded by adds up.
     if sum(shares_pct) > 100.0 + 1e-4:
         raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
 
@@ -111,6 +114,7 @@ def _fit(part: float, left: dict[int, float]) -> list[int]:
         left[core] -= part
         return [core]
     used = []
+    # The emptiest cores first, so that the slice is spread over as few as possible.
     for core in sorted(left, key=lambda c: -left[c]):
         if part <= _EPSILON:
             break

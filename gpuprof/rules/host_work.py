@@ -26,13 +26,14 @@ from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 CALM_RPS, BUSY_RPS = 60.0, 600.0
 #: A request is worked for twice: as it comes, and as its answer goes.
 EVENTS_PER_REQUEST = 2
-#: How often the host goes on where it was last though every core runs a batch; else it goes to any core. It is nearest
-#: to where perf saw it on two cores under Linux 6.18: of what the host does then, batches of 1 ms bear 83% and 90%
-#: beside those of 33 ms (80% and 50% load; by this 85% and 86%), those of 7 ms beside 47 ms 70% (77%), those of 5 ms
-#: beside 7 ms 65% (57%).
+#: How often the host's work stays on the core where it ran last though every core runs a batch; otherwise it goes to
+#: any core. Fitted to samples of perf on two cores under Linux 6.18: of the host's work at such times batches of 1 ms
+#: bear 83% and 90% beside batches of 33 ms (at 80% and 50% load; this constant gives 85% and 86%), batches of 7 ms
+#: beside 47 ms bear 70% (it gives 77%), and batches of 5 ms beside 7 ms bear 65% (it gives 57%).
 STAYS = 0.75
 #: Part of a core's time that disturbances are taken to leave at least; beyond it nothing is served in time anyway.
 _LEAST_LEFT = 0.01
+#: Iterations of the fixed point in `disturb_servers`: time lost makes replicas busier, which makes them lose more.
 _ROUNDS = 4
 
 
@@ -65,8 +66,10 @@ class HostWork:
 
     def at(self, rate_rps: float) -> HostWork:
         """Return the cost where so many requests come a second: between the two measured, a line in the logarithm."""
+        # Not measured under load, or no cheaper there: one figure holds at every rate.
         if not 0.0 < self.host_ms_busy < self.host_ms:
             return replace(self, host_ms_busy=0.0)
+        # Held at the ends beyond the two rates: nothing was measured there, and a line would go below zero.
         part = math.log(min(max(rate_rps, CALM_RPS), BUSY_RPS) / CALM_RPS) / math.log(BUSY_RPS / CALM_RPS)
         return replace(self, host_ms=(1.0 - part) * self.host_ms + part * self.host_ms_busy, host_ms_busy=0.0)
 
@@ -160,6 +163,7 @@ def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchSe
     if lost <= 0.0:
         return server
     times = tuple(ms / (1.0 - lost) for ms in server.latency_ms)
+    # The compound Poisson variance x·S·event_ms over S², at the full batch: a server has one cv for all batch sizes.
     extra = lost * event_ms / times[-1]
     return replace(
         server,

@@ -59,6 +59,7 @@ class MergedWork:
         left, total = batch - len(order), sum(self.rates.values())
         exact = {name: left * self.rates[name] / total for name in order}
         rows = {name: 1 + int(exact[name]) for name in order}
+        # What rounding down left over goes to the largest remainders, so that the rows add up to the batch.
         for name in sorted(order, key=lambda name: int(exact[name]) - exact[name])[: batch - sum(rows.values())]:
             rows[name] += 1
         return rows
@@ -173,6 +174,7 @@ class MergedEstimator:
         if work.path is None:
             return None
         whole, models = summed.workload, len(work.rates)
+        # The merged file at batch b ran b requests of each model, so these need a b of at least batch / models.
         rows = max(1, -(-whole.batch // models))
         try:
             found = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
@@ -202,6 +204,7 @@ def _memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWo
         return None
     largest = max(figure.value for figure in figures)
     least_sure = max(figures, key=lambda figure: _KINDS.index(kind_of_source(figure.source)))
+    # Estimates may be too low for the weights that are taken off: the merged model still holds its largest member.
     together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
     return Figure(together, f"{SUMMED}, {least_sure.source}")
 

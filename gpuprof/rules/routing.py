@@ -102,7 +102,7 @@ def finish_ms(
     return start + latency_ms[batch - 1]
 
 
-#: Arrivals are counted over about so many full batches.
+#: Time constant of the exponential decay of a replica's arrival counts, in times of a full batch.
 _COUNTED_BATCHES = 10.0
 
 
@@ -189,6 +189,7 @@ def forecast_joining(
         size = (low + high + 1) // 2
         room_ms = max(0.0, allowed_ms - latency_ms[size - 1])
         arrivals = all_arrivals * (1.0 if room_ms >= 2.0 * left_ms else room_ms / (2.0 * left_ms))
+        # The right side falls as the size grows, so bisection finds the last size that holds; the last 0.5 rounds.
         if size <= arrivals + 0.5 * math.sqrt(arrivals) + 0.5:
             low = size
         else:
@@ -225,6 +226,8 @@ def nth_smallest(values: Sequence[float], turn: int) -> int:
         if value < best:
             best, equal = value, 0
         if value == best:
+            # Counted, then looked for again: compiled code of the simulator must allocate nothing, so there is no list
+            # of equals.
             equal += 1
     left = turn % equal
     for position in range(len(values)):
@@ -371,6 +374,8 @@ def adapt_reserve(
     """
     if expected_ms < _NEAR_LIMIT * deadline_ms:
         return reserve
+    # Would it have been late at the limit? There it is expected to take (1 - reserve) · deadline, and late once it
+    # takes the deadline: once it takes 1 / (1 - reserve) times what was expected.
     late = 1.0 if took_ms * (1.0 - reserve) > expected_ms else 0.0
     return min(LARGEST_RESERVE, max(LEAST_RESERVE, reserve + _RESERVE_STEP * (late - late_part) / together))
 
