@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_BATCH = re.compile(r"(^|[^a-z])(batch|bs|n)([^a-z]|$)|batch", re.IGNORECASE)
+# "n" and "bs" only as words of their own, "batch" anywhere, as in "batch_size".
+_BATCH = re.compile(r"(^|[^a-z])(bs|n)([^a-z]|$)|batch", re.IGNORECASE)
 _NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|token", re.IGNORECASE)
+#: Red, green, blue and transparency: a second or last dimension this small is of an image.
 _MOST_COLOURS = 4
 #: A dimension: its size, its name, or None where it is free and has no name.
 Dim = int | str | None

@@ -25,11 +25,12 @@ from gpuprof.graph.shapes import Shapes
 
 #: The second batch is this multiple of the first: a prime that no layer is likely to have as a factor of its own.
 _RATIO = 1009
+#: What ONNX's Slice takes for "up to the end", whatever the size (operator specification).
 _END = np.iinfo(np.int64).max
+#: Positions of the initial states among the inputs of recurrent layers.
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 #: Whose outputs need not follow the batch: sizes, and the scale of what is rounded to eight bits.
 _SUMMARIES = {"Shape", "Size", "DynamicQuantizeLinear"}
-_NEWEST_SHAPE_OPSET = 15
 
 
 class NoBatchError(InputError):
@@ -171,6 +172,7 @@ class _Walk:
 
     def take(self, node: NodeProto) -> None:
         """Add a node to both walks, changed where it must be."""
+        # The unchanged node at the old batch, the changed one at the new: they must agree but for the batch.
         self.one.add(node)
         changed = self._change_node(node)
         try:
@@ -237,6 +239,8 @@ class _Walk:
         if _resolve_reshape(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
             return None
         copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
+        # Only one dimension of a target may be -1. Where another is already, 0 ("as the input has it") does as well,
+        # as long as the batch stays on its axis.
         if -1 in target and copies:
             target[axis] = 0
         else:
@@ -289,6 +293,7 @@ class _Walk:
         if not batched or not alone:
             return None
         axis = self.places[batched[0]].axis
+        # Joined along the batch itself, it would be one more sample and not a part of each.
         if self.batch != 1 or axis == _attribute(node, "axis", 0) % len(self.one.tensors[batched[0]].shape):
             return None
         return self._repeat_inputs(node, alone, batched[0], axis, axis)
@@ -300,6 +305,7 @@ class _Walk:
         alone = [name for name in states if name not in self.places]
         if place is None or not alone or self.batch != 1:
             return None
+        # States are [directions, batch, hidden], with layout=1 (opset 14) [batch, directions, hidden].
         axis = 0 if _attribute(node, "layout", 0) else 1
         return self._repeat_inputs(node, alone, node.input[0], place.axis, axis)
 
@@ -368,6 +374,7 @@ class _Walk:
 
     def _fresh(self, stem: str, what: str, node: NodeProto) -> str:
         name = f"{stem}_{what}"
+        # Names of values must be unique in a graph, the model's own included.
         while name in self.one.tensors or name in self.many.tensors:
             name += "_"
         return name

@@ -172,7 +172,9 @@ def bind_inputs(
     _check_batch(declared, axes, batch, model)
     names = {str(declared[name][axis]): batch for name, axis in axes.items() if isinstance(declared[name][axis], str)}
     _check_known(dims, declared, names, model)
+    # After the batch's names: `_check_known` has refused sizes for those.
     names |= dims
+    # Before any arithmetic: "past + sequence" may stand in an input before the one that names both.
     _bind_names(declared, names)
     tensors = {}
     for info in infos:
@@ -296,6 +298,7 @@ def _evaluate(text: str, names: Mapping[str, int]) -> int | None:
     if text in names:
         return names[text]
     try:
+        # Parsed, never evaluated: the text comes from a file that nobody vouches for.
         return _value(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, ValueError, KeyError, RecursionError, ZeroDivisionError, MemoryError):
         return None

@@ -80,6 +80,7 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     groups: dict[int, Group] = {}
     for index, names in enumerate(targets):
         claimed = _find_claimed(graph, names, producer, made, owner)
+        # An op belongs to the first executed node that reaches it: its time must not be counted twice.
         if claimed:
             owner.update(dict.fromkeys(claimed, index))
             groups[index] = Group(claimed, [index])
@@ -145,6 +146,7 @@ def _join_groups(
             consumers[name].add(index)
     home = {index: index for index in groups}
     unassigned = []
+    # From the last to the first: a node's user must have its group before the node can follow it.
     for index in range(len(executed) - 1, -1, -1):
         if index in home:
             continue

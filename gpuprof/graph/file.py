@@ -28,10 +28,13 @@ LARGEST_FILE_BYTES = 2**31 - 1
 MOST_ELEMENTS = 2**42
 #: Constants up to this many elements keep their values: shapes, axes, slices and scales are among them.
 _MOST_KEPT_ELEMENTS = 1024
+#: Ops that ONNX Runtime's optimizer writes into ONNX's own domain, where ONNX's checker does not know them.
 _RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
 #: From this version of ONNX's format on weights need not be inputs, too.
 _WEIGHTS_APART = 4
+#: Bytes of external data that are read at a time: they may be larger than memory.
 _HASH_CHUNK = 2**22
+#: Parsed files that are kept, the oldest given up first: a fleet's models, and not every file of a long campaign.
 _MOST_FILES = 64
 _RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
 _ELEMENT_TYPES: dict[int, str] = {
@@ -88,6 +91,7 @@ def read_onnx(path: Path) -> OnnxFile:
             f"{path} has {status.st_size} bytes, an ONNX file at most {LARGEST_FILE_BYTES}",
             "save it with its weights as external data",
         )
+    # The target and not the link: external data lies beside the file itself.
     resolved = path.resolve()
     known = _files.get(resolved)
     if known is None or _stamp(resolved, known.external) != known.stamp:
@@ -133,6 +137,7 @@ def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]
 
 
 def _read_file(path: Path) -> OnnxFile:
+    # Before reading: a file that is written meanwhile then has a newer stamp and is read again.
     stamp = _stamp(path, ())
     try:
         content = path.read_bytes()
@@ -140,6 +145,7 @@ def _read_file(path: Path) -> OnnxFile:
         raise InputError(f"cannot read model {path}: {error.strerror}") from error
     digest = hashlib.sha256(content)
     model = _parse(content, path)
+    # The bytes and the message at once would take twice the file in memory.
     del content
     tensors = list(_tensors(model))
     for tensor in tensors:
@@ -157,10 +163,12 @@ def _read_file(path: Path) -> OnnxFile:
 def _normalize_model(model: ModelProto, name: str) -> ModelProto:
     """Return the model with its functions inlined and its nodes sorted, found valid by ONNX's own checker."""
     try:
+        # Inlined: every later step would otherwise need rules for ops that only this file defines.
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         for nested in graphs_of(model.graph):
             for node in nested.node:
+                # Two names of one domain (ONNX IR specification); all later look-ups are by "".
                 node.domain = "" if node.domain == "ai.onnx" else node.domain
         graph = model.graph
         given = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -182,6 +190,7 @@ def _check(model: ModelProto) -> None:
     """
     own = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
     version, domains = model.ir_version, [node.domain for node in own]
+    # Restored below, as are the domains: what is checked is not what runtimes are given.
     model.ir_version = max(version, _WEIGHTS_APART)
     if own and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
@@ -197,6 +206,7 @@ def _check_shapeless(model: ModelProto) -> None:
     outputs = [info.type.tensor_type for nested in graphs_of(model.graph) for info in nested.output]
     shapeless = [kind for kind in outputs if kind.elem_type and not kind.HasField("shape")]
     for kind in shapeless:
+        # An empty shape that is present satisfies the checker; protobuf would not write it unless it is marked so.
         kind.shape.SetInParent()
     onnx.checker.check_model(model)
     for kind in shapeless:
@@ -207,6 +217,7 @@ def _parse(content: bytes, path: Path) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError lies in different places in its implementations
+        # 0x08 is the tag of field 1, ir_version, with which exporters begin: such a file was once a model.
         what = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
         raise InputError(f"{path} is not an ONNX model: {what}", "export it again, or fetch it again whole") from error
     if not model.ir_version or not model.graph.node:
@@ -261,6 +272,8 @@ def _check_external(tensor: TensorProto, path: Path) -> str:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = str(entries.get("location", ""))
     target = path.parent / location
+    # Both the text and what it resolves to: a link inside the directory may lead out of it, and a model could then
+    # have any file of the server read as weights.
     inside = target.resolve().is_relative_to(path.parent.resolve())
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
         raise InputError(
@@ -352,6 +365,7 @@ def _drop_data(graph: onnx.GraphProto, weights: dict[str, Tensor], directory: Pa
             load_external_data_for_tensor(graph.initializer[i], str(directory))
             graph.initializer[i].ClearField("data_location")
             del graph.initializer[i].external_data[:]
+    # Backwards above and below: removing an element moves those behind it.
     del graph.sparse_initializer[:]
     for i in reversed(range(len(graph.node))):
         tensors = [attribute.t for attribute in graph.node[i].attribute if attribute.HasField("t")]

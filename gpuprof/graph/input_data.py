@@ -29,6 +29,7 @@ from gpuprof.graph.file import dtype_name, elem_type, read_onnx
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 
+#: A file is read as a whole, and its arrays once more.
 _MOST_BYTES = 4 << 30
 
 
@@ -132,6 +133,7 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "give an .npz or JSON file") from None
+    # An .npz file is a zip archive, whose first bytes are "PK" whatever it is called.
     sequences = _read_npz(path, inputs) if content[:2] == b"PK" else _read_json(content, path, inputs)
     if not sequences:
         raise InputError(f"{path} holds no samples", "give at least one value for each input")
@@ -192,6 +194,7 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
 
 def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
     try:
+        # Unpickling runs code of whoever wrote the file.
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
@@ -303,6 +306,7 @@ def _cast_array(array: Array, one: InputShape, where: str) -> Array:
     if array.dtype.kind not in "biuf":
         raise InputError(f"{where}: input {one.name} takes {one.dtype} but has {array.dtype}")
     with np.errstate(all="ignore"):
+        # Overflow is not warned about but compared below: NumPy does not warn for all of it.
         cast: Array = array.astype(wanted)
     if np.dtype(wanted).kind in "biu" and not np.array_equal(cast.astype(array.dtype), array):
         raise InputError(f"{where}: input {one.name} has values that {one.dtype} cannot hold")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.graph.file import elem_type
-from gpuprof.graph.known_texts import KnownTexts, read_known_texts
+from gpuprof.graph.file import elem_type, read_onnx
 
 Array = npt.NDArray[np.generic]
 
@@ -28,6 +29,16 @@ _UNBOUNDED = 2
 #: What texts are made of for models that name none, and how many words a text has.
 _UNKNOWN_TEXTS = ("alpha", "beta", "gamma", "delta")
 _WORDS = 8
+#: The attribute of an op that holds the texts that it tells apart.
+_TEXTS = {
+    "OneHotEncoder": "cats_strings",
+    "LabelEncoder": "keys_strings",
+    "CategoryMapper": "cats_strings",
+    "DictVectorizer": "string_vocabulary",
+    "TfIdfVectorizer": "pool_strings",
+}
+#: Ops that take words out of a text, or count several of them.
+_OF_WORDS = {"TfIdfVectorizer"}
 
 
 def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
@@ -43,7 +54,7 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     """
     limits = _index_limits(graph)
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
-    known = read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
+    known = _read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
     return {
         tensor.name: _texts(tensor, known.get(tensor.name), seed)
         if tensor.dtype == "string"
@@ -52,7 +63,7 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     }
 
 
-def _texts(tensor: Tensor, known: KnownTexts | None, seed: int) -> Array:
+def _texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array:
     """Return texts that the model knows, several words each where it looks for words."""
     random = _generator(tensor, seed)
     choices = known.texts if known else _UNKNOWN_TEXTS
@@ -62,6 +73,7 @@ def _texts(tensor: Tensor, known: KnownTexts | None, seed: int) -> Array:
 
 
 def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
+    # By the name's checksum: Python's own hash of texts differs from process to process.
     return np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
 
 
@@ -69,6 +81,7 @@ def _array(tensor: Tensor, limit: int | None, seed: int) -> Array:
     name = tensor.name.lower()
     random = _generator(tensor, seed)
     dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
+    # A mask that hides tokens would let a runtime skip work that real requests cause.
     if "mask" in name or tensor.dtype == "bool":
         return np.ones(tensor.shape, dtype)
     if not tensor.dtype.startswith(("int", "uint")):
@@ -104,6 +117,7 @@ def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[
     if op.op_type in _RECURRENT:
         steps = op.inputs[0].shape[0]
         lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]
+        # Negative: a length, which all steps are, and no limit (see `_array`).
         return [(tensor.name, -steps) for tensor in lengths]
     below = [limits[tensor.name] for tensor in op.outputs if tensor.name in limits]
     if not below or op.op_type not in _CARRIERS | _SHIFTERS:
@@ -125,3 +139,45 @@ def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
         return None
     value = load_nodes(Path(graph.path), graph.batch, dict(graph.sizes))[1].get(weights[0].name)
     return max(0, int(value.max())) if value is not None and value.size and value.dtype.kind in "iu" else None
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownTexts:
+    """Texts that ops behind an input tell apart.
+
+    Attributes
+    ----------
+    texts : tuple of str
+    are_words : bool
+        Whether they are words of longer texts, and not whole values.
+    """
+
+    texts: tuple[str, ...]
+    are_words: bool
+
+
+def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
+    """Return by input the texts that the first op behind it that knows any tells apart; absent: none does.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    file = read_onnx(path)
+    sources = {info.name: {info.name} for info in file.model.graph.input if info.name not in file.weights}
+    found: dict[str, _KnownTexts] = {}
+    for node in file.model.graph.node:
+        behind = set().union(*(sources.get(name, set()) for name in node.input))
+        if known := _texts_of(node):
+            found = dict.fromkeys(behind, known) | found
+        for name in node.output:
+            sources[name] = behind
+    return found
+
+
+def _texts_of(node: NodeProto) -> _KnownTexts | None:
+    name = _TEXTS.get(node.op_type)
+    raw = next((attribute.strings for attribute in node.attribute if attribute.name == name), ())
+    texts = tuple(text.decode(errors="replace") for text in raw)
+    return _KnownTexts(texts, node.op_type in _OF_WORDS) if texts else None

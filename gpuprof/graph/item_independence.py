@@ -48,6 +48,7 @@ def computes_items_apart(graph: ModelGraph, batched: Iterable[str], batch: int) 
         free = [one for one in op.inputs if one.name not in constants]
         names = {one.name for one in op.outputs}
         is_size = op.op_type == "Shape" or all(one.name in sizes for one in free)
+        # Ops of other domains may have the name of one below and do something else.
         if op.domain not in ("", "ai.onnx"):
             return False
         if is_size and op.op_type in _SIZES:  # how many items there are, not what they hold
@@ -71,6 +72,7 @@ def _keeps_apart(op: Op, items: set[str], sizes: set[str], batch: int) -> bool:
     if op.op_type in _ELEMENTWISE:
         return all(len(one.shape) == rank for one in of_items) and all(_is_alike_for_all(one, rank) for one in others)
     if op.op_type in _BY_ITEM:
+        # Normalisation over the batch, or a random mask, mixes items or changes with each run.
         trains = bool(op.attributes.get("training_mode")) or (op.op_type == "Dropout" and len(op.inputs) > 2)
         return of_items == [first] and not trains
     if op.op_type in _RESHAPING:
@@ -97,6 +99,7 @@ def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:
     if op.op_type in ("Softmax", "LogSoftmax", "LayerNormalization"):
         return of_items == [op.inputs[0]] and rank >= 2 and _axis(op, -1, rank) > 0
     if op.op_type in _REDUCING:  # an axis that is reduced has one element
+        # Without keepdims the remaining axes move forward, and what comes first need not be the batch any more.
         return of_items == [op.inputs[0]] and bool(op.attributes.get("keepdims", 1))
     if op.op_type == "Transpose":
         order = op.attributes.get("perm")

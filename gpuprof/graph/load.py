@@ -31,6 +31,7 @@ from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
+#: Graphs that are kept: models times the batches that a campaign or a plan asks for.
 _MOST_GRAPHS = 256
 
 
@@ -63,6 +64,7 @@ def load_graph(
     """
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
+    # By content and not by time: the same file at another place is walked anew only for its path in errors.
     return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
 
 
@@ -298,6 +300,7 @@ def _unique(node: NodeProto, position: int, taken: set[str]) -> str:
 def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     given = [shapes.tensors[value] if value else None for value in node.input]
     outputs = [shapes.tensors.get(value) for value in node.output]
+    # What the bodies of If, Loop and Scan take from around them is read by the node, too.
     outer = [shapes.tensors[value] for value in list_captured(node) if value not in node.input]
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
     attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}

@@ -33,6 +33,7 @@ def gemm(call: OpCall) -> int:
     """Return 2·M·N·K, M·N for C, and M·N for each of α and β that is not one."""
     a = call.x.shape
     depth = a[0] if call.whole("transA", 0) else a[1]
+    # Exactly one: runtimes leave the factor out only then.
     scaled = (call.number("alpha", 1.0) != 1.0) + (call.has(2) and call.number("beta", 1.0) != 1.0)
     return call.y.elements * (2 * depth + call.has(2) + scaled)
 

@@ -117,6 +117,7 @@ class MergedModel:
         InputError
             For a model or an input that does not exist, or an input that is missing.
         """
+        # All names first, so that nothing is computed for a call that is refused.
         for name in requests:
             self.member(name)
         fed: dict[str, Array] = {}

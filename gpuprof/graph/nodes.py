@@ -62,6 +62,7 @@ def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> 
             if name:
                 producer[name] = i
     needs = [{producer[name] for name in (*node.input, *list_captured(node)) if name in producer} for node in nodes]
+    # The usual case: ONNX demands sorted nodes, but not every tool keeps to it.
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(nodes)
     return [nodes[i] for i in _order(needs, nodes, model)]
@@ -76,6 +77,7 @@ def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> lis
     ready = [i for i, count in enumerate(left) if not count]
     order = []
     while ready:
+        # The smallest position first, so that nodes stay as near to the file's order as their needs allow.
         order.append(heapq.heappop(ready))
         for user in users.get(order[-1], ()):
             left[user] -= 1

@@ -69,11 +69,13 @@ _TAKING = {"Gather", "GatherElements", "GatherND", "Slice", "Compress"}
 
 
 def _traffic(call: OpCall) -> tuple[int, int]:
+    # Runtimes give a view another shape and move nothing.
     if call.op_type in _VIEWS and call.domain == "":
         return 0, 0
     inputs = {tensor.name: tensor.bytes for tensor in call.inputs if tensor is not None}
     written = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
     if call.op_type in _TAKING and call.inputs and call.inputs[0] is not None:
+        # By name: an op that takes a tensor twice (x * x) reads it once.
         source = call.inputs[0].name
         inputs[source] = min(inputs[source], written)
     return sum(inputs.values()), written
@@ -256,6 +258,7 @@ _FORMULAS: dict[str, _Formula] = {
     "LpNormalization": lambda call: 3 * call.x.elements,
     "LRN": _lrn,
     "Conv": matrix.convolution,
+    # Its third input is a zero point: no input holds a bias, which a position that does not exist says.
     "ConvInteger": lambda call: matrix.convolution(call, bias=99),
     "QLinearConv": lambda call: matrix.convolution(call, weight=3, bias=8) + 5 * call.y.elements,
     "ConvTranspose": matrix.transposed_convolution,

@@ -22,6 +22,7 @@ _ELEMENTS = {
     },
 }
 _FATAL_ONLY = 4
+#: Answers that are kept; opening a session takes milliseconds, and a quantised model has hundreds of such nodes.
 _MOST_NODES = 4096
 
 
@@ -43,6 +44,7 @@ def runtime_types(
     opsets : iterable of OperatorSetIdProto
     """
     alone = NodeProto.FromString(node.SerializeToString())
+    # Names are replaced by numbers, so that equal nodes of a model are one entry of the cache.
     alone.name = ""
     inputs = {name: f"i{i}" for i, name in enumerate(dict.fromkeys(name for name in node.input if name))}
     outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
@@ -69,6 +71,7 @@ def _ask(model: bytes) -> dict[str, TypeProto]:
     except ImportError:
         return {}
     options = ort.SessionOptions()
+    # Types are found when the model is resolved; optimizing would compute or drop the node.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = _FATAL_ONLY
     options.intra_op_num_threads = 1

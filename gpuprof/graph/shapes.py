@@ -36,6 +36,8 @@ _SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
 _MEASURE = "measure it on the device: gpuprof profile MODEL"
 #: The domain of trees, encoders and vectorizers, whose cost no shape tells.
 _CLASSICAL = "ai.onnx.ml"
+#: Random ops give other values in each run. ONNX Runtime does not fold nodes with subgraphs, and keeps weights in
+#: eight bits, which it would make four times as large by folding.
 _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
@@ -191,6 +193,7 @@ class Shapes:
             result.append(self._settle(node, name, found.get(name)) if name else None)
         if node.op_type in _SAME_ELEMENTS and result[0] is not None:
             source = self.tensors[node.input[0]]
+            # ONNX's inference believes a constant target; that it does not fit the data is found here.
             if result[0].elements != source.elements:
                 raise InputError(
                     f"{self._model}: node {label(node)} cannot turn {list(source.shape)} into {list(result[0].shape)}",
@@ -254,6 +257,7 @@ class Shapes:
             return None
         results = body.outputs[1:]
         kept, gathered = results[: len(states)], results[len(states) :]
+        # A state that grows with each turn (a cache of keys): the first turn cannot stand for the others.
         if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
             return None
         self._bodies[_key(node)] = (body,)
@@ -293,6 +297,7 @@ class Shapes:
         inner = Shapes(
             self.tensors | own, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
         )
+        # Copies: names inside a body are its own, and must not appear outside.
         inner.values, inner._protos = dict(self.values), dict(self._protos)
         for tensor in graph.initializer:
             inner.add_value(tensor)
@@ -323,6 +328,7 @@ class Shapes:
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
                 dims = [self._most(node) if dim is None else dim for dim in dims]
+            # Kept as ONNX gave it, so that the next node need not build the same again.
             elif None not in dims:
                 self._types[name] = found
             if all(dim is not None and dim >= 0 for dim in dims):

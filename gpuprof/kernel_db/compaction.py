@@ -15,7 +15,9 @@ from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.segment import remove_segment, write_segment
 from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, write_error
 
+#: Not the writers' lock: runs can be appended while a compaction reads and sorts.
 _COMPACT_LOCK = ".compact.lock"
+#: Segments of single runs, and compacted ones, that may stand before `compact_when_due` merges them.
 _MOST_RUNS = 64
 _MOST_COMPACTED = 16
 
@@ -76,6 +78,7 @@ def compact_when_due(database: KernelDb) -> None:
 
 def remove_replaced(database: KernelDb) -> None:
     """Remove the segments whose rows a compacted one holds too; a killed compaction did not get to it."""
+    # As a writer: whoever clears leftovers away must not take the directory that is being removed for one.
     with database.writing():
         for path in database.replaced_segments():
             remove_segment(path)

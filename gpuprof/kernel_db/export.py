@@ -79,6 +79,7 @@ def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict
         "cat": row.op_type or "untied",
         "pid": number,
         "tid": row.stream_id or 0,
+        # Microseconds, whatever ``displayTimeUnit`` says: that one is for the viewer alone (Trace Event Format).
         "ts": start_ns / 1000.0,
         "dur": duration_ns / 1000.0,
         "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in said}},

@@ -106,6 +106,7 @@ def import_files(
             runs += read
             rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
             outcomes.append(Imported(path, name, read[0].run.device, rows))
+    # Only now, when every file has been read.
     for run in runs:
         database.append(run)
     return outcomes

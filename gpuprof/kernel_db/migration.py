@@ -52,6 +52,7 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
         renamed = RENAMED.get(version, {}).get(table, {})
         old = old.rename_columns([renamed.get(name, name) for name in old.column_names])
     schema = arrow_schema(table)
+    # The run itself always said it; only its other rows did not.
     if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
         old = _with_variants(old, Path(path).parent / "runs.parquet")
     columns = [

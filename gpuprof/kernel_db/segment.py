@@ -18,7 +18,9 @@ from gpuprof.kernel_db.schema import TABLES
 TEMPORARY_PREFIX = ".tmp-"
 #: In a segment: the CRC-32 of each Parquet file's footer. Pages carry checksums of their own, footers do not.
 FOOTERS = "footers.json"
+#: What ends every Parquet file (format specification): the footer's length, 4 bytes little-endian, and ``PAR1``.
 _TRAILER_BYTES = 8
+#: Columns whose neighbours differ by little: stored as differences, they take a few bits a value.
 _SORTED_INTEGERS = ("start_ns", "position", "repeat", "process_id", "duration_ns")
 
 
@@ -45,10 +47,12 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         for table, rows in tables.items():
             if rows.num_rows:
                 _write_parquet(rows, temporary / f"{table}.parquet")
+        # A footer tells where the pages are: with a flipped bit there, whole columns could be misread unseen.
         checksums = {file.name: _footer_checksum(file) for file in sorted(temporary.glob("*.parquet"))}
         (temporary / FOOTERS).write_text(json.dumps(checksums))
         for file_name, content in extra.items():
             (temporary / file_name).write_bytes(content)
+        # Before the rename: a crash of the machine could otherwise leave the visible name with empty files behind it.
         for file in temporary.iterdir():
             sync_to_disk(file)
         sync_to_disk(temporary)
@@ -56,6 +60,7 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
     except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    # A rename is a change of the directory around it, and on the disk only when that is.
     sync_to_disk(database)
     return database / name
 
@@ -131,8 +136,10 @@ def _write_parquet(rows: pa.Table, path: Path) -> None:
         rows,
         path,
         compression="zstd",
+        # Arrow takes an encoding only for columns without a dictionary.
         use_dictionary=[name for name in rows.column_names if name not in sorted_integers],
         column_encoding=dict.fromkeys(sorted_integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
+        # Compacted kernels and ops are sorted by device and op: small groups let readers skip most by statistics.
         row_group_size=65_536,
     )

@@ -9,6 +9,7 @@ from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
 
+#: A careless join must fail with an error, and not take the memory of what is served on the machine.
 _MEMORY_LIMIT = "4GB"
 _EXAMPLE = "select model, batch, latency_p50_ms from latest_models"
 #: The rows of ``models`` to look at first: of those measured alike, the newest.
@@ -47,6 +48,7 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
         for table in TABLES:
             connection.register(table, database.read(table))
         connection.execute(LATEST_MODELS)
+        # In this order: once the configuration is locked nothing can be set, not even by the statement itself.
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         answer = connection.execute(statement)

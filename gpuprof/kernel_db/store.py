@@ -42,6 +42,7 @@ COMPACTED_PREFIX = "compacted-"
 #: Below the database: copies of models that fix their batch, which take any.
 COPIES = ".models"
 _LOCK = ".lock"
+#: A compaction may remove a segment under a reader, who then starts anew: so often, before the error is real.
 _READ_ATTEMPTS = 5
 #: Pages are written with checksums, which Arrow checks only where it is told to.
 _FORMAT = ds.ParquetFileFormat(
@@ -110,6 +111,7 @@ class KernelDb:
             raise InputError(
                 f"cannot write to the kernel database {path}: {place} is {reason}", "choose another with --db"
             )
+        # Not the constructor, which refuses a database that does not exist yet.
         database = cls.__new__(cls)
         database.path = path
         if path.exists():
@@ -215,6 +217,7 @@ class KernelDb:
         gone: list[str] = []
         with (self.path / _LOCK).open("a") as lock:
             try:
+                # Writers hold it shared (`writing`): whoever gets it alone knows that nobody fills a hidden directory.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return gone
@@ -227,6 +230,7 @@ class KernelDb:
     def writing(self) -> Iterator[None]:
         """Tell others that a writer is at work; the system ends this when the process dies."""
         with (self.path / _LOCK).open("a") as lock:
+            # Shared: writers need not wait for each other, since each fills a directory of its own.
             fcntl.flock(lock, fcntl.LOCK_SH)
             yield
 
@@ -270,6 +274,8 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
     """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
     schema = arrow_schema(table)
     dataset = ds.dataset([str(file) for file in files], schema=schema, format=_FORMAT)
+    # Files of this version are left to Arrow, which reads them in parallel; an older one is migrated by itself, in
+    # its place, so that rows stay in the order of their runs.
     current: list[ds.Fragment] = []
     parts: list[ds.Dataset] = []
     for fragment in dataset.get_fragments():

@@ -72,7 +72,8 @@ def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
     runs: set[str] = set()
     if "runs" not in files:
         yield Defect(segment, "has no runs.parquet")
-    for table, file in files.items():  # runs come first
+    # In the order of `TABLES`, which begins with runs: the other tables' rows are checked against theirs.
+    for table, file in files.items():
         try:
             check_footers(segment, [file.name])
             content = _read_checked(table, file)
@@ -103,5 +104,6 @@ def _check_runs(segment: Path, runs: pa.Table, seen: dict[str, Path]) -> Iterato
         if run_id in seen:
             yield Defect(segment, f"has run {run_id}, which is in {seen[run_id].name} too")
         seen[run_id] = segment
+    # A segment of one run has the run's id as its name: a directory that was copied under another shows here.
     if not segment.name.startswith(COMPACTED_PREFIX) and ids != [segment.name]:
         yield Defect(segment, f"holds the runs {', '.join(ids) or 'none'}, not the one that it is named after")

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8  # columns; later ones are counted in earlier ones
+# Columns behind the name (proc(5)). Later ones, guests' time, are contained in the first two.
+_IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8
 
 
 def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> float | None:

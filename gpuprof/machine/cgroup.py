@@ -16,6 +16,7 @@ _PREFIX = "gpuprof-"
 # A short period keeps batches even: under half a core and the kernel's 100 ms, a batch of 5 ms would run at full
 # speed ten times and then stand still for 50 ms.
 _PERIOD_US = 10_000
+# What the kernel takes (kernel/sched/core.c): a quota of 1 ms at least, a period of 1 s at most.
 _MIN_QUOTA_US = 1_000
 _MAX_PERIOD_US = 1_000_000
 
@@ -61,6 +62,7 @@ class CpuQuota:
         try:
             yield group
         finally:
+            # A group cannot be removed while a process is in it, and this process is.
             with suppress(OSError):
                 (parent / "cgroup.procs").write_text(str(os.getpid()))
             group._remove()
@@ -71,10 +73,12 @@ class CpuQuota:
         if self.version == 2:
             (self.path / "cpu.max").write_text(f"{quota} {period}")
         else:
+            # Version 1 has a file for each of the two.
             (self.path / "cpu.cfs_period_us").write_text(str(period))
             (self.path / "cpu.cfs_quota_us").write_text(str(quota))
 
     def _remove(self) -> None:
+        # A control group is removed as if it were empty: its files belong to the kernel.
         with suppress(OSError):  # others are still in it, or it never came to be
             self.path.rmdir()
 
@@ -120,8 +124,10 @@ def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
     except OSError:
         return
     for line in lines:
+        # ``hierarchy:controllers:path``; version 2 is the line without controllers (cgroups(7)).
         _, controllers, path = line.split(":", 2)
         if "cpu" in controllers.split(","):
+            # systemd mounts the two together and links the short name to it; containers often have only one of these.
             for mount in ("cpu", "cpu,cpuacct", controllers):
                 if (root / mount / "cpu.cfs_quota_us").exists() or (root / mount / "cgroup.procs").exists():
                     yield root / mount / path.lstrip("/"), 1
@@ -135,6 +141,7 @@ def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
 def _delegates_cpu(path: Path) -> bool:
     control = path / "cgroup.subtree_control"
     try:
+        # In version 2 a child has ``cpu.max`` only when its parent lists the controller here.
         if "cpu" in control.read_text().split():
             return True
         if "cpu" not in (path / "cgroup.controllers").read_text().split():

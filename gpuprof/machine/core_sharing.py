@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: So much of the free cores' time this process may take; above it the workers' idle time is needed, too.
+#: So much of the free cores' time this process may take; above it the workers' idle time is needed, too. Two
+#: thresholds: with one, a load near it would move all threads to and fro every period.
 _CROWDED, _ROOMY = 0.75, 0.4
 _PERIOD_S = 2.0
 
@@ -51,6 +52,8 @@ def avoiding_cores(taken: Collection[int]) -> Iterator[bool]:
 
 
 def _set_all_threads(cores: Collection[int]) -> None:
+    # Affinity belongs to a thread: setting that of the process's id moves its first thread alone. Threads that
+    # start later inherit it from the one that starts them.
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended meanwhile, or the machine's cores are others now
             os.sched_setaffinity(int(thread.name), cores)

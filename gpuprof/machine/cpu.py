@@ -121,7 +121,9 @@ def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
     """
     bits, what = _vector_bits(info)
     fused = 2 if info.flags & {"fma", "avx512f", "asimd", "sve"} else 1
+    # Two pipes, each with a multiply-add (two operations) on every lane of 32 bits.
     single = 2.0 * fused * bits / 32
+    # int8 without an instruction for dot products: three (multiply, widen, add) on four times as many elements.
     rates = {"float64": single / 2, "float32": single, "float16": single, "bfloat16": single, "int8": single * 4 / 3}
     if info.flags & {"avx512_fp16", "asimdhp", "fphp"}:
         rates["float16"] = 2 * single
@@ -129,7 +131,7 @@ def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
         rates["bfloat16"] = 2 * single
     if info.flags & {"avx512_vnni", "avx_vnni", "asimddp"}:
         rates["int8"] = 4 * single
-    # AMX: a 16 x 16 tile of dot products of 32 bits every 16 cycles.
+    # AMX: every 16 cycles a product of tiles, 16 x 32 by 32 x 16 in bfloat16 and twice as deep in int8.
     if "amx_bf16" in info.flags:
         rates["bfloat16"] = 1024.0
     if "amx_int8" in info.flags:
@@ -160,6 +162,7 @@ def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
 
 
 def _physical_cores(blocks: list[dict[str, str]], processors: int) -> int:
+    # Hyper-threads of a core have the same pair; Arm and some virtual machines say nothing of cores.
     places = {(block.get("physical id"), block.get("core id")) for block in blocks if "core id" in block}
     return len(places) or max(1, processors)
 

@@ -54,6 +54,7 @@ class Finding:
 def _load_module(name: str) -> Any:
     try:
         return import_module(name)
+    # Such as ONNX Runtime against another NumPy, which ends in whatever its extension raises.
     except Exception:  # a broken library must not break the look at it, whatever it raises
         return None
 

@@ -88,6 +88,7 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
         f"{major}.{minor}",
         sms=round(cores / _cores_per_sm(like[0])),
         clock_mhz=float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        # Twice: NVML's clock of the memory is that of one of the two transfers in a cycle.
         memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
     )
     found = describe_device(said, "NVML")
@@ -109,9 +110,11 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     found = {}
     for info in _profile_infos(nvml, handle):
         name = _text(info.name).removeprefix("MIG ").strip()
+        # "1g.10gb+me" is the same instance with media engines, which inference has no use for.
         if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
             continue
         places = _placements(nvml, handle, info.id)
+        # All or none: a list without the profiles that the driver keeps to itself would rule out layouts that work.
         if not places:
             return ()
         found[name] = MigProfile(
@@ -135,6 +138,7 @@ def _profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
 
 def _placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
     """Return (start, size) of every place of the profile; empty where the driver will not say (it wants root)."""
+    # NVML's way: asked without a buffer it gives the number of places, asked again the places.
     count = c_uint(0)
     if _ask(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, None, byref(count)) is None or not count.value:
         return []

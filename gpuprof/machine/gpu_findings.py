@@ -73,6 +73,7 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
             f"persistence {'unknown' if persistent is None else 'on' if persistent else 'off'}",
         )
     )
+    # Prohibited: no process may make a CUDA context, whatever else is right.
     if mode == 2:
         fix = f"nvidia-smi -i {index} -c DEFAULT"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
@@ -87,6 +88,7 @@ def _mps(machine: MachineView) -> Finding:
     if binary is None:
         fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
         return Finding("gpu", "MPS", Status.MISSING, "nvidia-cuda-mps-control is not on the PATH", fix)
+    # The kernel keeps 15 characters of a name: both the daemon and its server are "nvidia-cuda-mps" there.
     running = any(name.startswith("nvidia-cuda-mps") for name in _process_names(machine.root))
     pipe = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     state = f"daemon running, pipe {pipe}" if running else "daemon not running; gpuprof starts its own when needed"
@@ -167,6 +169,7 @@ def _counters(machine: MachineView) -> Finding:
 
 def _has_sys_admin(machine: MachineView) -> bool:
     match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read_text("proc/self/status"), re.MULTILINE)
+    # CAP_SYS_ADMIN is bit 21 (linux/capability.h). In a container root does not have it by itself.
     return match is not None and bool(int(match[1], 16) >> 21 & 1)
 
 

@@ -147,6 +147,7 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -
     if all(share.sm_pct == 100.0 for share in shares):
         yield tuple({VISIBLE: uuid} for uuid in uuids)
         return
+    # One daemon serves one MIG instance, and a client finds its daemon by a single environment variable.
     if len(set(uuids)) > 1:
         raise UnavailableError("parts of several MIG instances at once need a daemon each", "measure them one by one")
     with mps_daemon(uuids[0]) as daemon:

@@ -152,6 +152,7 @@ def _quotas(machine: MachineView) -> Finding:
     if version is None:
         return Finding("cpu", "CPU quotas", Status.MISSING, "no control groups for CPU time are mounted", fix)
     try:
+        # Tried, not looked up: who may write to control groups depends on delegation, mounts and the container.
         with CpuQuota.enter(f"doctor-{os.getpid()}", float(len(machine.affinity()))):
             pass
     except (GpuprofError, OSError) as error:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_STOLEN, _USED = 7, 8  # columns of the line of all cores, after its name; later ones are counted in earlier ones
+#: Columns of the line of all cores behind its name (proc(5)); later ones, guests' time, are contained in the first two.
+_STOLEN, _USED = 7, 8
 _NAP_S = 0.002
 
 

@@ -26,6 +26,7 @@ def compile_function(function: Function, **options: Any) -> Function:
     What it calls of other modules must be there already; what it calls of its own may be defined further down.
     """
     config: Any = numba.config
+    # numba reads the directory once, when it is told to cache, so that it can be set for one function alone.
     before, config.CACHE_DIR = config.CACHE_DIR, str(code_directory(function))
     compiled: Any
     try:
@@ -89,6 +90,7 @@ def _describe(function: Callable[..., Any], found: dict[str, str]) -> None:
     name = f"{plain.__module__}.{plain.__qualname__}"
     if name in found:
         return
+    # Before its calls are followed: functions may call each other in a circle.
     found[name] = ""
     code, used = plain.__code__, []
     for one in sorted(_names(code)):
@@ -109,6 +111,7 @@ def _describe_value(value: Any, names: set[str], found: dict[str, str]) -> str:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__} {getattr(value, '_fields', ())}"
     said = repr(value)
+    # An address differs in every process, and nothing would ever be found again.
     return type(value).__name__ if " at 0x" in said else said
 
 

@@ -73,6 +73,7 @@ def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayo
     try:
         _change(gpu, before, wanted, tool)
     except UnavailableError:
+        # The driver may have refused halfway, with some of the instances made.
         restore_layout(gpu, before, tool)
         raise
     return before
@@ -90,11 +91,13 @@ def restore_layout(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str |
 
 
 def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
+    # Compute instances first: a GPU instance that still has one cannot be destroyed.
     if now.instances:
         _run_smi(tool, gpu, "-dci", mig=True)
         _run_smi(tool, gpu, "-dgi", mig=True)
     if now.enabled != wanted.enabled:
         _run_smi(tool, gpu, "-mig", str(int(wanted.enabled)))
+        # nvidia-smi also succeeds when the driver only notes the new mode for the next reset ("pending").
         if read_layout(gpu, tool).enabled != wanted.enabled:
             raise UnavailableError(
                 f"GPU {gpu} takes another MIG mode only after a reset",

@@ -23,6 +23,7 @@ CONTROL = "nvidia-cuda-mps-control"
 LOG = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _DEFAULT_PIPE = "/tmp/nvidia-mps"
+#: Seconds: for an answer of the control program, for a daemon that was started to answer, between two attempts.
 _ANSWER_S = 30.0
 _START_S, _PAUSE_S = 5.0, 0.1
 _MIB = 2**20
@@ -71,6 +72,7 @@ class MpsDaemon:
         if memory_limit_bytes is not None:
             if memory_limit_bytes < _MIB:
                 raise InputError(f"an MPS memory limit must be at least 1 MiB but got {memory_limit_bytes} bytes")
+            # "0" is the ordinal among the GPUs that the client sees, of which there is one.
             found[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
         return found
 

@@ -16,6 +16,7 @@ import os
 import struct
 
 _SCHED_OTHER = 0
+# By number: the C library has a function for it only from glibc 2.41 on.
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, first version
 _QUICK_SLICE_NS = 100_000  # the shortest that the kernel takes
@@ -34,5 +35,6 @@ def answer_quickly() -> bool:
     if number is None:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
+    # The slice goes where a deadline task has its run time; nice must be repeated, or it would become 0.
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, 0, nice, 0, _QUICK_SLICE_NS, 0, 0)
     return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.c_char_p(attributes), 0) == 0)

@@ -24,6 +24,7 @@ def visible_sms(driver: str = _DRIVER) -> int | None:
     if green := os.environ.get(GREEN_SMS):
         return int(green)
     try:
+        # The driver and not NVML: only the driver knows what this process was given.
         cuda = ctypes.CDLL(driver)
     except OSError:
         return None

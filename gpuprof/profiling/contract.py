@@ -8,6 +8,7 @@ from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, to_arrow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, Collector
 
+#: pytest makes an object of the class for each test: what was measured must live outside of them.
 _COLLECTED: dict[type, Collected] = {}
 
 

@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points that are not; ``tips`` has a text for each, ``series`` the name in the legend unless it is their own."""
+    """Points that are not joined; ``tips`` has a text for each, ``series`` the name in the legend if not ``name``."""
 
     name: str
     x: tuple[float, ...]

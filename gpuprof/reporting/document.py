@@ -29,6 +29,7 @@ from gpuprof.reporting.figures import (
 from gpuprof.reporting.map_figures import map_figure
 from gpuprof.reporting.number import show_number
 
+#: A JSON file is parsed as a whole, into objects several times as large.
 _MAX_FILE_BYTES = 512 * 1024 * 1024
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6

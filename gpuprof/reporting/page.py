@@ -9,6 +9,7 @@ from gpuprof.reporting.document import Section, Table
 from gpuprof.reporting.palette import declarations, style, variables
 from gpuprof.reporting.svg import inline
 
+#: A report can be mailed and opened from a disk: nothing in it can send anything, whatever a model is called.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 _CSS = """
@@ -53,6 +54,8 @@ _HINT = (
     "Point at a mark for its figures.</p>"
 )
 
+#: Without it the page shows everything all the same: tips are <title> elements, which the script takes out so that
+#: the browser's own do not stand beside its.
 _SCRIPT = """
 (function () {
   "use strict";

@@ -45,6 +45,7 @@ def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> S
         return Scale(low, max(high, low * 1.5), begin, end, True)
     if axis.low is None and low > 0 and low < 0.5 * high:
         low = 0.0
+    # All values equal: an axis of no length would divide by zero.
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
         high = low + (abs(low) if abs(low) > 1e-9 else 1.0)
     return Scale(low, high if axis.high is not None else low + (high - low) * 1.05, begin, end, False)
@@ -53,6 +54,7 @@ def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> S
 def _linear_ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
+    # A little less than the step, so that rounding does not skip to the next one.
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round((first + i) * step, 12) for i in range(int((high - first * step) / step + 1e-9) + 1)]

@@ -157,6 +157,7 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     pattern = "6 4" if line.dashed else dash_of(line.color)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
+    # A line of thousands of points would make the file as many elements larger.
     every = max(1, len(line.x) // _TARGETS)
     axes = f"{chart.y.label}; {chart.x.label}"
     targets = "".join(

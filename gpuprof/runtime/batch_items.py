@@ -153,6 +153,7 @@ def first_mixed(
         whole = inputs(seed)
         together = run_plain(whole)
         alone = [run_plain(_item(whole, axes, number)) for number in range(ITEMS)]
+        # Twice the same item: an output that differs from itself is random, and says nothing of mixing.
         again = run_plain(_item(whole, axes, 0))
         names = [name for name in together if _agree(alone[0][name], again[name], quantised)]  # others are random
         found = next(
@@ -200,5 +201,6 @@ def _agree(want: Array, got: Array, quantised: bool) -> bool:
         return bool(np.array_equal(want, got))
     tolerance = max(TOLERANCE.get(kind, _TOLERANCE), _QUANTISED_TOLERANCE if quantised else 0.0)
     a, b = want.astype(np.float64), got.astype(np.float64)
+    # The largest finite value: masks of attention give infinities, and relative errors near zero mean nothing.
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
     return bool(np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True))

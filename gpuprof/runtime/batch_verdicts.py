@@ -57,6 +57,7 @@ class BatchVerdicts:
         for sha256 in sorted(self._unsaved):
             with suppress(OSError):
                 self._directory.mkdir(exist_ok=True)
+                # In the same directory, since a rename is atomic only within one file system.
                 handle, name = tempfile.mkstemp(dir=self._directory, prefix=".tmp-")
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     json.dump({"mixed": self._known[sha256]}, file)

@@ -58,6 +58,7 @@ def load_cuda_libraries() -> tuple[str, ...]:
     if preload is None:  # before ONNX Runtime 1.21
         return ()
     said = io.StringIO()
+    # ONNX Runtime prints what it cannot load and raises nothing.
     with contextlib.redirect_stdout(said):
         preload()
     return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(said.getvalue())))
@@ -71,6 +72,7 @@ def check_provider(session: Any, provider: str, path: Path | str) -> None:
     UnavailableError
         When ONNX Runtime fell back to the CPU, with the library that is missing.
     """
+    # ONNX Runtime opens the session on the CPU, without an error, where a provider does not start.
     if provider in session.get_providers():
         return
     missing = missing_libraries()
@@ -115,6 +117,7 @@ def provider_failure() -> str | None:
             text=True,
             errors="replace",
             timeout=_START_S,
+            # The package may not be installed, such as in a checkout that was started from elsewhere.
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )
@@ -132,6 +135,7 @@ def read_attempt(printed: str, complaints: str = "") -> str | None:
         What it left on stdout and stderr.
     """
     try:
+        # The last line: libraries print before it.
         attempt = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
         last = (complaints.strip().splitlines() or ["it says nothing"])[-1]
@@ -162,6 +166,7 @@ def main() -> int:
         session = ort.InferenceSession(model.SerializeToString(), providers=providers)
         x = np.ones((1, 1, 4, 4), np.float32)
         session.run(None, {"x": x, "w": x})
+        # After the run: cuDNN is loaded by the first convolution, not by the session.
         found["runs"] = ORT_CUDA in session.get_providers()
     except Exception as error:  # whatever CUDA raises is the answer
         found["error"] = " ".join(str(error).split())

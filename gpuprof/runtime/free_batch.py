@@ -122,6 +122,7 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
             apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
             onnx.save(model, free)
         for data in file.external:
+            # The data before the model: a model that is visible can be opened.
             _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
         free.replace(output)
     return rewrite

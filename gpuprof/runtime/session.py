@@ -95,6 +95,7 @@ def open_session(
         raise UnavailableError(
             "onnxruntime is not installed", f"{install_hint('cpu')}, or for NVIDIA GPUs {install_hint('gpu')}"
         ) from None
+    # Asked first: ONNX Runtime itself only warns about a provider that it does not have, and takes the CPU.
     if provider not in ort.get_available_providers():
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
@@ -172,6 +173,7 @@ def session_options(threads: int, optimized_path: Path | None = None) -> onnxrun
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # Parallel execution would put nodes on threads beyond the share, and profile times of nodes would overlap.
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = _FATAL_ONLY

@@ -33,6 +33,7 @@ def _window(
         return strides, dilations, list(zip(pads[:rank], pads[rank:], strict=True))
     both = []
     for length, side, stride, dilation in zip(x.shape[2:], sides, strides, dilations, strict=True):
+        # SAME: as many outputs as steps of the stride fit, rounded up (ONNX, Conv, auto_pad).
         missing = max(0, (-(-length // stride) - 1) * stride + dilation * (side - 1) + 1 - length)
         both.append((missing // 2, missing - missing // 2)[:: 1 if how == "SAME_UPPER" else -1])
     return strides, dilations, [(before, after) for before, after in both]
@@ -90,6 +91,7 @@ def _max_pool(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     sides = list(attributes["kernel_shape"])
     strides, dilations, pads = _pool_pads(attributes, x[0], sides)
     value, equal = _pad_evenly(x[0], pads, float("-inf"))
+    # PyTorch refuses pads of more than half a window, which ONNX allows.
     if any(2 * pad > side for pad, side in zip(equal, sides, strict=True)):
         value, equal = (
             functional.pad(x[0], [s for p in reversed(pads) for s in p], value=float("-inf")),
@@ -106,6 +108,7 @@ def _average_pool(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     if not any(side for pair in pads for side in pair):
         return pool(x[0], sides, strides)
     flat = [side for pair in reversed(pads) for side in pair]
+    # Padded by hand: PyTorch pads both ends of an axis alike.
     total = pool(functional.pad(x[0], flat), sides, strides)
     if attributes.get("count_include_pad", 0):
         return total

@@ -62,6 +62,7 @@ def _register_plain() -> None:
         "Xor": torch.logical_xor, "PRelu": lambda x, slope: torch.where(x >= 0, x, x * slope),
     }  # fmt: skip
     for name, one in unary.items():
+        # ``f=one`` binds now: the loop's variable would be its last value in all of them.
         OPERATORS[name] = lambda a, v, x, f=one: f(x[0])  # type: ignore[misc]
     for name, two in binary.items():
         OPERATORS[name] = lambda a, v, x, f=two: f(*_promote_types(x))  # type: ignore[misc]
@@ -70,6 +71,7 @@ def _register_plain() -> None:
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
+    # Whole numbers: ONNX truncates as C does, PyTorch would give a fraction.
     return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
@@ -103,6 +105,7 @@ def _mean(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 @operator("Pow")
 def _pow(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     base, exponent = _promote_types(x)
+    # ONNX keeps the base's type, PyTorch promotes both.
     return torch.pow(base, exponent).to(base.dtype)
 
 
@@ -187,6 +190,7 @@ def _range(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 def _reshape(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     shape = numbers(x[1]) if len(x) > 1 else list(attributes["shape"])
     if not attributes.get("allowzero", 0):
+        # A 0 means "as the input has it" unless the model says that it is one.
         shape = [x[0].shape[i] if side == 0 else side for i, side in enumerate(shape)]
     return torch.reshape(x[0], shape)
 
@@ -254,6 +258,7 @@ def _slice(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     value: Tensor = x[0]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         side = value.shape[axis]
+        # PyTorch has no slices with negative steps.
         if step > 0:
             index = [slice(None)] * value.dim()
             index[axis] = slice(start, min(end, side), step)
@@ -268,6 +273,7 @@ def _slice(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 def _gather(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     data, index = _promote_types(x)
     axis = attributes.get("axis", 0) % data.dim()
+    # ONNX counts negative indices from the end; index_select refuses them.
     index = torch.where(index < 0, index + data.shape[axis], index)
     found = torch.index_select(data, axis, index.flatten().to(torch.int64))
     return found.reshape(*data.shape[:axis], *index.shape, *data.shape[axis + 1 :])

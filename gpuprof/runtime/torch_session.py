@@ -133,6 +133,7 @@ class TorchSession:
         torch.set_num_threads(threads)
         self._stream = None
         if provider == TORCH_CUDA:
+            # As ONNX Runtime computes by default (`CUDA_OPTIONS`): figures of both are then of one precision.
             set_tf32(torch, True)
             self._stream = green_stream(torch)
         self._ranges: Range = ranges or (lambda name: nullcontext())
@@ -174,6 +175,7 @@ class TorchSession:
 
     def _run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
         wanted = [one.name for one in self._outputs] if names is None else list(names)
+        # Names and shapes decide the plan, not values: what follows from values is computed in each run.
         shapes = tuple((name, value.shape) for name, value in sorted(feeds.items()))
         with torch.inference_mode(), use_stream(torch, self._stream):
             values = {name: self._copy_to_device(value) for name, value in feeds.items()}

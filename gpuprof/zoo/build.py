@@ -47,6 +47,7 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         _write(architecture, whole, seed)
         if batch is not None:
             _fix_batch(whole, batch)
+        # The weights before the model: a model that can be seen can be opened.
         data = whole.with_name(f"{whole.name}.data")
         if data.exists():
             data.replace(output.with_name(data.name))
@@ -76,5 +77,6 @@ def _fix_batch(path: Path, batch: int) -> None:
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param == "batch":
                 dim.dim_value = batch
+    # Shapes of values between nodes, which hold the free batch.
     del model.graph.value_info[:]
     onnx.save(model, path)

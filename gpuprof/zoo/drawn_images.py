@@ -85,11 +85,13 @@ class _RandomCnn:
 def draw_cnn(net: Network, seed: int) -> ModelProto:
     """Return a network of 50 million to 3 billion FLOPs an image or a little more; the seed decides its layers."""
     drawn = _RandomCnn(net, seed)
+    # Uniform in the logarithm: most networks would be near the upper end otherwise.
     budget = float(np.exp(drawn.random.uniform(np.log(_LEAST_FLOPS), np.log(_MOST_FLOPS))))
     side = drawn.pick(*_RESOLUTIONS)
     x = drawn.conv(_Map("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
     x = drawn.pool(x) if drawn.random.random() < 0.5 else x
     kinds = drawn.random.choice(len(_BLOCKS), size=drawn.pick(1, 2, 3), replace=False)
+    # Blocks of thin layers alone may never reach the budget.
     while drawn.flops < budget and len(net.nodes) < 150:
         for _ in range(drawn.pick(1, 2, 3, 4)):
             x = _BLOCKS[int(drawn.random.choice(kinds))](drawn, x)

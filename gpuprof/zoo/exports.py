@@ -149,6 +149,7 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
         )
     assert program is not None
     _strip(program.model, stem)
+    # A fifth for what is no parameter: buffers, constants, the graph itself.
     external = 1.2 * parameters > LARGEST_FILE_BYTES
     onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
 
@@ -197,6 +198,7 @@ def _calibrate(model: torch.nn.Module, spec: ExportedArchitecture) -> None:
     torch.set_num_threads(1)  # sums in one order, whatever the machine
     for norm in norms:
         norm.reset_parameters()
+        # The statistics become those of this batch alone; the usual 0.1 would leave nine tenths of the initial ones.
         norm.momentum = 1.0
     with torch.no_grad():
         model.train()(torch.randn(4, 3, _CALIBRATION_SIDE, _CALIBRATION_SIDE))

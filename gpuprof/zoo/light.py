@@ -36,6 +36,7 @@ def build_light(stem: str, seed: int = 0) -> ModelProto:
     rewrite = plan_rewrite(read_onnx(path))
     apply_rewrite(shipped, rewrite)
     graph = load_graph(path)
+    # What `load_graph` counts as ops is all that depends on the input; the rest made the weights.
     computed = {tensor.name for op in graph.ops for tensor in op.outputs}
     nodes = [node for node in shipped.graph.node if node.output[0] in computed]
     shapes = {tensor.name: tensor.shape for tensor in graph.weights if tensor.dtype == "float32"}

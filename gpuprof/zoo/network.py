@@ -60,6 +60,7 @@ class Network:
         self, name: str, x: TensorProto.DataType, shape: list[int | str], y: list[int | str], seed: int
     ) -> ModelProto:
         """Name the last value the output and return the model, its weights drawn."""
+        # Every network has the same names outside, whatever its last node is.
         self.nodes[-1].output[0] = "output"
         graph = helper.make_graph(
             self.nodes,

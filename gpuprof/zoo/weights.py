@@ -43,6 +43,7 @@ def random_weights(
         after = _moments(node, before)
         for position, name in enumerate(node.input):
             if name in shapes and name not in weights:
+                # By the name's checksum: Python's own hash of texts differs from process to process.
                 random = np.random.default_rng([seed, zlib.crc32(name.encode())])
                 weights[name] = _draw(random, node, position, shapes[name], before[0].square)
                 if node is last and position == 1:

@@ -69,6 +69,7 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
         return
     groups: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for line, row in _rows(source):
+        # The repository writes versions as "p2.1.0" in places.
         groups[_device(source, line, row, device), str(row["torch"]).removeprefix("p")].append((line, row))
     for (name, version), rows in groups.items():
         run = source.run(name, "import:neusight", _NOTES, PER_OP, **_conditions(version, "eager"))

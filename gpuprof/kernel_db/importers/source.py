@@ -24,6 +24,7 @@ from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
 
 PARQUET = ".parquet"
+#: A file is held in memory as a whole, and its rows once more as Python objects.
 _MAX_FILE_BYTES = 256 * 2**20
 _MAX_ROWS = 4_000_000
 
@@ -72,6 +73,7 @@ class Source:
         if self.path.suffix == PARQUET:
             return ""
         try:
+            # Spreadsheets begin CSV files with a byte order mark, which would become a part of the first column's name.
             return self.content.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise InputError(f"{self.path} is not a text file in UTF-8", "save it as UTF-8") from None
@@ -160,6 +162,7 @@ class Source:
         InputError
             With the line number, for anything else.
         """
+        # Published tables separate thousands by commas.
         text = row[name].replace(",", "")
         if text in ("", "N/A", "nan", "-"):
             return None

@@ -75,6 +75,7 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
 def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> None:
     """Open the task's model, say ``ready``, and told to ``go`` time it: ``timed``, then its figures in ``done``."""
     path = Path(task["model"])
+    # After the runtime is loaded and before the model is: the difference is the model's.
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(path, threads=task["threads"], provider=task["provider"])
     run = session_run(session, feeds, path)
@@ -84,6 +85,7 @@ def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> N
     starts, latencies, cpu_s = measure_runs(run, task)
     if task["leads"]:  # what follows has pauses: nobody is to sample the device in them
         send_message(speech, "timed")
+    # Before the runs after pauses, whose copies of the inputs are not the model's memory.
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
     alone = task["leads"] and not task["beside_others"]
     usual = int(median(latencies))
@@ -169,6 +171,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
         try:
             session = open_session(path, threads=task["threads"], provider=task["provider"])
             run = session_run(session, dict(np.load(asked["inputs"])), path)
+            # Warm-up outside of the recording: the first runs allocate and choose algorithms.
             _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
 
             def run_marked(run: Callable[[], object] = run) -> None:
@@ -270,6 +273,7 @@ def measure_runs(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[
         starts.append(start)
         latencies.append(end - start)
         now = time.monotonic()
+        # Not after every batch: asking the clock is cheap, sorting all latencies for the interval is not.
         if now >= check:
             if over(now - begin):
                 break
@@ -321,6 +325,7 @@ def send_message(speech: TextIO, event: str, **content: object) -> None:
 def _resident_bytes(reset_peak: bool) -> int:
     if reset_peak:
         with suppress(OSError):  # not every kernel has it; the peak then includes that of importing
+            # Sets VmHWM, the peak, back to what is resident now (proc(5)).
             Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
 

@@ -57,6 +57,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            # A group of its own: what the child starts is ended with it, and Ctrl-C reaches the parent alone.
             start_new_session=True,
         )
         self._pending = b""
@@ -115,6 +116,7 @@ class Child:
                 raise UnavailableError(
                     f"profiling {self.what}: no answer within {within_s:g} s, so it was ended", "raise --time-limit"
                 )
+            # From the descriptor and not the file object, whose buffer select does not see.
             piece = os.read(self._process.stdout.fileno(), 1 << 20)
             if not piece:
                 raise self._death()
@@ -128,6 +130,7 @@ class Child:
         cause = f"exit code {code}"
         if code < 0:
             cause = f"signal {signal.Signals(-code).name}"
+        # Linux ends the process that takes too much memory by SIGKILL, and nobody else does here.
         fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._last_words()
         return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
 

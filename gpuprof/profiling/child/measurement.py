@@ -21,6 +21,7 @@ from gpuprof.profiling.child.statistics import LatencyStats, summarize
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
 
+#: A model of gigabytes from a cold disk; beyond it the child is taken for dead.
 _LOAD_S = 600.0
 GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
 
@@ -259,9 +260,11 @@ def _run(
     """Return what each process measured, and how many SMs those of each job were given."""
     everybody = [child for children in children_of_jobs for child in children]
     sms = {child: child.expect("ready", _LOAD_S).get("sms") for child in everybody}
+    # All have loaded: nobody is timed while a neighbour still reads its file.
     begin()
     for child in everybody:
         child.tell("go")
+    # The first process of the job decides when it is enough; the others go on until they are told to stop.
     leader, *others = everybody
     patience = limits.max_time_s + limits.hang_s
     leader.expect("timed", patience)

@@ -30,6 +30,7 @@ def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping
     while any(len(durations) < count and time.monotonic() - begin < limit_s for count, limit_s in _BATCHES_WITHIN_S):
         time.sleep(min(_MAX_PAUSE_S, usual_ns / 1e9))
         start = time.perf_counter_ns()
+        # Other inputs each time: the last ones may still be in a cache after the pause.
         run(pool[len(durations) % len(pool)])
         durations.append(time.perf_counter_ns() - start)
     return durations

@@ -93,6 +93,7 @@ def _on_host(value: Any) -> Any:
 
     number, bits = _BITS[value.data_type()]
     shape = value.shape()
+    # ``numpy()`` has no type to give it, so that the memory is read directly.
     buffer = (ctypes.c_char * (prod(shape) * np.dtype(bits).itemsize)).from_address(value.data_ptr())
     plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(number))
     return plain.astype(np.float32).reshape(shape)

@@ -9,6 +9,7 @@ from statistics import NormalDist, fmean, median, stdev
 
 _Z95 = NormalDist().inv_cdf(0.975)
 _MIN_FOR_INTERVAL = 6  # with fewer, not even the whole range holds the median with 95% probability
+# The smallest samples of which one value in 20, one in 100, can be seen at all.
 _MIN_FOR_P95 = 20
 _MIN_FOR_P99 = 100
 

@@ -18,10 +18,12 @@ from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.runtime.providers import ORT_CPU
 
+#: Side of the matrices: their product takes tens of milliseconds on one core, far longer than a call.
 _MATRIX = 1024
 _VECTOR_BYTES = 256 * 2**20  # well beyond any last-level cache
 #: Bytes that are read and written again and again, from what fits a core's own cache to what fits none.
 _SETS = tuple(2**power for power in range(18, 28))
+#: An op of next to no work: what a call of the runtime takes by itself.
 _TINY_BYTES = 128
 _TIME_S = 0.7
 _SET_TIME_S = 0.1

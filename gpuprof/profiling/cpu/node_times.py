@@ -107,6 +107,7 @@ def _place(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list
         if event.name in named:
             placed.append((named[event.name], event))
             continue
+        # Nodes without a name cannot be told apart but by their order, which is the same in every run.
         turn = seen[event.repeat, event.op_type]
         if turn < len(nameless[event.op_type]):
             placed.append((nameless[event.op_type][turn], event))

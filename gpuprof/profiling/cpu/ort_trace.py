@@ -13,6 +13,7 @@ from typing import Any
 from gpuprof.errors import InputError
 
 _MAX_FILE_BYTES = 2 * 1024**3
+# "…_fence_before" and "…_fence_after", which older versions write too, are not the node's own time.
 _NODE = re.compile(r"(?P<name>.*)_kernel_time")
 
 
@@ -84,6 +85,7 @@ def _node_events(events: Sequence[dict[str, Any]], runs: Sequence[tuple[int, int
             name=match["name"],
             op_type=str(arguments.get("op_name", "")),
             repeat=_repeat(start, runs),
+            # ``ts`` and ``dur`` are microseconds (Trace Event Format).
             start_ns=start * 1000,
             duration_ns=int(event["dur"]) * 1000,
             provider=str(arguments.get("provider", "")),

@@ -61,6 +61,7 @@ def _record(row: dict[str, Any], speech: TextIO) -> None:
 
 def _release(provider: str) -> None:
     """Give back what a session held, so that the next one's memory is its own."""
+    # Objects in reference cycles would keep their memory until some later collection.
     gc.collect()
     if provider in TORCH_PROVIDERS:
         import torch

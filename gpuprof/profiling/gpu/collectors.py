@@ -32,9 +32,16 @@ from gpuprof.profiling.child.measurement import (
 )
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.cpu.ort import colocation_rows
 from gpuprof.profiling.gpu.batch_exchange import record_batch, time_batch
-from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.gpu_rows import (
+    Recording,
+    device_rows,
+    gpu_colocation_rows,
+    kernel_rows,
+    model_row,
+    op_rows,
+    timing_columns,
+)
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.gpu.timelines import (
     Timelines,
@@ -55,6 +62,7 @@ from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
+#: Counters of a kernel are the same in each run, and ncu replays every kernel for each set of counters.
 _COUNTED_REPEATS = 1
 _BATCH_PROCESS = "gpuprof.profiling.gpu.batch_process"
 #: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
@@ -124,10 +132,10 @@ class GpuCollector:
             if request.beside:
                 latency_ms = timings[0].stats.p50_ms
                 delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
-                rows = _colocations(request, timings, sampled, delay_ms)
+                rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
                 return Collected(colocations=rows, settings=settings, notes=notes)
             recorded, error = self._record(request, environments[0])
-        columns = _timing_columns(timings[0], sampled, idle)
+        columns = timing_columns(timings[0], sampled, idle)
         return self._make_rows(request, timings[0], columns, recorded, error, settings)
 
     @property
@@ -165,6 +173,7 @@ class GpuCollector:
             said = label(first.job)
             child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
             timed = [time_batch(child, sampler, one) for one in requests]
+            # After the last was timed; the process waits for it (`batch_process`).
             child.tell("record")
             for one, program, found in zip(requests, programs, timed, strict=True):
                 unrecorded = record_batch(child, one.limits.tool_s)
@@ -175,7 +184,7 @@ class GpuCollector:
                 timing, sampled = found
                 settings = self._settings(one, timing, sampled, [environment])
                 recorded, error = self._read_batch(one, program, unrecorded, bool(environment))
-                yield self._make_rows(one, timing, _timing_columns(timing, sampled, idle), recorded, error, settings)
+                yield self._make_rows(one, timing, timing_columns(timing, sampled, idle), recorded, error, settings)
 
     def _program(self, request: Request, directory: Path) -> RecordedProgram:
         directory.mkdir()
@@ -372,41 +381,3 @@ def _nsys_missing() -> str | None:
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"
     return None if tool_version(binary) else f"{binary} does not run"
-
-
-def _timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
-    held = None
-    if sampled.memory_bytes is not None and idle.memory_bytes is not None:
-        held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
-    stats = timing.stats
-    return {
-        "stable": stats.stable,
-        "repeats": stats.repeats,
-        "latency_mean_ms": stats.mean_ms,
-        "latency_std_ms": stats.std_ms,
-        "latency_p50_ms": stats.p50_ms,
-        "latency_p95_ms": stats.p95_ms,
-        "latency_p99_ms": stats.p99_ms,
-        "latency_p50_low_ms": stats.p50_low_ms,
-        "latency_p50_high_ms": stats.p50_high_ms,
-        "latency_paused_mean_ms": timing.paused_ms,
-        "latency_paused_std_ms": timing.paused_std_ms,
-        "throughput_rps": timing.throughput_rps,
-        "client_sms": timing.sms,
-        "memory_peak_bytes": held,
-        "power_w": sampled.power_w,
-        "idle_power_w": idle.power_w,
-        "clock_mhz": sampled.clock_mhz,
-    }
-
-
-def _colocations(
-    request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
-) -> tuple[Any, ...]:
-    """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
-    first, *others = colocation_rows(request, timings)
-    rows = (replace(first, dispatch_ms=delay_ms), *others)
-    return tuple(
-        replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.sms)
-        for row, timing in zip(rows, timings, strict=True)
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
@@ -13,10 +13,13 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.domain.model import Op
 from gpuprof.graph.executed_graph import Group
-from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.child.measurement import Timing
 from gpuprof.profiling.cpu.node_times import GroupTime
 from gpuprof.profiling.cpu.op_rows import op_row
+from gpuprof.profiling.cpu.ort import colocation_rows
+from gpuprof.profiling.gpu.nvml import NvmlFigures
 from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
 from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
 from gpuprof.profiling.timeline.link import link_row
@@ -82,6 +85,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     origin = 0 if starts.isna().all() else int(starts.min())
     tied = [column(kept, "range").tolist(), starts.tolist(), kept.groupby("repeat").cumcount().tolist()]
     names = [name for name in kept.columns if name in _COLUMNS - _OWN]
+    # Column by column: a dictionary of each row of a frame takes several times as long.
     values = [[_plain(name, value) for value in kept[name].tolist()] for name in names]
     common = _common(request)
     owners = _owners(request)
@@ -137,6 +141,45 @@ def model_row(request: Request, needed: GpuRequirement | None, **measured: Any) 
         weight_bytes=job.graph.weight_bytes if job.graph.ops else None,
         flops=job.graph.flops if job.graph.ops else None,
         **{**(_figures(needed) if needed else {}), **measured},
+    )
+
+
+def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
+    """Return the columns of ``models`` that timing and NVML fill; memory is what the model added to the idle GPU."""
+    held = None
+    if sampled.memory_bytes is not None and idle.memory_bytes is not None:
+        held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
+    stats = timing.stats
+    return {
+        "stable": stats.stable,
+        "repeats": stats.repeats,
+        "latency_mean_ms": stats.mean_ms,
+        "latency_std_ms": stats.std_ms,
+        "latency_p50_ms": stats.p50_ms,
+        "latency_p95_ms": stats.p95_ms,
+        "latency_p99_ms": stats.p99_ms,
+        "latency_p50_low_ms": stats.p50_low_ms,
+        "latency_p50_high_ms": stats.p50_high_ms,
+        "latency_paused_mean_ms": timing.paused_ms,
+        "latency_paused_std_ms": timing.paused_std_ms,
+        "throughput_rps": timing.throughput_rps,
+        "client_sms": timing.sms,
+        "memory_peak_bytes": held,
+        "power_w": sampled.power_w,
+        "idle_power_w": idle.power_w,
+        "clock_mhz": sampled.clock_mhz,
+    }
+
+
+def gpu_colocation_rows(
+    request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
+) -> tuple[ColocationRow, ...]:
+    """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
+    first, *others = colocation_rows(request, timings)
+    rows = (replace(first, dispatch_ms=delay_ms), *others)
+    return tuple(
+        replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.sms)
+        for row, timing in zip(rows, timings, strict=True)
     )
 
 

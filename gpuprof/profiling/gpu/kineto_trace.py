@@ -60,6 +60,7 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     annotations = _ranges([event for kind in _ANNOTATIONS for event in kinds.get(kind, [])])
     is_node = [str(name).startswith(NODE_RANGE) for name in annotations["name"]]
     nodes = annotations[np.array(is_node, dtype=bool)].reset_index(drop=True)
+    # An op of PyTorch within a node is not what the model calls it.
     operators = nodes if len(nodes) else _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
     launched = _launch_calls(launches)
     kernels = _kernels(kernels_found)
@@ -92,6 +93,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _unpack(content: bytes) -> bytes:
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    # Bounded: a small file can unpack to any size.
     unpacked = inflate.decompress(content, _MAX_BYTES)
     if inflate.unconsumed_tail:
         raise InputError(f"a trace of more than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
@@ -166,6 +168,7 @@ def _launch_calls(events: Sequence[Event]) -> pd.DataFrame:
             "launch_start_ns": np.array([_ns(event["ts"]) for event in known], dtype=np.int64),
         }
     )
+    # A call of the runtime and the driver's call inside it can share an id: the outer one began first.
     return frame.sort_values("launch_start_ns", kind="stable").drop_duplicates("correlation_id")
 
 

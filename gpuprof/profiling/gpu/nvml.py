@@ -139,9 +139,11 @@ class NvmlSampler:
             clock = self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1))
             temperature = self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            # Of all processes: NVML often does not say a process's own, as in containers.
             used = None if memory is None else float(memory.used)
             if not self._stopped:
                 self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
+            # Waits for the end instead of sleeping, so that leaving does not take a period longer.
             if self._over.wait(self._period_s):
                 return
 

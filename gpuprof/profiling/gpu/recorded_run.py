@@ -56,6 +56,7 @@ def record_model(task: dict[str, Any]) -> None:
     for _ in range(task["warm_up"]):
         run()
     if ranges is not None and task.get("kineto"):
+        # The first recording without ranges around nodes, which take microseconds each: the model's times are from it.
         ranges.on = False
     with _kineto(task.get("kineto")) as marked:
         first, last = _runs(run, task["repeats"], marked)
@@ -113,6 +114,7 @@ def _nvtx() -> Any:
     except ImportError:
         if (reason := nvtx_missing()) is None:
             return _torch_nvtx
+        # A profiler waits for ranges: without them its report would hold nothing of the run.
         if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
             raise UnavailableError(reason) from None
         return lambda name: nullcontext()

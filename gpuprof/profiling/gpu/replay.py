@@ -191,6 +191,7 @@ def read_report(path: Path) -> Timeline | Counters:
         raise InputError(f"{path} is empty", "was the recording cut off, or the disk full?")
     if head.startswith(b"SQLite format 3\x00"):
         return read_nsys(path)
+    # gzip's magic number, or the beginning of a JSON document.
     if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"["):
         return read_kineto(path)
     return read_ncu_csv(path)

@@ -46,12 +46,15 @@ def count_events(
     if binary is None:
         raise UnavailableError("ncu is not installed", "install Nsight Compute (CUDA toolkit)")
     names, missing = resolve_metrics(METRIC_SETS[metrics], _list_metrics(binary))
+    # Known without counting, so that they cost no further pass over a kernel.
     launches = ["launch__registers_per_thread", "launch__waves_per_multiprocessor"]
     launches += [f"launch__shared_mem_per_block_{kind}" for kind in ("static", "dynamic")]
     table, log = directory / "ncu.csv", directory / "ncu.log"
+    # A user's own configuration could change the columns that are parsed below.
     options = ["--config-file", "off", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
     options += ["--target-processes", "all", "--nvtx", "--nvtx-include", f"{RUN_RANGE}/"]
     options += ["--clock-control", CONDITIONS["clock_control"], "--cache-control", CONDITIONS["cache_control"]]
+    # Node by node: a CUDA graph counted as a whole has no kernels.
     options += ["--graph-profiling", "node", "--metrics", ",".join([*names.values(), *launches])]
     whole = [str(binary), *options, *command]
     printed = run_tool(

@@ -70,6 +70,7 @@ _RANGE_COLUMNS = {
     "textId": "text_id",
     "globalTid": "global_tid",
 }
+#: NVTX_EVENTS.eventType (nsys's ENUM_NSYS_EVENT_TYPE): ranges of one thread, and those that another may end.
 _PUSH_POP, _START_END = 59, 60
 _DIRECTIONS = {1: H2D, 2: D2H, 8: "d2d", 10: "p2p"}  # CUpti_ActivityMemcpyKind
 _MEMORIES = {0: PAGEABLE, 1: PINNED}  # nsys's own ENUM_CUDA_MEM_KIND, which counts otherwise than CUPTI's

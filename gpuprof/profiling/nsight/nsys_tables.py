@@ -18,6 +18,7 @@ import pandas as pd
 from gpuprof.errors import InputError
 
 _MAGIC = b"SQLite format 3\x00"
+#: The table's name in newer exports and in older ones.
 _META = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 _BLOCK = 65_536
 _EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
@@ -40,6 +41,7 @@ class NsysTables:
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_magic(path)
+        # Immutable: SQLite takes no lock and looks for no journal, so that a report on a read-only disk opens too.
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
             self._tables = {

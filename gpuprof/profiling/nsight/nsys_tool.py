@@ -50,6 +50,7 @@ def record_program(
         When nsys is missing, fails, takes too long or leaves no report.
     """
     binary = _require_nsys()
+    # Without sampling of the CPU and of context switches, which need privileges and slow down what is recorded.
     options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
     if "cuda" in trace.split(","):
         options.append("--cuda-graph-trace=node")
@@ -77,7 +78,7 @@ def export_report(report: Path) -> Iterator[Path]:
     Raises
     ------
     InputError
-        When there is no such report, or it is explain_refusal.
+        When there is no such report, or nsys refuses it.
     UnavailableError
         When nsys or its importer is missing or hangs.
     """

@@ -30,6 +30,7 @@ class SharedOutputs:
         """
         if not shared.exists():
             return None
+        # Not the share: without one the answers are the same for all of them.
         key = (str(job.path), job.graph.sha256, job.graph.batch)
         if key not in self._alone:
             path = program.outputs("alone")

@@ -104,6 +104,7 @@ def run_tool(
         When it cannot be started, fails or takes too long, with its last words and the log's path.
     """
     tool = Path(command[0]).name
+    # In the C locale: numbers and messages are parsed.
     code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
@@ -127,6 +128,7 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                # A group of its own, to end it with all that it started.
                 start_new_session=True,
             )
         except OSError as error:

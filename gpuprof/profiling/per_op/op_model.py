@@ -21,6 +21,8 @@ from gpuprof.graph.load import load_graph, load_nodes, require_sizes
 
 Array = npt.NDArray[np.generic]
 _OLDEST_IR = 4  # from here on a weight need not be an input, too
+#: Weights are repeats of these: drawing millions for each op would take longer than measuring it. From 0.1 on, so
+#: that nothing is divided by zero or becomes denormal, which a CPU computes slowly.
 _BLOCK = np.random.default_rng(0).uniform(0.1, 1.0, 4096).astype(np.float32)
 
 
@@ -91,6 +93,7 @@ def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, Tenso
     """Return the inputs that are weights, and those that are known shapes unless that left the op nothing to do."""
     weights = {tensor.name for tensor in source.op.weights}
     known = {name for name in named if name in source.values}
+    # An op whose inputs are all constant would be folded away, and nothing left to measure.
     chosen = weights | known if set(named) - weights - known else weights
     return {name: _tensor(named[name], source.values.get(name)) for name in named if name in chosen}
 

@@ -35,6 +35,7 @@ from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.executed_variant import executed_variant
 
 _LOAD_S = 300.0
+#: What a killed campaign loses at most; a run for each op would be thousands of directories.
 _KEEP_EVERY_S = 3.0
 
 
@@ -86,6 +87,7 @@ class PerOp:
         wanted: dict[str, OpSource] = {}
         for model in models:
             for batch in batches:
+                # Those found before win: the first model that has an op names it.
                 wanted = {**distinct_ops(model.path, batch, model.name, model.sizes), **wanted}
         known = {} if self.force else self._read_known()
         missing = [source for signature, source in wanted.items() if signature not in known]
@@ -121,6 +123,7 @@ class PerOp:
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
             left = list(sources)
             while left:
+                # One process for all ops, and another only where an op ended it: starting takes longer than an op.
                 with Child(task, "ops", environment=environment) as child:
                     child.expect("ready", _LOAD_S)
                     while left:

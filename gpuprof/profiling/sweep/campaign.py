@@ -138,6 +138,7 @@ class Campaign:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             if key not in ahead and (group := self._group_of(cell, open_cells)):
+                # All of the group are measured now and kept until their turn: results come in the order of cells.
                 ahead |= {self._key(found.cell): found for found in self._measure_together(group)}
             result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
             alone[key] = result.row.latency_mean_ms

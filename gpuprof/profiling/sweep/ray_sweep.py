@@ -29,6 +29,7 @@ from gpuprof.machine.ray_cluster import join_cluster
 
 #: Tables that say what has been measured already, and what the devices can do.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
+#: The run id under which the seed is written: it sorts before all others.
 _SEED = "00000000-000000-000000-before"
 _ATTEMPTS = 3
 _UNSTABLE = 2  # exit code: the rows are there, marked
@@ -91,6 +92,7 @@ class SweepWorker:
             database.mkdir()
             before = {name: read_table(content) for name, content in seed.items()}
             write_segment(database, _SEED, before)
+            # The command and not the library: a model that crashes or eats the memory must not take the actor with it.
             command = [sys.executable, "-m", "gpuprof", "profile", *task.arguments, "--device", device]
             done = subprocess.run(
                 [*command, "--db", str(database), "--json"],
@@ -264,6 +266,7 @@ class RaySweep:
     def _keep(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
         known = set(self._database.read("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
+            # Seeds may differ: another place can have brought the same run meanwhile.
             if run in known:
                 continue
             rows = {name: read_table(content) for name, content in tables.items()}

@@ -57,6 +57,7 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
     """
     parts, notes = [], list[str]()
     used = np.zeros(len(counters), dtype=bool)
+    # Whole names only if both tools write all of them alike; a few equal ones would hide that others are not.
     whole = set(_names(kernels, True).values()) == set(_names(counters, True).values())
     labels = _labels(counters, whole)
     runs = [part for _, part in kernels.groupby("repeat", sort=True)]

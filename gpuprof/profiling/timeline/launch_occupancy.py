@@ -18,6 +18,7 @@ from gpuprof.profiling.timeline.timeline import LAUNCH, column
 #: Says in a run's notes and settings where occupancies come from.
 ESTIMATED = "occupancy is estimated from the launches, capped by the grid, not counted"
 _NEEDED = (*LAUNCH, "registers_per_thread")
+#: A thread has 255 at most on every GPU so far (CUDA C++ Programming Guide, "Technical Specifications").
 _MOST_REGISTERS = 256
 
 
