@@ -192,7 +192,7 @@ def _usher_scale(_: Path) -> bool:
     given = Problem(
         demands=usher_scale.demands(),
         fleet=usher_scale.fleet(),
-        estimator=usher_scale.ScaledEstimator(),
+        estimator=usher_scale.estimator(),
         queueing=BatchQueue(),
         options=Options(latency_budget=1.0),
     )

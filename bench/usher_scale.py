@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 
-from bench.published_measurements import thesis_estimator
+from bench.reproduce.stand_in_db import write_stand_ins
 from gpuprof.domain.catalogue import device, v100_profiles
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.share import Share
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.kernel_db.store import KernelDb
 
 #: Models of USHER's Table 1 with their SLOs (ms), as far as the catalogue has profiles of them.
 _SLO_MS = {
@@ -28,30 +31,12 @@ _FLEET = {"h100": 3000, "a100-80": 1500, "v100": 1000, "l4": 500}
 _RATE_RPS = 15e6
 
 
-class ScaledEstimator:
-    """The V100's profiles, scaled to another GPU by the ratio of float32 peaks: a stand-in for profiles of it."""
-
-    def __init__(self) -> None:
-        self._v100 = thesis_estimator()
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes measured on the V100."""
-        return self._v100.batches(model, _V100, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares measured on the V100."""
-        return self._v100.shares(model, _V100)
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the row of the table, scaled; memory as measured."""
-        base = self._v100.estimate(model, _V100, batch, share, beside, processes)
-        ratio = _V100.flops_per_s["float32"] / device.flops_per_s["float32"]
-        return replace(base, device=device.name, latency_ms=base.latency_ms.scale_by(ratio))
-
-
-_V100 = device(v100_profiles().device)
+@cache
+def estimator() -> Estimator:
+    """Return USHER's premise on the V100's profiles, scaled to the other GPUs by the ratio of float32 peaks."""
+    folder = tempfile.mkdtemp(prefix="gpuprof-usher-scale-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_estimator("usher", KernelDb(write_stand_ins(Path(folder) / "db", tuple(_FLEET))))
 
 
 def fleet() -> Fleet:

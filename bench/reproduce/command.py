@@ -67,6 +67,10 @@ def show(outcome: Reproduction) -> None:
         print(text_table(header, [fact.row() for fact in outcome.facts]) + "\n")
     for difference in outcome.differences:
         print(f"* {difference}")
+    if outcome.commands:
+        print("\nWhat was run:")
+    for line in outcome.commands:
+        print(f"  {line}")
     if not outcome.sound:
         print("\nNOT SOUND: a map failed the independent check")
 

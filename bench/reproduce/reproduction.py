@@ -65,6 +65,8 @@ class Reproduction:
     charts : tuple of Chart
     sound : bool
         Whether every map passed the independent check, where the policy promises maps that do.
+    commands : tuple of str
+        The lines that were run for it.
     """
 
     title: str
@@ -74,6 +76,7 @@ class Reproduction:
     differences: tuple[str, ...]
     charts: tuple[Chart, ...]
     sound: bool = True
+    commands: tuple[str, ...] = ()
 
     def column(self, name: str) -> tuple[Cell, ...]:
         """Return the cells of one column."""

@@ -11,8 +11,18 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, decide, demands, ratios, schedulers, sound, why
-from gpuprof.placement.comparison import Outcome
+from bench.reproduce.usher_runs import (
+    MOST_RPS,
+    SCALE,
+    WORK,
+    Decision,
+    commands,
+    decide,
+    demands,
+    ratios,
+    schedulers,
+    why,
+)
 from gpuprof.reporting.chart import Axis
 
 _GPUS = (1000, 2000, 3000, 4000, 5000, 6000)
@@ -26,10 +36,10 @@ _FIXED = (
 )
 
 
-def compute(_: Path, gpus: Sequence[int] = _GPUS, scale: float = SCALE) -> Reproduction:
+def compute(_: Path, gpus: Sequence[int] = _GPUS, scale: float = SCALE, work: Path = WORK) -> Reproduction:
     """Decide for 15 million requests/s on so many GPUs."""
     wanted = demands(MOST_RPS, scale)
-    runs = [decide(wanted, ("v100",), round(count / scale)) for count in gpus]
+    runs = [decide(wanted, ("v100",), round(count / scale), work) for count in gpus]
     found = {name: [_goodput(run[name]) * scale / _MILLION for run in runs] for name in schedulers()}
     series = {name: dict(zip(map(float, gpus), values, strict=True)) for name, values in found.items()}
     axes = (Axis("V100 GPUs", low=0.0), Axis("goodput (million requests/s)", low=0.0))
@@ -40,12 +50,12 @@ def compute(_: Path, gpus: Sequence[int] = _GPUS, scale: float = SCALE) -> Repro
         facts=ratios(runs, _goodput, _PRINTED, "§5.2.1", more=True),
         differences=why(scale) + _FIXED,
         charts=(lines("Goodput in a fixed cluster (USHER, Figure 15)", *axes, series),),
-        sound=sound(runs),
+        commands=commands(runs, work),
     )
 
 
-def _goodput(outcome: Outcome) -> float:
-    return 0.0 if outcome.objective is None else outcome.objective.goodput_rps
+def _goodput(decision: Decision) -> float:
+    return decision.goodput_rps
 
 
 if __name__ == "__main__":

@@ -11,8 +11,18 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, decide, demands, ratios, schedulers, sound, why
-from gpuprof.placement.comparison import Outcome
+from bench.reproduce.usher_runs import (
+    MOST_RPS,
+    SCALE,
+    WORK,
+    Decision,
+    commands,
+    decide,
+    demands,
+    ratios,
+    schedulers,
+    why,
+)
 from gpuprof.reporting.chart import Axis
 
 _LOADS = tuple(MOST_RPS * part / 5 for part in range(1, 6))
@@ -21,9 +31,9 @@ _PRINTED = (1.7, 2.1)
 _MILLION = 1e6
 
 
-def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE) -> Reproduction:
+def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE, work: Path = WORK) -> Reproduction:
     """Decide for each load on as many GPUs as needed."""
-    runs = [decide(demands(load, scale), ("v100",)) for load in loads]
+    runs = [decide(demands(load, scale), ("v100",), work=work) for load in loads]
     found = {name: [_gpus(run[name]) * scale for run in runs] for name in schedulers()}
     series = {n: {load / _MILLION: v for load, v in zip(loads, values, strict=True)} for n, values in found.items()}
     axes = (Axis("load (million requests/s)", low=0.0), Axis("V100 GPUs", low=0.0))
@@ -34,12 +44,12 @@ def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE) -> R
         facts=ratios(runs, _gpus, _PRINTED, "§5.2.2", more=False),
         differences=why(scale),
         charts=(lines("GPUs by load (USHER, Figure 18)", *axes, series),),
-        sound=sound(runs),
+        commands=commands(runs, work),
     )
 
 
-def _gpus(outcome: Outcome) -> float:
-    return 0.0 if outcome.objective is None else float(outcome.objective.gpus)
+def _gpus(decision: Decision) -> float:
+    return decision.gpus
 
 
 if __name__ == "__main__":

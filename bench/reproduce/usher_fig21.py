@@ -11,11 +11,20 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, decide, demands, ratios, schedulers, sound, why
-from gpuprof.placement.comparison import Outcome
+from bench.reproduce.usher_runs import (
+    KINDS,
+    MOST_RPS,
+    WORK,
+    Decision,
+    commands,
+    decide,
+    demands,
+    ratios,
+    schedulers,
+    why,
+)
 from gpuprof.reporting.chart import Axis
 
-_KINDS = ("k80", "v100", "a100-80", "h100")
 _LOADS = tuple(MOST_RPS * part / 3 for part in range(1, 4))
 #: As `SCALE`, but larger, for configurations of four kinds of GPU are more.
 _SCALE = 250.0
@@ -32,9 +41,9 @@ _KINDS_WHY = (
 )
 
 
-def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = _SCALE) -> Reproduction:
+def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = _SCALE, work: Path = WORK) -> Reproduction:
     """Decide for each load on the kinds of GPU that are cheapest."""
-    runs = [decide(demands(load, scale), _KINDS) for load in loads]
+    runs = [decide(demands(load, scale), KINDS, work=work) for load in loads]
     found = {name: [_cost(run[name]) * scale / _THOUSAND for run in runs] for name in schedulers()}
     series = {n: {load / _MILLION: v for load, v in zip(loads, values, strict=True)} for n, values in found.items()}
     axes = (Axis("load (million requests/s)", low=0.0), Axis("cost (thousand $ per hour)", low=0.0))
@@ -45,12 +54,12 @@ def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = _SCALE) -> 
         facts=ratios(runs, _cost, _PRINTED, "§5.2.2", more=False),
         differences=why(scale) + _KINDS_WHY,
         charts=(lines("Cost by load (USHER, Figure 21)", *axes, series),),
-        sound=sound(runs),
+        commands=commands(runs, work),
     )
 
 
-def _cost(outcome: Outcome) -> float:
-    return 0.0 if outcome.objective is None else outcome.objective.cost_per_hour
+def _cost(decision: Decision) -> float:
+    return decision.cost_per_hour
 
 
 if __name__ == "__main__":

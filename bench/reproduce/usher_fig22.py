@@ -12,9 +12,8 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, decide, demands, schedulers, sound, why
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, WORK, Decision, commands, decide, demands, schedulers, why
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis
 
 _SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
@@ -28,9 +27,12 @@ _TESTBED = (
 )
 
 
-def compute(_: Path, scales: Sequence[float] = _SCALES, scale: float = SCALE, gpus: int = _GPUS) -> Reproduction:
+def compute(
+    _: Path, scales: Sequence[float] = _SCALES, scale: float = SCALE, gpus: int = _GPUS, work: Path = WORK
+) -> Reproduction:
     """Decide for 15 million requests/s with all SLOs times each of ``scales``."""
-    runs = [decide(_with_slos(demands(MOST_RPS, scale), times), ("v100",), round(gpus / scale)) for times in scales]
+    wanted, count = demands(MOST_RPS, scale), round(gpus / scale)
+    runs = [decide(_with_slos(wanted, times), ("v100",), count, work) for times in scales]
     found = {name: [_goodput(run[name]) * scale / _MILLION for run in runs] for name in schedulers()}
     series = {name: dict(zip(scales, values, strict=True)) for name, values in found.items()}
     axes = (Axis("SLO over the paper's"), Axis("goodput (million requests/s)", low=0.0))
@@ -41,7 +43,7 @@ def compute(_: Path, scales: Sequence[float] = _SCALES, scale: float = SCALE, gp
         facts=(),
         differences=why(scale) + _TESTBED,
         charts=(lines("Goodput by SLO (USHER, Figures 22 and 23)", *axes, series),),
-        sound=sound(runs),
+        commands=commands(runs, work),
     )
 
 
@@ -49,8 +51,8 @@ def _with_slos(wanted: Sequence[Demand], times: float) -> tuple[Demand, ...]:
     return tuple(replace(one, slo=Slo(one.slo.latency_ms * times, one.slo.percentile)) for one in wanted)
 
 
-def _goodput(outcome: Outcome) -> float:
-    return 0.0 if outcome.objective is None else outcome.objective.goodput_rps
+def _goodput(decision: Decision) -> float:
+    return decision.goodput_rps
 
 
 if __name__ == "__main__":

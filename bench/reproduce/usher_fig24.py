@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, schedulers
+from bench.reproduce.usher_runs import BASELINES, USHERS, WORK, Scheduler, demands, make_scheduler, schedulers
 from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
@@ -53,11 +53,11 @@ _WHY = (
 )
 
 
-def compute(_: Path, seconds: float = _SECONDS, rate_rps: float = _RATE_RPS) -> Reproduction:
+def compute(_: Path, seconds: float = _SECONDS, rate_rps: float = _RATE_RPS, work: Path = WORK) -> Reproduction:
     """Let every scheduler follow the same load, and simulate the maps that follow one another."""
     shares = {d.model: d.rate_rps / rate_rps for d in demands(rate_rps, 1.0)}
     load = surging(shares, rate_rps, seconds)
-    runs = {name: _follow(one, load, rate_rps, seconds) for name, one in schedulers().items()}
+    runs = {name: _follow(one, load, rate_rps, seconds, work) for name, one in schedulers().items()}
     figures = {name: figure for name, (figure, _table) in runs.items()}
     rows = tuple(
         (name, f.mean_gpus, float(f.most_gpus), float(f.maps), float(f.started), f.in_time_pct, f.wait_ms)
@@ -91,12 +91,13 @@ def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dic
 
 
 def _follow(
-    one: Scheduler, load: Mapping[str, ArrivalProcess], rate_rps: float, seconds: float
+    one: Scheduler, load: Mapping[str, ArrivalProcess], rate_rps: float, seconds: float, work: Path
 ) -> tuple[Autoscaling, Timetable]:
+    policy, estimator = make_scheduler(one, work)
     given = Problem(
         demands=demands(rate_rps, 1.0),
         fleet=Fleet((FleetEntry(device("v100")),)),
-        estimator=one.estimator,
+        estimator=estimator,
         queueing=BatchQueue(),
         options=PlanOptions(latency_budget=1.0),
     )
@@ -107,7 +108,7 @@ def _follow(
         nonlocal running
         asked = tuple(replace(d, rate_rps=max(1.0, _HEADROOM * rates[d.model])) for d in given.demands)
         wanted = replace(given, demands=asked, previous=running)
-        running = to_map(wanted, one.policy.place(wanted))
+        running = to_map(wanted, policy.place(wanted))
         return running
 
     first = scheduler({demand.model: demand.rate_rps for demand in given.demands})

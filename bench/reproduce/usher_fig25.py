@@ -12,11 +12,8 @@ from typing import get_args
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, Scheduler, decide_one, demands, sound, why
-from bench.usher_scale import ScaledEstimator
-from gpuprof.placement.comparison import Outcome
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, WORK, Decision, Scheduler, commands, decide_one, demands, why
 from gpuprof.placement.published.requirement import CreqMetric
-from gpuprof.placement.published.usher import Usher
 from gpuprof.placement.published.usher_placement import Ablation
 from gpuprof.reporting.chart import Axis
 
@@ -32,16 +29,17 @@ _VARIANTS = (
 )
 
 
-def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE) -> Reproduction:
+def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE, work: Path = WORK) -> Reproduction:
     """Decide for each load on as many GPUs as needed."""
-    table = ScaledEstimator()
     variants = {
-        f"usher{f' without {part}' if part else ''} by {metric}": Scheduler(Usher(creq=metric, without=part), table)
+        f"usher{f' without {part}' if part else ''} by {metric}": Scheduler(
+            f"usher -O creq={metric}{f' -O without={part}' if part else ''}", "usher", "whole"
+        )
         for metric in _METRICS
         for part in get_args(Ablation)
     }
     runs = [
-        {name: decide_one(name, one, demands(load, scale), ("v100",)) for name, one in variants.items()}
+        {name: decide_one(one, demands(load, scale), ("v100",), work=work) for name, one in variants.items()}
         for load in loads
     ]
     found = {name: [_gpus(run[name]) * scale for run in runs] for name in variants}
@@ -54,12 +52,12 @@ def compute(_: Path, loads: Sequence[float] = _LOADS, scale: float = SCALE) -> R
         facts=(),
         differences=(*why(scale)[:1], *why(scale)[-1:], *_VARIANTS),
         charts=(lines("GPUs by variant (USHER, Figure 25)", *axes, series),),
-        sound=sound(runs),
+        commands=commands(runs, work),
     )
 
 
-def _gpus(outcome: Outcome) -> float:
-    return 0.0 if outcome.objective is None else float(outcome.objective.gpus)
+def _gpus(decision: Decision) -> float:
+    return decision.gpus
 
 
 if __name__ == "__main__":

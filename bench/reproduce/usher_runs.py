@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import math
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 from bench import usher_scale
 from bench.reproduce.reproduction import Fact, mean
-from bench.reproduce.shared_v100 import SharedV100
-from gpuprof.domain.catalogue import device
+from bench.reproduce.stand_in_db import write_stand_ins
+from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
-from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.share import Share
-from gpuprof.errors import GpuprofError, InputError
-from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.published.gpulet import Gpulet
-from gpuprof.placement.published.usher import Usher
+from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.estimate import Estimator
+from gpuprof.errors import GpuprofError
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.placement.policies import Policy, make_policy
 
+#: Where demands, databases and maps go.
+WORK = Path("reproduced")
+#: The kinds of GPU of the figures; shares are the multiples of this.
+KINDS = ("k80", "v100", "a100-80", "h100")
+SHARE_STEP_PCT = 10.0
 #: Load and GPUs are those of the paper over this, and what comes out is multiplied by it: one decision of USHER takes
 #: a time that grows with the square of the replicas.
 SCALE = 100.0
@@ -46,31 +53,57 @@ _WHY = (
 )
 
 
-class WholeGpus(usher_scale.ScaledEstimator):
-    """The table for models that have a GPU to themselves: it does not answer for smaller shares."""
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """What ``gpuprof place`` is told for one scheduler.
 
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the row of the table.
+    Attributes
+    ----------
+    policy : str
+        ``--policy`` and, where they follow, its ``-O``.
+    estimator : str
+        ``--estimator``.
+    database : {"whole", "shares"}
+        Which of the databases of `stand_in_db` it is asked with.
+    one_kind : bool
+        Whether it places on one kind of GPU, so that the cheapest kind is taken.
+    """
 
-        Raises
-        ------
-        InputError
-            For less than a whole device.
-        """
-        if not share.is_whole:
-            raise InputError(f"{model} was not measured on {share} of a {device.name}")
-        return super().estimate(model, device, batch, share, beside, processes)
+    policy: str
+    estimator: str
+    database: Literal["whole", "shares"]
+    one_kind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduler:
-    """A policy and what it believes; ``one_kind``: it places on one kind of GPU, so the cheapest kind is taken."""
+class Decision:
+    """What one scheduler decided: the command that was run, and the map that it wrote.
 
-    policy: Policy
-    estimator: Estimator
-    one_kind: bool = False
+    ``gpuprof place`` checks each map by rules of its own before it writes it.
+    """
+
+    command: str
+    deployment: DeploymentMap
+
+    @property
+    def missing_rps(self) -> float:
+        """Requests/s that are not served."""
+        return math.fsum(one.rate_rps for one in self.deployment.unplaced)
+
+    @property
+    def goodput_rps(self) -> float:
+        """Requests/s within their SLOs."""
+        return self.deployment.predicted.goodput_rps
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that hold something."""
+        return float(self.deployment.predicted.gpus)
+
+    @property
+    def cost_per_hour(self) -> float:
+        """Their price in $ per hour."""
+        return self.deployment.predicted.cost_per_hour or 0.0
 
 
 def why(scale: float) -> tuple[str, ...]:
@@ -81,14 +114,29 @@ def why(scale: float) -> tuple[str, ...]:
 
 def schedulers() -> Mapping[str, Scheduler]:
     """Return the schedulers by name."""
-    table, shares = usher_scale.ScaledEstimator(), SharedV100(step_pct=10.0)
     return {
-        "usher": Scheduler(Usher(), table),
-        "usher by WAO": Scheduler(Usher(creq="wao"), table),
-        "usher by WSM": Scheduler(Usher(creq="wsm"), table),
-        "whole GPUs": Scheduler(Optimal(), WholeGpus()),
-        "gpulet": Scheduler(Gpulet(), shares, one_kind=True),
-        "optimal": Scheduler(Optimal(), shares),
+        "usher": Scheduler("usher", "usher", "whole"),
+        "usher by WAO": Scheduler("usher -O creq=wao", "usher", "whole"),
+        "usher by WSM": Scheduler("usher -O creq=wsm", "usher", "whole"),
+        # only what was measured, and that was whole GPUs
+        "whole GPUs": Scheduler("optimal", "measured", "whole"),
+        "gpulet": Scheduler("gpulet", "usher", "shares", one_kind=True),
+        "optimal": Scheduler("optimal", "usher", "shares"),
+    }
+
+
+def make_scheduler(one: Scheduler, work: Path) -> tuple[Policy, Estimator]:
+    """Return what ``gpuprof place`` makes of the names, where decisions follow one another in one program."""
+    name, *options = one.policy.split(" -O ")
+    database = KernelDb(databases(work)[one.database])
+    return make_policy(name, dict(option.split("=", 1) for option in options)), make_estimator(one.estimator, database)
+
+
+def databases(work: Path) -> dict[str, Path]:
+    """Write the databases that the schedulers are asked with into ``work``, unless they are there, and return them."""
+    return {
+        "whole": write_stand_ins(work / "usher-whole-db", KINDS),
+        "shares": write_stand_ins(work / "usher-shares-db", KINDS, SHARE_STEP_PCT),
     }
 
 
@@ -98,38 +146,65 @@ def demands(rate_rps: float, scale: float) -> tuple[Demand, ...]:
     return tuple(replace(d, rate_rps=d.rate_rps * rate_rps / whole / scale) for d in usher_scale.demands())
 
 
-def decide(wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None) -> dict[str, Outcome]:
+def decide(
+    wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None, work: Path = WORK
+) -> dict[str, Decision]:
     """Return what each scheduler decides, on ``count`` of each kind; None: as many as needed."""
-    return {name: decide_one(name, one, wanted, kinds, count) for name, one in schedulers().items()}
+    return {name: decide_one(one, wanted, kinds, count, work) for name, one in schedulers().items()}
 
 
 def decide_one(
-    name: str, one: Scheduler, wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None
-) -> Outcome:
-    """Return what one scheduler decides; of one that places on one kind, on the kind where that costs least."""
+    one: Scheduler, wanted: Sequence[Demand], kinds: Sequence[str], count: int | None = None, work: Path = WORK
+) -> Decision:
+    """Return what one scheduler decides; of one that places on one kind, on the kind where that costs least.
+
+    Raises
+    ------
+    GpuprofError
+        When ``gpuprof place`` writes no map.
+    """
     fleets = [[kind] for kind in kinds] if one.one_kind else [list(kinds)]
-    found = []
-    for fleet in fleets:
-        entries = tuple(FleetEntry(device(kind), count) for kind in fleet)
-        given = Problem(tuple(wanted), Fleet(entries), one.estimator, BatchQueue(), Options(latency_budget=1.0))
-        found.append(compare(given, [(name, one.policy)])[0])
-    return min(found, key=_worth)
+    given = [",".join(kind if count is None else f"{kind}:{count}" for kind in fleet) for fleet in fleets]
+    return min((_place(one, wanted, gpus, work) for gpus in given), key=_worth)
 
 
-def _worth(outcome: Outcome) -> tuple[float, float]:
-    if outcome.objective is None:
-        raise GpuprofError(f"{outcome.policy}: {outcome.reason}")
-    return round(outcome.missing_rps, 6), outcome.objective.cost_per_hour
+def _place(one: Scheduler, wanted: Sequence[Demand], gpus: str, work: Path) -> Decision:
+    """Run ``gpuprof place``."""
+    database = databases(work)[one.database]
+    content = "model,rate_rps,slo_ms\n" + "".join(f"{d.model},{d.rate_rps!r},{d.slo.latency_ms!r}\n" for d in wanted)
+    slo = work / f"usher-{hashlib.sha256(content.encode()).hexdigest()[:8]}.csv"
+    slo.write_text(content, encoding="utf-8")
+    name = "-".join((slo.stem, *one.policy.replace("-O ", "").split(), one.database, gpus))
+    output = work / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+    output.unlink(missing_ok=True)
+    rules = ("--estimator", one.estimator, "--latency-budget", "1", "--gpus", gpus, "--policy", *one.policy.split())
+    arguments = ("place", "--slo-file", str(slo), "--db", str(database), *rules, "--best-effort", "-o", str(output))
+    told = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(told):
+        main(arguments)
+    command = shlex.join(("gpuprof", *arguments))
+    if not output.exists():
+        raise GpuprofError(f"{command}: {told.getvalue().strip()}")
+    return Decision(command, read_map(output))
 
 
-def sound(runs: Sequence[Mapping[str, Outcome]]) -> bool:
-    """Whether every map passed the independent check."""
-    return not any(outcome.violations for run in runs for outcome in run.values())
+def _worth(decision: Decision) -> tuple[float, float]:
+    return round(decision.missing_rps, 6), decision.cost_per_hour
+
+
+def commands(runs: Sequence[Mapping[str, Decision]], work: Path) -> tuple[str, ...]:
+    """Return the lines that were run, those that write the databases first."""
+    kinds = ",".join(KINDS)
+    return (
+        f"python -m bench.reproduce.stand_in_db {work}/usher-whole-db --gpus {kinds}",
+        f"python -m bench.reproduce.stand_in_db {work}/usher-shares-db --gpus {kinds} --step-pct {SHARE_STEP_PCT:g}",
+        *(decision.command for run in runs for decision in run.values()),
+    )
 
 
 def ratios(
-    runs: Sequence[Mapping[str, Outcome]],
-    figure: Callable[[Outcome], float],
+    runs: Sequence[Mapping[str, Decision]],
+    figure: Callable[[Decision], float],
     printed: tuple[float, float],
     where: str,
     *,
