@@ -1,9 +1,9 @@
 """Bursts and calm one after another, drawn so that a short path of them is representative of all.
 
-What a request finds depends on how long its burst has lasted, and few bursts fit into a simulation. So the lengths are
-drawn evenly from their law, and each request is counted by its phase and by the backlog of a fluid that flows in at the
-phase's rate and out at the pool's capacity. The law of both is known exactly (D. Anick, D. Mitra and M. M. Sondhi,
-"Stochastic theory of a data-handling system with multiple sources", 1982, for one source that is on and off).
+What a request finds depends on how long its burst has lasted and on what came before, and few bursts fit into a
+simulation. So the lengths are drawn evenly from their law, and each request is counted by its phase and by the backlog
+that it would have found had one server of all replicas' capacity worked on one request after another, whose law
+`burst_backlog` knows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, Bursts
 from gpuprof.estimators.queueing.batch_backlog import Backlog
+from gpuprof.estimators.queueing.burst_backlog import BurstBacklog
 
 Array = NDArray[Any]
 
 _LEAST_CYCLES = 60
-_STEPS = 20  # of the lattice, in a mean backlog
+_STEPS = 20  # of the lattice, in the scale on which the backlog's tail falls
 _LEAST_MASS = 1e-7
-#: Between these parts of the backlogs above 0 lie the strata.
+_GRAIN = 3.0  # of what a request brings: in lower backlogs the law has steps, and nobody waits for long
+_TABLED = 1_000
+#: Between these parts of the backlogs above that lie the strata.
 _LEVELS = np.concatenate([np.linspace(0.1, 0.9, 9), 1.0 - np.geomspace(0.06, 1e-4, 10)])
 
 
@@ -37,26 +40,19 @@ class BurstPath:
         When each phase begins, first a calm one, and when the last ends.
     expected : ndarray of shape (2 cycles + 1,)
         Requests that have come by then, on average.
-    backlog : ndarray of shape (2 cycles + 1,)
-        Of the fluid, as the time in which the pool works it off.
-    rise, fall : float
-        How fast the backlog grows in a burst, where it does, and falls in the calm.
-    burst_part : float
-        Of the requests.
-    kept_part, decay : float
-        Part of the requests of the calm that find a backlog, and the rate at which the law of a backlog falls.
+    backlog, real : BurstBacklog
+        On the path, and where bursts and calm are as long as they really are.
+    least : float
+        Lower backlogs are one stratum.
     shortening : float
         How much longer bursts and calm are than on the path.
     """
 
     ends: Array
     expected: Array
-    backlog: Array
-    rise: float
-    fall: float
-    burst_part: float
-    kept_part: float
-    decay: float
+    backlog: BurstBacklog
+    real: BurstBacklog
+    least: float
     shortening: float
 
     def draw_arrivals(self, requests: int, random: np.random.Generator) -> Array:
@@ -64,58 +60,74 @@ class BurstPath:
         events = np.cumsum(random.standard_exponential(requests))
         return np.asarray(np.interp(events * (self.expected[-1] / events[-1]), self.expected, self.ends))
 
-    def backlog_at(self, times: Array) -> Array:
-        """Return the fluid's backlog at these times."""
-        phase, within = self._locate(times)
-        slope = np.where(phase % 2 == 1, self.rise, -self.fall)
-        return np.asarray(np.maximum(0.0, self.backlog[phase] + slope * within))
+    def phase_at(self, times: Array) -> Array:
+        """Return 0 for each time in the calm and 1 in a burst."""
+        phase = np.clip(np.searchsorted(self.ends, times, side="right") - 1, 0, len(self.ends) - 2)
+        return np.asarray(phase % 2)
 
-    def stratum_at(self, times: Array) -> Array:
-        """Return the strata of these times: calm without a backlog, then by backlog, calm and burst in turn."""
-        burst = self._locate(times)[0] % 2
-        if self.rise <= 0.0:
-            return np.asarray(burst)
-        backlog = self.backlog_at(times)
-        level = np.searchsorted(self._level_edges(), backlog, side="right")
-        return np.asarray(np.where((burst == 0) & (backlog <= 0.0), 0, 1 + 2 * level + burst))
+    def strata(self, times: Array, backlogs: Array) -> Array:
+        """Return the strata of these times and the backlogs then: by backlog, calm and burst in turn."""
+        return np.asarray(2 * np.searchsorted(self._edges(), backlogs, side="right") + self.phase_at(times))
 
     def masses(self) -> Array:
         """Return the part of all requests in each stratum."""
-        calm = 1.0 - self.burst_part
-        if self.rise <= 0.0:
-            return np.array([calm, self.burst_part])
-        parts = np.diff(np.concatenate([[0.0], _LEVELS, [1.0]]))
-        pairs = np.outer(parts, [calm * self.kept_part, self.burst_part]).ravel()
-        return np.concatenate([[calm * (1.0 - self.kept_part)], pairs])
+        above = self.backlog.beyond_exactly(self._edges())
+        between = -np.diff(np.hstack([np.ones((2, 1)), above, np.zeros((2, 1))]), axis=1)
+        return np.asarray((self.backlog.parts[:, None] * np.maximum(between, 0.0)).T.ravel())
 
     def levels(self) -> Array:
         """Return a backlog for each stratum, as long as it really is."""
-        if self.rise <= 0.0:
-            return np.zeros(2)
-        edges = np.concatenate([[0.0], self._level_edges()])
-        middles = edges + np.append(0.5 * np.diff(edges), 1.0 / self.decay)
-        return np.concatenate([[0.0], np.repeat(self.shortening * middles, 2)])
+        edges = np.concatenate([[0.0], self._edges()])
+        edges = np.array([self.lengthen(edges, phase) for phase in (0, 1)])
+        beyond = np.full((2, 1), 1.0 / float(self.real.decays.min()))
+        return np.asarray((edges + np.hstack([0.5 * np.diff(edges, axis=1), beyond])).T.ravel())
 
-    def law(self) -> Backlog | None:
-        """Return the law of the backlog over all requests, as long as it really is; None where there is none."""
-        if self.rise <= 0.0:
-            return None
-        above = self.burst_part + (1.0 - self.burst_part) * self.kept_part
-        step = self.shortening / (self.decay * _STEPS)
-        cells = math.ceil(_STEPS * math.log(above / _LEAST_MASS))
-        beyond = above * np.exp(-(np.arange(cells) + 0.5) / _STEPS)
+    def law(self) -> Backlog:
+        """Return the law of the backlog over all requests, as long as it really is."""
+        decay = float(self.real.decays.min())
+        step = 1.0 / (decay * _STEPS)
+        cells = math.ceil(_STEPS * math.log(1.0 / _LEAST_MASS))
+        beyond = self.real.parts @ self.real.beyond((np.arange(cells) + 0.5) * step)
         return Backlog(step, -np.diff(np.concatenate([[1.0], beyond, [0.0]])))
 
-    def _locate(self, times: Array) -> tuple[Array, Array]:
-        phase = np.clip(np.searchsorted(self.ends, times, side="right") - 1, 0, len(self.ends) - 2)
-        return phase, times - self.ends[phase]
+    def lengthen(self, backlogs: Array, phase: int) -> Array:
+        """Return the backlogs as exceeded as often in a phase where bursts are as long as they really are."""
+        if self.shortening <= 1.0:
+            return backlogs
+        here, there = _table(self.backlog), _table(self.real)
+        logs = [
+            np.log(np.maximum(law.beyond(at)[phase], 1e-12)) for law, at in ((self.backlog, here), (self.real, there))
+        ]
+        rising = np.interp(-logs[0], np.maximum.accumulate(-logs[1]), there)
+        return np.asarray(np.maximum(backlogs, np.interp(backlogs, here, rising)))
 
-    def _level_edges(self) -> Array:
-        return np.asarray(-np.log1p(-_LEVELS) / self.decay)
+    def later(self, times: Array, backlogs: Array, busy: float) -> Array | float:
+        """Return by how much later these requests are answered, where a backlog below ``busy`` keeps nobody waiting."""
+        if self.shortening <= 1.0:
+            return 0.0
+        phases, grown = self.phase_at(times), np.empty(len(times))
+        for phase in (0, 1):
+            here = phases == phase
+            grown[here] = self.lengthen(backlogs[here], phase)
+        return np.asarray(np.maximum(grown, busy) - np.maximum(backlogs, busy))
+
+    def _edges(self) -> Array:
+        """Return the backlogs between the strata."""
+        at = _table(self.backlog)
+        at = np.concatenate([[self.least], at[at > self.least], [at[-1] + self.least]])
+        above = self.backlog.parts @ self.backlog.beyond(at)
+        below = 1.0 - np.minimum.accumulate(above) / max(float(above[0]), 1e-300)
+        return np.concatenate([[self.least], np.interp(_LEVELS, below, at)])
 
 
 def draw_path(
-    process: Bursts, rate: float, unit_ms: float, capacity: float, requests: int, random: np.random.Generator
+    process: Bursts,
+    rate: float,
+    unit_ms: float,
+    capacity: float,
+    requests: int,
+    random: np.random.Generator,
+    service_scv: float = 0.0,
 ) -> BurstPath:
     """Return a path on which about so many requests come.
 
@@ -126,29 +138,35 @@ def draw_path(
         Requests in a unit of time: that come, and that the pool answers when every batch is full.
     unit_ms : float
     requests : int
-        Where they would come in too few cycles, these are shortened; the backlog grows in proportion to their length.
+        Where they would come in too few cycles, these are shortened, and what requests find is lengthened afterwards.
+    random : Generator
+    service_scv : float
+        Squared coefficient of variation of what a request brings.
     """
     burst, calm = (seconds * NS_PER_S * 1e-6 / unit_ms for seconds in (process.burst_s, process.calm_s))
     cycles = requests / rate / (burst + calm)
     shortening = max(1.0, _LEAST_CYCLES / cycles)
-    burst, calm = burst / shortening, calm / shortening
     count = max(_LEAST_CYCLES, round(cycles))
     calm_rate = rate * (burst + calm) / (process.ratio * burst + calm)
+    intensities = (calm_rate, process.ratio * calm_rate)
+    real = BurstBacklog((calm, burst), intensities, 1.0 / capacity, service_scv)
+    burst, calm = burst / shortening, calm / shortening
     even = -np.log1p(-(np.arange(count) + 0.5) / count)
     stays = np.empty(2 * count)
     stays[::2], stays[1::2] = (mean / even.mean() * random.permutation(even) for mean in (calm, burst))
-    rates = np.tile([calm_rate, process.ratio * calm_rate], count)
-    slopes = rates / capacity - 1.0
-    walk = np.concatenate([[0.0], np.cumsum(stays * slopes)])
-    rise, fall = max(0.0, float(slopes[1])), -float(slopes[0])
     return BurstPath(
         np.concatenate([[0.0], np.cumsum(stays)]),
-        np.concatenate([[0.0], np.cumsum(stays * rates)]),
-        walk - np.minimum.accumulate(walk),
-        rise,
-        fall,
-        process.ratio * burst / (process.ratio * burst + calm),
-        burst * rise / (calm * fall),
-        1.0 / (burst * rise) - 1.0 / (calm * fall) if rise > 0.0 else math.inf,
+        np.concatenate([[0.0], np.cumsum(stays * np.tile(intensities, count))]),
+        BurstBacklog((calm, burst), intensities, 1.0 / capacity, service_scv),
+        real,
+        _GRAIN * (1.0 + service_scv) / capacity,
         shortening,
+    )
+
+
+def _table(law: BurstBacklog) -> Array:
+    """Return backlogs from 0 to the highest that there are."""
+    highest = math.log(1.0 / _LEAST_MASS) / float(law.decays.min())
+    return np.union1d(
+        np.linspace(0.0, highest, _TABLED), np.geomspace(1e-3 / float(law.decays.max()), highest, _TABLED)
     )

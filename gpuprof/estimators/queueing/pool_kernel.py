@@ -185,6 +185,21 @@ def label_groups(
 
 
 @_jit
+def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, found: Array) -> None:
+    """Fill ``found`` with the backlog that each request finds, in time: each brings a part of its group's service."""
+    backlog = last = service = 0.0
+    mask = len(scores) - 1
+    for i in range(len(arrived)):
+        if i % group == 0:
+            service = value_at(law, scores[(i // group) & mask]) * mean / group
+        now = arrived[i]
+        backlog = max(0.0, backlog - (now - last))
+        last = now
+        found[i] = backlog
+        backlog += service
+
+
+@_jit
 def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
     """Note when a request that joins a replica is expected to be answered, as the router's rule has it."""
     begin, end = replicas.first[replica], replicas.first[replica + 1]

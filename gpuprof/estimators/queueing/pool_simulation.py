@@ -6,7 +6,7 @@ need millions of requests near capacity, because a backlog stays for thousands o
 by the backlog that it would have found had one server of all replicas' capacity always served full batches
 (`batch_backlog`), whose law is known exactly where gaps are independent (post-stratification): the simulation only has
 to tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Under
-bursts the backlog of a fluid takes its place (`burst_path`); arrivals of other shapes are simulated for longer instead.
+bursts it is another one's (`burst_path`); arrivals of other shapes are simulated for longer instead.
 """
 
 from __future__ import annotations
@@ -126,13 +126,14 @@ def simulate_pool(
     requests = max(requests, round(settling + looked_at))
     _, scores, others, even = _scores()
     later: Array | float = 0.0
+    law: Backlog | None
     if isinstance(stream.process, Bursts):
-        arrived, strata, law, parts, later = _arrive_in_bursts(stream, stream.process, capacity, group, requests)
+        arrived, strata, law, parts, later = _arrive_in_bursts(stream, stream.process, kinds, group, requests)
         groups = len(strata)
     else:
         arrived = _arrivals(stream, requests)
         groups = len(arrived) // group
-        cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
+        cv = _mean_cv(kinds)
         law = _backlog(stream, group, group / capacity, cv)
         parts, strata = _strata(law), np.zeros(groups, np.int64)
         if law is not None:
@@ -204,15 +205,24 @@ def _pick_pieces(times: Array, requests: int) -> Array:
 
 
 def _arrive_in_bursts(
-    stream: PoolArrivals, process: Bursts, capacity: float, group: int, requests: int
-) -> tuple[Array, Array, Backlog | None, _Strata, Array | float]:
+    stream: PoolArrivals, process: Bursts, kinds: Sequence[tuple[ScaledServer, int]], group: int, requests: int
+) -> tuple[Array, Array, Backlog, _Strata, Array | float]:
     """Return arrivals, strata of their groups, the law of the backlog, and by how much later each is answered."""
     random = np.random.Generator(np.random.PCG64(_SEED))
-    path = draw_path(process, stream.rate, stream.unit_ms, capacity, requests, random)
+    capacity, cv = sum(server.capacity * count for server, count in kinds), _mean_cv(kinds)
+    path = draw_path(process, stream.rate, stream.unit_ms, capacity, requests, random, group * cv**2)
     arrived = path.draw_arrivals(requests, random)
-    later = (path.shortening - 1.0) * path.backlog_at(arrived) if path.shortening > 1.0 else 0.0
-    strata = path.stratum_at(arrived[group - 1 :: group])
-    return arrived, strata, path.law(), _Strata(1.0, np.zeros(1, np.int64), path.masses(), path.levels()), later
+    backlogs = np.empty(len(arrived))
+    pool_kernel.find_backlogs(group, group / capacity, _quantiles(cv**2), _scores()[1], arrived, backlogs)
+    ends = slice(group - 1, None, group)
+    later = path.later(arrived, backlogs, max(one.latency[-1] for one, _ in kinds))
+    parts = _Strata(1.0, np.zeros(1, np.int64), path.masses(), path.levels())
+    return arrived, path.strata(arrived[ends], backlogs[ends]), path.law(), parts, later
+
+
+def _mean_cv(kinds: Sequence[tuple[ScaledServer, int]]) -> float:
+    """Return the variation of a service time of the kinds, by what they answer."""
+    return float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
 
 
 def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:

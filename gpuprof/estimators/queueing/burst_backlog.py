@@ -1,0 +1,133 @@
+"""Work that requests find where calm and bursts alternate and one server does one request after another.
+
+Exactly it is the workload of the MMPP/G/1 queue, known by its Laplace transform (V. Ramaswami, "The N/G/1 queue and its
+detailed analysis", 1980; W. Fischer and K. Meier-Hellstern, "The Markov-modulated Poisson process cookbook", 1992),
+which is inverted numerically (J. Abate and W. Whitt, "Numerical inversion of Laplace transforms of probability
+distributions", 1995). Where requests are many and small it is a Brownian motion whose drift and variance change with
+the phase, reflected at 0, whose law is a sum of two exponentials (S. Asmussen, "Stationary distributions for fluid flow
+models with or without Brownian noise", 1995).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_HALVINGS = 80
+_SMALL = 1e-8
+_DAMPING = 18.4  # errors of 1e-8
+_TERMS, _AVERAGED = 15, 11
+
+
+@dataclass(frozen=True, slots=True)
+class BurstBacklog:
+    """Law of the work, in time, that requests find in the calm (phase 0) and in a burst (phase 1).
+
+    Attributes
+    ----------
+    stays, rates : tuple of two floats
+        Mean time in each phase and requests a unit of time; less than the server can do on average.
+    service, service_scv : float
+        Mean time of a request and its squared coefficient of variation (gamma).
+    parts : ndarray of shape (2,)
+        Of the requests that come in each phase.
+    decays : ndarray of shape (2,)
+        Rates at which the Brownian motion's law falls.
+    """
+
+    stays: tuple[float, float]
+    rates: tuple[float, float]
+    service: float
+    service_scv: float
+    parts: Array = field(init=False)
+    decays: Array = field(init=False)
+    _weights: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
+        d0, d1 = (rate * self.service - 1.0 for rate in self.rates)
+        a0, a1 = (0.5 * (1.0 + self.service_scv) * rate * self.service**2 for rate in self.rates)
+        cubic = (
+            a0 * a1,
+            a0 * d1 + d0 * a1,
+            d0 * d1 - a0 * leave_burst - a1 * leave_calm,
+            -(d0 * leave_burst + d1 * leave_calm),
+        )
+        decays = np.sort(np.roots(cubic).real)[1:]  # one is negative, since less comes than can be done
+        shapes = np.array([np.full(2, leave_burst), leave_calm - (a0 * decays + d0) * decays])
+        phases = self._phases()
+        parts = phases * self.rates
+        object.__setattr__(self, "decays", decays)
+        object.__setattr__(self, "parts", parts / parts.sum())
+        object.__setattr__(self, "_weights", shapes * np.linalg.solve(shapes, phases) / phases[:, None])
+
+    def beyond(self, backlog: Array) -> Array:
+        """Return the probabilities of more in each phase by the Brownian motion, of shape (2, backlogs)."""
+        return np.asarray(np.clip(self._weights @ np.exp(-np.outer(self.decays, backlog)), 0.0, 1.0))
+
+    def beyond_exactly(self, backlog: Array) -> Array:
+        """Return the same by the transform, good to some 1e-7; each backlog above 0."""
+        points = (0.5 * _DAMPING + 1j * math.pi * np.arange(_TERMS + _AVERAGED + 1)) / backlog[:, None]
+        terms = self._tail_transform(points).real * (-1.0) ** np.arange(points.shape[1])
+        terms[:, :, 0] *= 0.5
+        sums = np.cumsum(terms, axis=2)[:, :, _TERMS:]
+        weights = np.array([math.comb(_AVERAGED, k) for k in range(_AVERAGED + 1)]) / 2.0**_AVERAGED
+        found = math.exp(0.5 * _DAMPING) / backlog * (sums @ weights) / self._phases()[:, None]
+        return np.asarray(np.minimum.accumulate(np.clip(found, 0.0, 1.0), axis=1))
+
+    def _phases(self) -> Array:
+        """Return the part of the time in each phase."""
+        return np.array(self.stays) / sum(self.stays)
+
+    def _tail_transform(self, points: Array) -> Array:
+        """Return the transforms of the probabilities of more and of each phase, of shape (2, *points)."""
+        calm, burst = self._diagonal(points)
+        leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
+        idle = self._idle()
+        determinant = calm * burst - leave_calm * leave_burst
+        found = (
+            points
+            / determinant
+            * np.array([idle[0] * burst - idle[1] * leave_burst, idle[1] * calm - idle[0] * leave_calm])
+        )
+        return np.asarray((self._phases().reshape(2, *[1] * points.ndim) - found) / points)
+
+    def _diagonal(self, points: Array) -> tuple[Array, Array]:
+        """Return ``s - rate (1 - E[exp(-s S)]) - 1 / stay`` of both phases."""
+        scaled = points * self.service
+        some = (
+            -np.expm1(-scaled)
+            if self.service_scv < _SMALL
+            else 1.0 - (1.0 + scaled * self.service_scv) ** (-1.0 / self.service_scv)
+        )
+        calm, burst = (points - rate * some - 1.0 / stay for rate, stay in zip(self.rates, self.stays, strict=True))
+        return calm, burst
+
+    def _idle(self) -> tuple[float, float]:
+        """Return how often there is nothing to do, in the calm and in a burst.
+
+        They are in the proportion that keeps the transform finite where the determinant is 0, at its one positive root.
+        """
+        leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
+
+        def determinant(point: float) -> float:
+            calm, burst = self._diagonal(np.array(point))
+            return float(calm * burst - leave_calm * leave_burst)
+
+        high = leave_calm + leave_burst + sum(self.rates)
+        low = high
+        while determinant(low) > 0.0 and low > 1e-300:
+            low, high = 0.5 * low, low
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if determinant(middle) > 0.0 else (middle, high)
+        ratio = float(self._diagonal(np.array(low))[0]) * self.stays[0]
+        load = float(self._phases() @ self.rates) * self.service
+        in_burst = (1.0 - load) / (1.0 + ratio)
+        return ratio * in_burst, in_burst
