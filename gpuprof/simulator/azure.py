@@ -109,6 +109,8 @@ def _keep_busiest(starts: NDArray[np.float64], functions: Sequence[str], busiest
     order = np.argsort(starts, kind="stable")
     times = np.rint((starts[order] - starts[order[0]]) * NS_PER_S).astype(np.int64)
     names, index, totals = np.unique(np.array(functions)[order], return_inverse=True, return_counts=True)
+    # lexsort takes its last key first: by falling totals, and by name where those are equal.
     chosen = np.lexsort((names, -totals))[:busiest]
     kept = {str(names[i]): times[index == i] for i in chosen}
+    # A single request lasts no time, and rates are per time.
     return Trace(kept, max(float(times[-1] / NS_PER_S), 1.0 / NS_PER_S))

@@ -24,8 +24,8 @@ _makes_oldest_late: Callable[..., bool] = jit(makes_oldest_late)
 _next_living: Callable[..., int] = jit(next_living)
 _nth_smallest: Callable[..., int] = jit(nth_smallest)
 
-_MS = 1e-6  # of them, a nanosecond
-_NS = 1e6  # in a millisecond
+_MS = 1e-6  # milliseconds in a nanosecond
+_NS = 1e6  # nanoseconds in a millisecond
 
 
 @jit
@@ -43,6 +43,7 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
         state.turn[model] = position
         replica = cluster.choice[first + position]
         return replica, finish_of(cluster, state, replica, now)
+    # As `FastestFirst`, whose turn moves only where there is a choice.
     if living > 1:
         state.turn[model] += 1
     if state.ranking.leaves[model] > 0:
@@ -90,7 +91,7 @@ def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tupl
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
     """Return the ms until a request that joined this replica now would be answered."""
     first = cluster.first_process[replica]
-    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # of a dead one none: never answered
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
     waiting = state.waiting[replica]

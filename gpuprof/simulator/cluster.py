@@ -161,6 +161,7 @@ def build_cluster(
         request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
         answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
         choice_start=np.concatenate([[0], np.cumsum(np.bincount(of_model, minlength=len(models)))]).astype(np.int64),
+        # Stable: a model's replicas keep the order of the map, which breaks ties in the router and here.
         choice=np.argsort(of_model, kind="stable").astype(np.int64),
         replica_model=of_model,
         batch=np.array([replica.batch for replica in replicas], np.int64),

@@ -21,9 +21,13 @@ from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import ClusterArrays, State, Tally, link_free_places, new_state, new_tally
 from gpuprof.simulator.streams import arrival_streams
 
+#: Requests in the system that there is room for at first; `_Run._grow` doubles it.
 _FIRST_PLACES = 2**14
-_STORED = 2**20  # arrivals, and service times, drawn ahead for all models or replicas together
-_SLICES = 200  # of the duration, after each of which progress is told
+#: Arrivals, and service times, that are drawn ahead for all models or replicas together.
+_STORED = 2**20
+#: Parts of the duration after each of which progress is told.
+_SLICES = 200
+#: Nanoseconds; after every event.
 _FOREVER = 2**62
 
 
@@ -95,6 +99,8 @@ class _Run:
         self._neighbours = neighbours
         if neighbours is not None:
             self.state = self.state._replace(slowdown=neighbours.table())
+        # The first child draws the arrivals (`arrival_streams`): however service times are drawn, the requests stay the
+        # same.
         _, for_factors = np.random.SeedSequence(options.seed).spawn(2)
         self._streams = arrival_streams(deployment, arrivals, options.seed)
         for replica in sorted(set(range(replicas)) - set(options.absent)):
@@ -103,6 +109,7 @@ class _Run:
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as `gpuprof.rules.routing` begins
+        # As if all were used up, so that the next line draws the first ones.
         self.state.factor_position[_varies(self.cluster)] = factors
         self._refill_factors()
         for model in range(models):
@@ -121,6 +128,7 @@ class _Run:
 
     def _run_until(self, time: int) -> None:
         while (status := kernel.run(self.cluster, self.state, self.tally, time)) not in (kernel.TIME_UP, kernel.EMPTY):
+            # One event may have used up several stores, whichever the status names: all are looked at.
             if status == kernel.NEEDS_PLACES:
                 self._grow()
             self._refill_factors()
@@ -151,6 +159,7 @@ class _Run:
             self._streams[model] = None
         state.store[model, : len(times)] = times
         state.store_position[model], state.store_size[model] = 0, len(times)
+        # The kernel has taken this model's arrival out of the calendar with the last time of its store.
         if len(times):
             push(state.calendar, times[0], code_of(ARRIVAL, model))
 
@@ -163,6 +172,7 @@ class _Run:
                 if cv > 0.0:
                     scv = float(cv) ** 2
                     store[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
+                # One array for both where no variation differs (see `new_state`): drawing again would overwrite it.
                 if state.rested is state.factors:
                     break
             state.factor_position[replica] = 0
@@ -184,6 +194,7 @@ class _Run:
             expected_rows=np.concatenate([state.expected_rows, more + 1]),
             losses=np.concatenate([state.losses, more.astype(np.int8)]),
         )
+        # The kernel asks only when the chain of free places is empty: nothing is lost by beginning a new one.
         self.state.free[0] = had
 
 

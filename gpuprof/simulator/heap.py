@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gpuprof.simulator.compiled import jit
 
+#: Bits of the id in a code; the priority stands above them, so that it is compared first.
 _ID_BITS = 40
 
 #: Priorities. A process is free before a request of the same instant looks for one, a request that arrives as the
@@ -66,7 +67,7 @@ def push(calendar: Calendar, time: int, code: int) -> None:
 
 @jit
 def replace_first(calendar: Calendar, time: int, code: int) -> None:
-    """Take the first event out and add another."""
+    """Take the first event out and add another: one way down the heap, where dropping and pushing are two."""
     times, codes = calendar.times, calendar.codes
     size = calendar.size[0]
     position = 0

@@ -13,8 +13,8 @@ from gpuprof.simulator.compiled import jit
 
 #: Longer times, beyond 19 hours, are counted as this one.
 LONGEST_NS = 2**46 - 1
-FINE_BITS = 9
-COARSE_BITS = 6
+#: Bins of 1/256 of their value, for a model's latencies; of 1/32, for its stages and replicas, of which there are many.
+FINE_BITS, COARSE_BITS = 9, 6
 
 Counts = NDArray[np.int64]
 

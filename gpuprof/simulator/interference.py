@@ -80,9 +80,12 @@ class Neighbours:
     def _pattern(self, group: Ints) -> tuple[int, tuple[_Kind, ...]]:
         places = [self._places[i] for i in group]
         counts = Counter(_kind_of(place) for place in places)
+        # By repr, since a kind holds None and text, which cannot be compared.
         key = tuple(sorted(((kind, n) for kind, n in counts.items()), key=repr))
         if key not in self._patterns:
             examples = {_kind_of(place): place for place in places}
+            # How many of each kind run are the digits of one number in a mixed radix; the weights are their place
+            # values.
             kinds, weight = [], 1
             for kind, n in key:
                 kinds.append(_Kind(examples[kind], n, weight))

@@ -53,8 +53,9 @@ _forecast_joining: Callable[..., int] = jit(forecast_joining)
 #: the table of slowdowns lacks one.
 TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0, 1, 2, 3, 4, 5
 
+#: Positions in `gpuprof.simulator.state.CAUSES`, by which the counts are read.
 _ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
-_MS = 1e-6  # of them, a nanosecond
+_MS = 1e-6  # milliseconds in a nanosecond
 
 
 @jit
@@ -293,6 +294,7 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
     done = now + int(mean * factor + 0.5)
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
+    # The router knows the mean, and not how long this very batch takes.
     state.expected_at[process] = now + int(mean + 0.5)
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
@@ -318,6 +320,8 @@ def _spread(cluster: ClusterArrays, state: State, replica: int, rested: bool) ->
     if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
         position = state.factor_position[replica]
         state.factor_position[replica] = position + 1
+        # One event may start several batches, and more factors are drawn only after it: till then the oldest serve
+        # again.
         position %= state.factors.shape[1]
         factor *= state.rested[replica, position] if rested else state.factors[replica, position]
     return factor
@@ -394,6 +398,8 @@ def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, 
         if state.arrived[place] >= begin:
             tally.replica_by_end[replica] += now <= end
             record(cluster, state, tally, process, place, now)
+        # As in the router, what was sent twice teaches nothing: its time says more of the failure than of the
+        # expectation.
         if cluster.refuse_hopeless and state.losses[place] == 0:
             _learn_reserve(cluster, state, process, place, now)
         _leave(state, place)

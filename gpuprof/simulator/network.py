@@ -68,6 +68,7 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
     pieces, low = [], 0.0
     for high in (*INTERVALS, np.inf):
         inside = (x > low) & (x <= high)
+        # ``low`` moves only then: measurements of an interval that has too few sizes are fitted with those of the next.
         if len(np.unique(x[inside])) >= _LEAST_POINTS:
             pieces.append(Piece(high, *_fit_one(x[inside], y[inside])))
             low = high
@@ -82,6 +83,7 @@ def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, flo
     from scipy.optimize import minimize_scalar, nnls
 
     def solve(b: float) -> tuple[NDArray[np.float64], float]:
+        # Powers of a gigabyte beside ones would leave the least squares ill-conditioned.
         scale = float(x.max()) ** b
         weights, residual = nnls(np.column_stack([x**b / scale, np.ones_like(x)]), y)
         return np.array([weights[0] / scale, weights[1]]), float(residual)

@@ -195,6 +195,7 @@ def _model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: 
 
 
 def _at_most(value: float | None, longest: float) -> float | None:
+    # Percentiles are interpolated within a bin of the histogram, and may come out above the longest time there was.
     return None if value is None else min(value, longest)
 
 

@@ -82,6 +82,7 @@ def rank(ranking: Ranking, model: int, replica: int, now: int, finish: float, fl
     elif finish == floor:
         _set(ranking, model, position, NEVER, floor)
     else:
+        # Two nanoseconds early, so that rounding never puts the bound behind the answer.
         _set(ranking, model, position, now + int(min(finish, LONGEST_MS) * _NS) - 2, np.inf)
 
 

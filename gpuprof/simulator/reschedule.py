@@ -60,7 +60,7 @@ class Timetable:
     epochs: tuple[Epoch, ...]
     switches: tuple[Switch, ...]
     absent: tuple[int, ...]
-    tenures: tuple[ReplicaLifetime, ...] = ()
+    lifetimes: tuple[ReplicaLifetime, ...] = ()
 
     def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
         """Return each map's time, devices, cost and how many replicas were started for it."""
@@ -83,9 +83,9 @@ class Timetable:
     def held_gpu_hours(self, duration_s: float) -> float:
         """Return how long devices are held, in hours: while they change hands, by the old and the new map both."""
         held: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        for one in self.tenures:
+        for one in self.lifetimes:
             held[one.node, one.gpu].append((one.begin_s, min(one.end_s, duration_s)))
-        return sum(_length(spans) for spans in held.values()) / 3600.0
+        return sum(_union_length(spans) for spans in held.values()) / 3600.0
 
 
 def observed_rates(
@@ -117,7 +117,7 @@ def make_timetable(
     replaces go on, unless the MIG layout of their GPU changes: then they end at once, and the new one begins later by
     that change too. A GPU that was not in use is cut up before its first replica loads.
     """
-    table = _Table(deployment)
+    table = _TimetableBuilder(deployment)
     for period, seen in enumerate(rates[:-1], start=1):
         wanted = scheduler(seen)
         if wanted is not None:
@@ -138,7 +138,7 @@ class _Kept:
     ordinal: int = 0
 
 
-class _Table:
+class _TimetableBuilder:
     """A timetable in the making: all replicas so far, and the positions of those that live."""
 
     def __init__(self, deployment: DeploymentMap) -> None:
@@ -146,18 +146,18 @@ class _Table:
         self.epochs = [Epoch(0.0, deployment)]
         self.switches: list[Switch] = []
         self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
-        self.tenures: list[ReplicaLifetime] = []
+        self.lifetimes: list[ReplicaLifetime] = []
         self.alive = {key: self._add(key, where, 0.0) for key, where in _index_by_key(deployment).items()}
         self.first = len(self.places)
 
     def _add(self, key: _Kept, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
         self.places.append(where)
-        self.tenures.append(ReplicaLifetime(key.node, key.gpu, at_s))
+        self.lifetimes.append(ReplicaLifetime(key.node, key.gpu, at_s))
         return len(self.places) - 1
 
     def _end(self, key: _Kept, at_s: float) -> int:
         position = self.alive.pop(key)
-        self.tenures[position] = replace(self.tenures[position], end_s=at_s)
+        self.lifetimes[position] = replace(self.lifetimes[position], end_s=at_s)
         return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
@@ -180,8 +180,8 @@ class _Table:
         self.epochs.append(Epoch(at_s, wanted, len(new)))
 
     def close(self) -> Timetable:
-        # One node for each replica keeps their order, which the positions in the switches count.
         """Return the timetable of all that was begun and ended."""
+        # One node for each replica keeps their order, which the positions in the switches count.
         nodes = tuple(
             Node(
                 name=node.name,
@@ -192,10 +192,10 @@ class _Table:
         union = self.deployment.model_copy(update={"nodes": nodes})
         switches = tuple(sorted(self.switches, key=lambda switch: switch.at_s))
         absent = tuple(range(self.first, len(self.places)))
-        return Timetable(union, tuple(self.epochs), switches, absent, tuple(self.tenures))
+        return Timetable(union, tuple(self.epochs), switches, absent, tuple(self.lifetimes))
 
 
-def _length(spans: Sequence[tuple[float, float]]) -> float:
+def _union_length(spans: Sequence[tuple[float, float]]) -> float:
     """Return how long at least one of the spans lasts."""
     total, until = 0.0, 0.0
     for begin, end in sorted(spans):

@@ -188,6 +188,7 @@ class _Slots:
             self._options,
             duration_s=self._sampling.seconds + self._sampling.warmup_s,
             warmup_s=self._sampling.warmup_s,
+            # A prime far above the number of slots: no two runs' slots draw alike.
             seed=self._options.seed * 1_000_003 + slot,
             host=NO_HOST_WORK,  # what is left of the replicas does not fill the machine
         )

@@ -18,8 +18,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _SPREAD = 2654435761  # 2**32 over the golden ratio: neighbouring keys land far apart
-_LOW = 2**31 - 1
-_FIRST_SLOTS = 1024
+_LOW = 2**31 - 1  # times _SPREAD it still fits into 64 bits
+_FIRST_SLOTS = 1024  # a power of two, since slots are found by masking
 
 
 class Slowdown(NamedTuple):
@@ -93,6 +93,7 @@ def slot_of(keys: Ints, key: int) -> int:
 
 def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
     """Return the table with another combination; a larger one when it was half full."""
+    # At most half full: `slot_of` ends only at the key or at an empty slot, and soon meets one.
     used = int(np.count_nonzero(table.keys >= 0))
     if 2 * (used + 1) > len(table.keys):
         larger = table._replace(keys=np.full(2 * len(table.keys), -1), factors=np.ones(2 * len(table.keys)))

@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 STAGES = ("router", "network", "batching", "queue", "service")
 #: Why a request missed its SLO: the stage that made it late, or that it was never answered.
 CAUSES = (*STAGES, "refused", "full", "failed")
+#: Parts of the time line in an outcome.
 WINDOWS = 60
 
 

@@ -14,6 +14,7 @@ def arrival_streams(
     deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seed: int
 ) -> list[ArrivalStream | None]:
     """Return a stream for each model of the map, in its order; None for a model without arrivals."""
+    # The second child draws the service times (`gpuprof.simulator.engine`).
     first, _ = np.random.SeedSequence(seed).spawn(2)
     return [
         arrivals[model].stream(np.random.Generator(np.random.PCG64(child))) if model in arrivals else None

@@ -105,6 +105,7 @@ def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, 
 def _until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
     expected = process.rate_rps * end / NS_PER_S
+    # Four standard deviations of a Poisson count above the mean: mostly one piece is enough.
     while len(piece := stream.take(min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 16))):
         pieces.append(piece[piece < end])
         if len(pieces[-1]) < len(piece):
