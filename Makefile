@@ -20,14 +20,14 @@ lint:
 types:
 	$(BIN)/mypy
 
-# Tests of servers come last and alone: they measure one another. What is left of them with FAST=1 measures nothing: the
+# Tests of servers come last, two files at a time: more would measure one another. What is left of them with FAST=1 measures nothing: the
 # marks slow and flaky (tests/reruns.py) leave out whatever starts servers, workers or profilers and waits for them.
 check:
 ifdef FAST
 	$(BIN)/pytest -n auto -m "not slow and not flaky"
 else
-	$(BIN)/pytest -n auto --maxschedchunk 8 --ignore tests/serving
-	$(BIN)/pytest tests/serving
+	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving
+	$(BIN)/pytest -n 2 --dist loadfile tests/serving
 endif
 
 # Each environment is rebuilt when what it is made from changes.

@@ -49,6 +49,11 @@ def test_an_empty_database_is_said_to_be_one(tmp_path: Path) -> None:
         gpuprof.estimate(db=tmp_path / "db")
 
 
+def test_of_a_file_that_is_not_there_its_sizes_are_not_blamed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read model .*absent\.onnx: No such file"):
+        gpuprof.estimate([tmp_path / "absent.onnx"], device="l4", dims={"seq": [64]})
+
+
 def test_what_was_remarked_before_an_error_comes_with_it(
     tmp_path: Path, mlp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ class KnownModels:
         if path is None and not said:
             raise unknown_name("model", name, [*self._sized, *self._graphs])
         recorded = path or Path(next((one.path or "" for one in said.values()), ""))
-        if recorded.is_file():
+        if recorded.is_file() or not said:  # a file that nothing else tells of is missed by its name
             try:
                 return tuple(one.name for one in read_free(recorded))
             except InputError:
