@@ -20,14 +20,16 @@ lint:
 types:
 	$(BIN)/mypy
 
-# Tests of servers come last, two files at a time: more would measure one another. What is left of them with FAST=1 measures nothing: the
-# marks slow and flaky (tests/reruns.py) leave out whatever starts servers, workers or profilers and waits for them.
+# Tests of servers come last, two files at a time, and those that measure latencies alone: more at a time would measure
+# one another. What is left of them with FAST=1 measures nothing: the marks slow and flaky (tests/reruns.py) leave out
+# whatever starts servers, workers or profilers and waits for them.
 check:
 ifdef FAST
 	$(BIN)/pytest -n auto -m "not slow and not flaky"
 else
 	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving
-	$(BIN)/pytest -n 2 --dist loadfile tests/serving
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/serving/load tests/serving
+	$(BIN)/pytest tests/serving/load
 endif
 
 # Each environment is rebuilt when what it is made from changes.
