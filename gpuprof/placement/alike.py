@@ -26,8 +26,9 @@ def find_alike(problem: Problem) -> Mapping[str, str]:
     """
     key = (problem.demands, id(problem.estimator), id(problem.queueing))
     if key not in problem.alike:
-        problem.alike[key] = dict(_pair_with_first(problem))
-    return problem.alike[key]
+        # Both are kept with the answer: another object could get the id of one that is gone.
+        problem.alike[key] = (problem.estimator, problem.queueing), dict(_pair_with_first(problem))
+    return problem.alike[key][1]
 
 
 def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:

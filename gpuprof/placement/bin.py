@@ -10,6 +10,7 @@ from gpuprof.placement.segment import Segments
 
 #: CUDA MPS clients that one device takes (CUDA up to 13.0).
 MPS_CLIENTS = 48
+#: Percent: shares such as thirds add up to a rounding error more than a whole.
 _EPSILON = 1e-9
 
 

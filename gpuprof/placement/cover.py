@@ -56,6 +56,7 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
         return share_out_rate(demand.rate_rps, chosen)
     if not segments:
         return Cover((), demand.rate_rps)
+    # Nothing serves it all within the limit: serve as much as so many replicas can, whatever they cost.
     widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
     return share_out_rate(demand.rate_rps, [widest] * limit)
 
@@ -72,6 +73,7 @@ def _fill_with(
     demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int
 ) -> list[Segment] | None:
     """Return as many of ``main`` as are full and the cheapest last one for the rest, None beyond ``limit``."""
+    # Raised by less than any rate is known to: a rate of just three capacities must not come out as two and a rest.
     count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
     rest = demand.rate_rps - count * main.capacity_rps
     last = []

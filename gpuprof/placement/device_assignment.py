@@ -34,7 +34,7 @@ class DeviceAssignment:
 
     Attributes
     ----------
-    gpus : tuple of (PlacedGpu, Seat or None)
+    gpus : tuple of (PlacedGpu, DeviceAddress or None)
         MIG instances may have other starts than in the placement; None: on no device of the older map.
     moves : int
         Replicas that do not stand in the older map as they are and where they are: they have to be started.
@@ -136,6 +136,7 @@ def _group_equal(keys: Sequence[object]) -> list[list[int]]:
     """Return the indices of equal keys together, later ones first within a group."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
+        # In front, so that `pop` takes the first of a group first.
         groups.setdefault(key, []).insert(0, index)
     return list(groups.values())
 
@@ -181,6 +182,7 @@ def _solve_assignment(
     """Return how many devices of which group are assigned to which: most replicas kept in all."""
     if not arranged:
         return {}
+    # A transportation problem: totally unimodular, so that its relaxation is in whole numbers already.
     program = Program()
     supply = [program.row(high=len(members)) for members in ours]
     places = [program.row(high=len(members)) for members in theirs]

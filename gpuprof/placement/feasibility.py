@@ -25,9 +25,10 @@ from gpuprof.placement.prediction_check import check_predictions
 
 __all__ = ["Evidence", "Violation", "check", "check_layout"]
 
+#: Relative, of rates, shares and times: what policies and their solvers round.
 _TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
-_MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
+_MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0; not the policies' constant, so that a mistake there shows here
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -201,6 +202,7 @@ def _needed_bytes(partition: Partition, replica: Replica, device: Device, eviden
         needed = ask_estimator(evidence.estimator, device, workload).memory_bytes
     except InputError:
         return 0
+    # Rounded down, where policies round up: a fraction of a byte breaks no rule.
     return 0 if needed is None else math.floor(needed.value) * replica.processes
 
 

@@ -27,6 +27,7 @@ _LARGEST_MAP_BYTES = 1_000_000
 #: Tensors on their way are in shared memory: 1 GiB unless ``serve --buffer-mb`` says otherwise, and some to spare.
 _SHARED_MEMORY = "2Gi"
 _MODELS, _SECRETS, _CONFIGURATION = "/models", "/etc/gpuprof/secret", "/etc/gpuprof/map"
+#: The user of the Containerfile: pods must run as one that is not root.
 _USER = 10001
 _DRAIN_S = 30
 
@@ -155,6 +156,7 @@ def _pod(node: Node, image: str, container: str = "serve") -> Manifest:
     return {
         "nodeSelector": {"gpuprof.node": label(node.name)},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        # Longer than the server drains, so that the kubelet does not end it in the middle.
         "terminationGracePeriodSeconds": 2 * _DRAIN_S,
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -201,6 +203,7 @@ def _probes() -> Manifest:
         return {"httpGet": {"path": path, "port": "http", "scheme": "HTTPS"}, **timing}
 
     return {
+        # Ten minutes for all models to be loaded, before which a pod must not be ended as dead.
         "startupProbe": probe("/v2/health/ready", periodSeconds=5, failureThreshold=120),
         "readinessProbe": probe("/v2/health/ready", periodSeconds=5, failureThreshold=2),
         "livenessProbe": probe("/v2/health/live", periodSeconds=10, failureThreshold=6),

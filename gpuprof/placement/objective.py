@@ -79,7 +79,13 @@ def measure(
 
 
 def jain(values: Iterable[float]) -> float:
-    """Return Jain's fairness index (Σx)² / (n·Σx²), in [1/n, 1]; 1.0 when all are zero."""
+    """Return Jain's fairness index (Σx)² / (n·Σx²), in [1/n, 1]; 1.0 when all are zero.
+
+    Examples
+    --------
+    >>> jain([0.5, 0.5]), jain([1.0, 0.0])
+    (1.0, 0.5)
+    """
     numbers = list(values)
     squares = sum(value * value for value in numbers)
     return sum(numbers) ** 2 / (len(numbers) * squares) if squares else 1.0

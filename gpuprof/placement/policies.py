@@ -66,6 +66,13 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     ------
     InputError
         For a policy or an option that does not exist, or a value that is none of its type.
+
+    Examples
+    --------
+    >>> from gpuprof.placement.contract import demand, problem  # a model of latency that is worked out by hand
+    >>> placement = make_policy("ffd").place(problem([demand("resnet", rate_rps=40.0, slo_ms=100.0)]))
+    >>> [str(replica.share) for gpu in placement.gpus for replica in gpu.replicas()], placement.unplaced
+    (['25%'], ())
     """
     made = load_plugin("policy", name, BUILTIN)
     own = dict(options or {})

@@ -69,6 +69,7 @@ class Pools:
             while high - low > _PRECISION * high and high > least:
                 middle = (low + high) / 2.0
                 low, high = (middle, high) if self.keeps(demand, servers, middle) else (low, middle)
+            # ``upto_rps`` is not in the key: it was not kept, so the largest rate lies below it, whatever it was.
             self._kept[key] = low
         return min(self._kept[key], upto_rps)
 
@@ -153,6 +154,19 @@ class Pools:
         device = self.problem.device(gpu.device)
         filled = math.fsum(device.fraction(one.share) for one in gpu.replicas())
         return -self.problem.entry(gpu.device).price_per_hour, filled
+
+
+def drop_idle_replicas(gpus: Gpus) -> Gpus:
+    """Return the devices without replicas that serve nothing, and without devices that hold none then."""
+    kept = []
+    for gpu in gpus:
+        parts = tuple(
+            replace(part, replicas=tuple(one for one in part.replicas if one.rate_rps > 0.0)) for part in gpu.partitions
+        )
+        parts = tuple(part for part in parts if part.replicas)
+        if parts:
+            kept.append(replace(gpu, partitions=parts))
+    return tuple(kept)
 
 
 def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.placement import PlacedGpu, Placement
-from gpuprof.placement.pool import Gpus, Pools
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
@@ -24,7 +24,7 @@ _SPARE = 1.01
 _MOST = 16.0
 
 
-class _Places(Protocol):
+class _InnerPolicy(Protocol):
     def place(self, problem: Problem) -> Placement: ...
 
 
@@ -39,7 +39,7 @@ class PooledPolicy:
     and of those the cheapest: never a worse one than the policy's own.
     """
 
-    policy: _Places
+    policy: _InnerPolicy
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
@@ -83,20 +83,7 @@ def _serve_pooled(problem: Problem, pools: Pools, gpus: Gpus, limit: Limit) -> _
     """Return the devices with the rates that their pools serve, without those that the others can do without."""
     served = pools.served_rps(gpus)
     left = pools.drop_spare(pools.rerate(gpus, served), limit)
-    return _without_idle(left), served
-
-
-def _without_idle(gpus: Gpus) -> Gpus:
-    """Return the devices without replicas of models that serve nothing in time."""
-    left = []
-    for gpu in gpus:
-        parts = [
-            replace(part, replicas=tuple(one for one in part.replicas if one.rate_rps > 0.0)) for part in gpu.partitions
-        ]
-        parts = [part for part in parts if part.replicas]
-        if parts:
-            left.append(PlacedGpu(gpu.device, tuple(parts)))
-    return tuple(left)
+    return drop_idle_replicas(left), served
 
 
 def _lower_rates(

@@ -29,6 +29,7 @@ _LIKELY = 0.85
 _LESS = 1.0 - 1e-6
 #: Times that the number of replicas and what each of them serves are adapted to one another.
 _ROUNDS = 3
+#: Of probabilities: a bound must also hold for maps that keep a percentile but for rounding.
 _SLACK = 1e-5
 
 

@@ -108,7 +108,8 @@ class Problem:
     limits : RateLimits
         What was found out about queues; problems made from this one share it.
     alike : dict
-        Which of some demands are alike (`gpuprof.placement.alike`), by the demands; shared in the same way.
+        Which of some demands are alike (`gpuprof.placement.alike`), by the demands and what they are judged by, which
+        is kept beside the answer; shared in the same way.
     """
 
     demands: tuple[Demand, ...]
@@ -121,7 +122,7 @@ class Problem:
     previous: DeploymentMap | None = None
     tried: TriedRuns = NOTHING_TRIED
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
-    alike: dict[object, Mapping[str, str]] = field(default_factory=dict, repr=False, compare=False)
+    alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -116,6 +116,8 @@ class Program:
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", gap)
+        # In units of the scaled objective, which HiGHS sees. Just below a step: a bound nearer than that leaves no
+        # better solution.
         solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * scales.objective * (1.0 - 1e-6)))
         for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
             solver.setOptionValue(name, _TOLERANCE)
@@ -165,6 +167,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     found = solver.getSolution()
+    # Within its tolerances the solver leaves columns a little outside their limits.
     values = np.clip(np.array(found.col_value) * scales.columns, 0.0, columns.highs)
     if not relaxed:
         values = np.where(columns.integer, np.round(values), values)
@@ -174,6 +177,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
     solution = Solution(tuple(values.tolist()), objective, objective, proven)
     if not relaxed:
+        # Within its tolerances the solver's bound may lie above its own solution.
         return replace(solution, bound=min(objective, float(info.mip_dual_bound) / scales.objective))
     duals = np.array(found.row_dual) * scales.rows / scales.objective
     return replace(solution, bound=dual_bound(columns, duals, objective), duals=tuple(duals.tolist()))

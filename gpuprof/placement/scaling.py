@@ -123,6 +123,7 @@ def _implied_limits(program: Columns, objective: float) -> Vector:
     limits = program.highs.copy()
     if (program.costs >= 0.0).all():
         dear = program.costs > 0.0
+        # Rounded outwards here and below: a limit that is a little too large only weakens the bound.
         limits[dear] = np.minimum(limits[dear], max(0.0, objective) / program.costs[dear] * (1.0 + 1e-9) + 1e-9)
     for _ in range(_PASSES):
         before = limits.copy()

@@ -76,6 +76,12 @@ def planned_ms(latency: Figure, confidence: float | None) -> float:
 
     Without a confidence, what was measured or interpolated counts as it is and everything else at its upper end. The
     figure's interval holds 90%; other confidences are read off a normal distribution through it.
+
+    Examples
+    --------
+    >>> predicted = Figure(10.0, "roofline", low=8.0, high=14.0)
+    >>> planned_ms(predicted, None), planned_ms(predicted, 0.0)
+    (14.0, 10.0)
     """
     if latency.high is None:
         return latency.value
@@ -137,6 +143,7 @@ class Segments:
         if self._first_alike:
             self.problem.limits.check_time()  # of many that are alike a million known answers are asked for
             workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
+        # Sorted: neighbours in another order are the same question.
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key not in self._estimates:
             self.problem.limits.check_time()
@@ -231,6 +238,7 @@ class Segments:
         for replica in partition.replicas:
             beside = partition.beside(replica)
             alone = self.estimate(device, replica.workload)
+            # Where neighbours change nothing, the segment has kept its SLO at this rate already.
             if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
                 demand = self.problem.demand(replica.model)
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
@@ -461,6 +469,7 @@ class Segments:
         server = self.server(device, workload, beside)
         idle = ceiling * NEARLY_IDLE
         if not self._in_time(demand, server, min(least_rps, wanted)):
+            # Less than ``least_rps`` will not be taken (see `make`): it is enough to know that it serves something.
             return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)

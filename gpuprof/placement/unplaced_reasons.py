@@ -155,6 +155,7 @@ def _fits_memory(segments: Segments, device: Device, workload: Workload) -> bool
 
 def _round_up(value: float) -> str:
     """Show to three digits, never below the value."""
+    # To the safe side: the SLO, or the rate below, that a user is told to ask for must be one that works.
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step * (1 + 1e-9)) * step:g}"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 from gpuprof.domain.demand import Demand, Slo
@@ -36,3 +37,15 @@ def test_segments_of_one_that_is_alike_are_those_of_the_first_under_its_own_name
     # asked for at another rate it is looked at by itself
     more = replace(given.demands[1], rate_rps=200.0)
     assert Segments(given).best(more, device) != second
+
+
+class ForgottenEstimator(CurvedEstimator):
+    pass
+
+
+def test_an_estimator_whose_answer_is_kept_is_kept_with_it_so_that_no_other_gets_its_id() -> None:
+    given, estimator = problem((Demand("m0", 100.0, Slo(50.0)),)), ForgottenEstimator()
+    find_alike(replace(given, estimator=estimator))
+    forgotten = weakref.ref(estimator)
+    del estimator
+    assert forgotten() is not None

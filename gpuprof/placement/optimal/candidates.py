@@ -319,6 +319,7 @@ class CandidateSegments:
             whole = {one.share.sm_pct: one for one in known if one.share.mig == mig}
             enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
             for percent in self.segments.menu.steps(demand.model, device, mig):
+                # A guess needs a larger known share above it: only that bounds what it could do.
                 larger = min((pct for pct in whole if pct > percent), default=None)
                 useless = percent >= enough and (device.name, mig) not in binding
                 if useless or percent in whole or larger is None:

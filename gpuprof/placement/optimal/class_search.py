@@ -179,6 +179,7 @@ class ClassSearch:
 
     def _generate(self, program: ClassProgram, limit: Limit) -> None:
         """Add patterns that are worth more than their partitions, until there are none or the time is up."""
+        # Stabilised column generation: duals are pulled towards what parts usually take, ever less as they settle.
         weights, best = list(_STABLE), math.inf
         for _ in range(_MOST_ROUNDS):
             found = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)

@@ -51,6 +51,7 @@ def solve_relaxation(
             return solution, best
         solution = found
         values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
+        # The bound of a round is not monotone: an earlier one may be the higher, and all of them hold.
         best = max(best, farley_bound(master, prices, found, values))
         if limit.is_over or not _add_columns(master, found, values):
             break

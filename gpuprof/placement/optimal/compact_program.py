@@ -59,6 +59,7 @@ class CompactProgram:
         rows = []
         for entry in self.entries:
             for _ in range(entry.count or 0):
+                # What stands on a device is at most what it has if it is used, and nothing if it is not.
                 shares, memory = self.program.row(high=0.0), self.program.row(high=0.0)
                 taken = {shares: -100.0, memory: -entry.device.dram_bytes / _GIB}
                 self._devices.append((entry, self.program.column(0.0, taken, 1.0)))

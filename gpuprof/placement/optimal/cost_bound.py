@@ -42,6 +42,7 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
                 per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
     cost = math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
     serves_any = any(rate > 0.0 for rate in rates.values())
+    # The dearest kind gives the fewest devices for the cost: a bound whichever kinds a map takes.
     gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
     least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
@@ -65,6 +66,7 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iter
         for share in (*listed, *between):
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most > 0.0:
+                # As if the smallest part of an instance did as much as all of it: too good to be true, and so a bound.
                 part = 1.0 if few or share.mig is None else PARTS[0] / 100.0
                 yield entry.price_per_hour * device.fraction(share) * part / most
 

@@ -95,6 +95,7 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
         return PrunedFleet(problem)
     cost, entries = _cost(problem, known), problem.fleet.entries
     kinds = {gpu.device for gpu in known.gpus}
+    # A map with one device of a kind costs at least its price: at the price of the known map it cannot be cheaper.
     kept = [one for one in entries if one.device.name in kinds or one.price_per_hour < cost * (1.0 - 1e-9)]
     if len(kept) == len(entries):
         return PrunedFleet(problem, known)

@@ -122,6 +122,7 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
         return 0.0
     master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False, relaxed=True)
     master.program.recost({column: -1.0 for _, column in master.served_columns()})
+    # Not stopped by the limit: without it there is no bound at all, and it is short.
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.proven:
         return total

@@ -48,6 +48,7 @@ def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placem
         return placement
     if len(prices) > 1 or gpus is None:
         return replace(placement, lower_bound_cost_per_hour=bound)
+    # A bound of 3.2 devices is one of four; what is subtracted is what the solver rounds.
     count = math.ceil(bound / min(prices) - 1e-6)
     return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
 

@@ -31,6 +31,7 @@ def best_packing(
         A second size, of which a packing has no more than ``most_weight``.
     most_weight : int
     """
+    # In the largest unit that divides all, the tables are as small as can be and the answer is the same.
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
     best = np.zeros((space + 1, most_weight + 1))
@@ -47,6 +48,7 @@ def best_packing(
             steps.append((index, times, taken))
             times *= 2
     counts, free, light = [0] * len(sizes), space, most_weight
+    # Backwards: whether a step was taken depends on what the steps before it had left.
     for index, times, taken in reversed(steps):
         if taken[free, light]:
             counts[index] += times

@@ -35,6 +35,7 @@ def minimal_covers(
     sorted_capacities = np.array(capacities, dtype=np.float64)[falling]
     found = np.zeros((limit, len(capacities)), dtype=np.int64)
     parts = math.inf if most_parts is None else float(most_parts)
+    # A little less than the rate: three segments of a third each must cover it.
     listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, found)
     if listed < 0:
         return None

@@ -129,6 +129,7 @@ def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     )
     if solution is None:
         return _MasterSolution(None, math.inf, bound, True, many, master.is_exact)
+    # Where patterns are generated the integer program's bound is only over those that it has.
     if not master.generated:
         bound = max(bound, solution.bound)
     bound = _round_up_to_step(bound, prices)
@@ -190,6 +191,7 @@ def _step(prices: Mapping[str, float]) -> float:
 
 def _round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
     step = _step(prices)
+    # Costs are whole multiples of the one price; below a rounding error of the solver nothing is rounded up.
     return step * math.ceil(bound / step - 1e-6) if step else bound
 
 

@@ -26,6 +26,7 @@ _MOST_LOOKED_AT = 50_000
 _MOST_LOOKED_AT_WITH_MEMORY = 15_000
 #: How often a share stands beside others in the patterns to begin with.
 _MOST_ALIKE = 3
+#: Shares are counted in thousandths of a percent, rounded down: a third three times over fits a whole.
 _PER_PERCENT = 1_000
 #: A whole partition in the units of shares.
 SPACE = 100 * _PER_PERCENT
@@ -88,6 +89,7 @@ def list_configurations(device: Device, shares: Collection[Share]) -> tuple[Devi
     names = {share.mig for share in shares if share.mig is not None}
     profiles = tuple(profile for profile in device.mig_profiles if profile.name in names)
     whole = [DeviceConfiguration(device.name)] if any(share.mig is None for share in shares) else []
+    # Maximal layouts suffice: an instance that nothing stands in costs nothing.
     layouts = distinct_layouts(device, profiles) if profiles else ()
     return (*whole, *(DeviceConfiguration(device.name, layout) for layout in layouts))
 

@@ -19,6 +19,7 @@ from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.knapsack import multisets
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.optimal.pattern_program import ReplicaPattern
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
@@ -28,7 +29,6 @@ from gpuprof.placement.segment import Segment, Segments
 _MOST = (6_000, 1_500)
 #: Where shares alone leave so many times more than that, it is not begun.
 _HOPELESS = 10
-_PER_PERCENT = 1_000
 _EPSILON = 1e-9
 
 #: What stands in a partition: each with what it does beside the others.
@@ -107,8 +107,8 @@ class PatternEnumeration:
 
     def _are_hopeless(self, feasible: Sequence[Workload]) -> bool:
         """Whether shares alone leave far too many combinations."""
-        units = [_units(one) for one in feasible]
-        return bool(units) and multisets(units, 100 * _PER_PERCENT) > _HOPELESS * self._left
+        units = [share_units(one.share) for one in feasible]
+        return bool(units) and multisets(units, SPACE) > _HOPELESS * self._left
 
     def _extend(self, device: Device, standing: _Standing, feasible: Sequence[Workload]) -> Iterator[_Standing]:
         for position, workload in enumerate(feasible):
@@ -116,9 +116,11 @@ class PatternEnumeration:
             if self._left <= 0 or self.limit.is_over:
                 self._left = 0
                 return
-            together = self._run_together(device, [*map(_workload, standing), workload])
+            together = self._run_together(device, [*(one.workload for one in standing), workload])
             if together is not None:
                 yield together
+                # From this position on, so that each combination is met once; what cannot stand together cannot with
+                # more beside it.
                 yield from self._extend(device, together, feasible[position:])
 
     def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
@@ -136,11 +138,3 @@ class PatternEnumeration:
             found.append(segment)
         held = sum(one.memory_bytes or 0 for one in found)
         return tuple(found) if held <= device.memory_bytes(Share(100.0, running[0].share.mig)) else None
-
-
-def _workload(segment: Segment) -> Workload:
-    return Workload(segment.model, segment.batch, segment.share, segment.processes)
-
-
-def _units(workload: Workload) -> int:
-    return max(1, math.floor(workload.share.sm_pct * _PER_PERCENT + 1e-6))

@@ -155,6 +155,7 @@ def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]
     Where a demand limits the replicas, it needs no more of them either.
     """
     merits = {kind: _Merits() for kind in dict.fromkeys(one.kind for one in patterns)}
+    # By falling sums, so that no pattern comes before one that dominates it: one pass is enough.
     ranked = sorted(((_dominance_key(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
     return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 

@@ -24,7 +24,7 @@ from gpuprof.placement.optimal.minimise_cost import minimise_cost
 from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.optimal.warm_start import keep_previous_gpus
 from gpuprof.placement.placement import Placement
-from gpuprof.placement.pool import Gpus, Pools
+from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
 from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -131,7 +131,7 @@ class PooledPlanner:
     def _settle(self, placement: Placement, gpus: Gpus, name: str) -> Placement:
         """Return the devices at the rates that they serve, up to those asked for, without those that can be spared."""
         served = self.pools.served_rps(gpus)
-        rated = _without_idle(self.pools.rerate(gpus, served))
+        rated = drop_idle_replicas(self.pools.rerate(gpus, served))
         kept = self.pools.drop_spare(rated, self.limit)
         found = name if len(kept) == len(gpus) else ", ".join(filter(None, (name, "without spare devices")))
         return with_unplaced(
@@ -200,16 +200,3 @@ class PooledPlanner:
 def raise_demands(demands: Sequence[Demand], rates: Mapping[str, float]) -> tuple[Demand, ...]:
     """Return the demands at other rates."""
     return tuple(replace(one, rate_rps=rates[one.model]) for one in demands)
-
-
-def _without_idle(gpus: Gpus) -> Gpus:
-    """Return the devices without replicas that serve nothing, and without devices that hold none then."""
-    kept = []
-    for gpu in gpus:
-        parts = tuple(
-            replace(part, replicas=tuple(one for one in part.replicas if one.rate_rps > 0.0)) for part in gpu.partitions
-        )
-        parts = tuple(part for part in parts if part.replicas)
-        if parts:
-            kept.append(replace(gpu, partitions=parts))
-    return tuple(kept)

@@ -284,6 +284,7 @@ class RestrictedMaster:
     def _add_single(self, group: DemandClass, position: int) -> None:
         """Add columns for how often each segment is taken for one demand."""
         demand = group.demands[position]
+        # A little less, as for covers: the rates of whole segments may add up to it but for rounding.
         rate = self.program.row(low=0.0 if self.partial else demand.rate_rps * (1.0 - 1e-9))
         parts = {} if demand.max_replicas is None else {self.program.row(high=demand.max_replicas): 1.0}
         columns = []

@@ -53,6 +53,7 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
         old = list(_old_gpus(problem, previous))
     except InputError:
         return None
+    # By identity: equal replicas on different devices are different replicas.
     found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
     needed = _drop_unneeded(problem, _within_fleet(problem, old), found)
     gpus = _share_out_rates(problem, _drop_idlest(problem, needed, found, freed), found)

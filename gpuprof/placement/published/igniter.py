@@ -14,12 +14,12 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-_MPS_CLIENTS = 48
 #: The most replicas that a workload too large for one device is split into.
 _MOST_SPLITS = 1_000
 
@@ -180,7 +180,7 @@ class _Cluster:
         numbers = [one for one, _ in state] + [number]
         tasks = [self.classes[one] for one in numbers]
         units = [had for _, had in state] + [self.classes[number].units]
-        if sum(one.memory_bytes for one in tasks) > self.device.dram_bytes or len(tasks) > _MPS_CLIENTS:
+        if sum(one.memory_bytes for one in tasks) > self.device.dram_bytes or len(tasks) > MPS_CLIENTS:
             return None
         while sum(units) <= self.most_units:
             running = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]

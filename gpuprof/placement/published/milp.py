@@ -119,6 +119,8 @@ class _ThesisProgram:
         best = self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed)
         if best is None:
             return None
+        # Lexicographic: the goodput is held, but for what the solver may miss it by, while the requirements are
+        # minimised.
         kept = self.program.row(low=-best.objective * (1.0 - _GIVE))
         for column in self._served:
             self.program.add(column, kept, 1.0)

@@ -242,6 +242,7 @@ def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -
         others = [*current[:position], *current[position + 1 :]]
         tried = allocate(entry, small, others)
         complete = sum(len(gpu.placed) for gpu in tried) == sum(len(gpu.placed) for gpu in others) + len(small)
+        # More segments than before may take more GPUs: then the GPU stays as it was.
         if complete and len(tried) <= len(current):
             current, owed = tried, now_owed
     return current
