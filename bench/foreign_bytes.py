@@ -1,6 +1,6 @@
 """Looks for bytes of others in a million answers, over HTTP and gRPC, plain and with TLS.
 
-    python -m bench.foreign_bytes [--answers N] [--minutes M]
+    python -m bench.foreign_bytes [--answers N] [--minutes M] [--seed S]
 
 Two servers overwrite memory as soon as it is given back, one of them with TLS. Most answers are asked for by processes
 that do little else than compare: each request has a byte of its own of which its tensor is made, requests of HTTP are
@@ -46,6 +46,8 @@ _PROCESSES = 2
 _CONNECTIONS, _CALLS = 2, 8
 _AT_ONCE = 8
 _STRANGE = 200
+#: Seeds of the clients of all manners grow by what they have sent; those of another run begin so far away.
+_SEEDS_APART = 10_000_000
 
 
 def ask_many(endpoint: Endpoint, answers: int, seconds: float, seed: int) -> Got:
@@ -133,14 +135,14 @@ class _AnswerReader:
         self._data += data
 
 
-def look_for_foreign_bytes(answers: int, seconds: float) -> tuple[dict[str, Got], Got]:
+def look_for_foreign_bytes(answers: int, seconds: float, seed: int = 0) -> tuple[dict[str, Got], Got]:
     """Return what came of so many answers, or of so long, by scheme, and what clients of all manners got beside."""
     with endpoints() as every, ProcessPoolExecutor(_PROCESSES, multiprocessing.get_context("spawn")) as pool:
         share = -(-answers // (_PROCESSES * len(every)))
-        asking = [pool.submit(_ask_all, every, share, seconds, seed) for seed in range(_PROCESSES)]
+        asking = [pool.submit(_ask_all, every, share, seconds, _PROCESSES * seed + i) for i in range(_PROCESSES)]
         strange, sent = Got(), 0
         while not all(one.done() for one in asking):
-            batch = draw_requests(every, [(_name(size), size) for size in SIZES], _STRANGE, sent)
+            batch = draw_requests(every, [(_name(size), size) for size in SIZES], _STRANGE, _SEEDS_APART * seed + sent)
             strange, sent = strange + send_all(batch, _AT_ONCE), sent + len(batch)
         results = [one.result() for one in asking]
     return {one.scheme: sum((result[i] for result in results), Got()) for i, one in enumerate(every)}, strange
@@ -181,10 +183,10 @@ def endpoints() -> Iterator[list[Endpoint]]:
             ]
 
 
-def show_foreign_bytes(answers: int, seconds: float) -> bool:
+def show_foreign_bytes(answers: int, seconds: float, seed: int = 0) -> bool:
     """Print how many bytes of answers were not the client's own; return whether there were none."""
     began = time.monotonic()
-    got, strange = look_for_foreign_bytes(answers, seconds)
+    got, strange = look_for_foreign_bytes(answers, seconds, seed)
     total = sum(got.values(), strange)
     each = ", ".join(f"{scheme} {one.answers}" for scheme, one in got.items())
     print(f"{total.foreign} foreign bytes in {total.answers} answers within {time.monotonic() - began:.0f} s:", end=" ")
@@ -198,8 +200,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=1_000_000, help="that are looked at")
     parser.add_argument("--minutes", type=float, default=30.0, help="at most")
+    parser.add_argument("--seed", type=int, default=0, help="of what is asked: another one adds to what was looked at")
     options = parser.parse_args()
-    return 0 if show_foreign_bytes(options.answers, 60.0 * options.minutes) else 1
+    return 0 if show_foreign_bytes(options.answers, 60.0 * options.minutes, options.seed) else 1
 
 
 if __name__ == "__main__":
