@@ -13,8 +13,9 @@ from urllib.parse import unquote
 
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, ConnectionSet
-from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.connection_set import ConnectionSet
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES
+from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
@@ -77,6 +78,7 @@ class HttpApi:
         self.scratch = bytearray(SCRATCH_BYTES)
         self.connections = ConnectionSet(connections_per_peer)
         self.turns = LoopTurns()
+        self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[tuple[str, int, str]] = Counter()
@@ -122,6 +124,7 @@ class HttpApi:
     def forget_routes(self) -> None:
         """Find every address anew: the models have changed."""
         self._routes.clear()
+        self.known_heads.clear()
 
     def _find(self, head: HttpHead) -> Route:
         if len(head.target) > _MAX_TARGET_BYTES:
@@ -370,7 +373,7 @@ def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
     if not model.spec.max_batch:
         return None
-    return tuple(tuple(tensor.shape[1:]) for tensor in asked.inputs)
+    return tuple([tuple(tensor.shape[1:]) for tensor in asked.inputs])
 
 
 def _cancel(inference: Inference) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from http import HTTPStatus
 from typing import Protocol, cast
 
 import orjson
 
-from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
+from gpuprof.serving.protocol.connection_set import ConnectionSet
+from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
 from gpuprof.serving.protocol.loop_turns import LoopTurns
-from gpuprof.serving.protocol.peer_counts import PeerCounts
+from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
@@ -29,6 +30,8 @@ _LINGER_S = 2.0
 _ABOUT_TO_ASK_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
 _MAX_UNSENT_BYTES = 1 << 16
+#: An answer of up to so many bytes is written in one piece: copying it costs less than another buffer.
+_JOINED_BYTES = 1 << 12
 _TOO_MANY = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
 #: Who sends or reads more slowly than that, all in all, stands still.
 _LEAST_BYTES_PER_S = 1 << 17
@@ -41,6 +44,7 @@ class ConnectionOwner(Protocol):
     scratch: bytearray
     connections: ConnectionSet
     turns: LoopTurns
+    known_heads: dict[bytes, KnownHead]
 
     @property
     def draining(self) -> bool:
@@ -64,35 +68,6 @@ class ConnectionOwner(Protocol):
             404, 405, …
         """
         ...
-
-
-class ConnectionSet:
-    """The connections that are open, of which one address may have only so many."""
-
-    def __init__(self, per_peer: int) -> None:
-        self._connections: set[HttpConnection] = set()
-        self._counts = PeerCounts(per_peer)
-
-    def __iter__(self) -> Iterator[HttpConnection]:
-        return iter(list(self._connections))
-
-    @property
-    def turned_away(self) -> int:
-        """How many connections there would have been more."""
-        return self._counts.turned_away
-
-    def add(self, connection: HttpConnection) -> bool:
-        """Take in a connection; False when its address has too many."""
-        if not self._counts.add(connection.peer):
-            return False
-        self._connections.add(connection)
-        return True
-
-    def discard(self, connection: HttpConnection) -> None:
-        """Forget a connection."""
-        if connection in self._connections:
-            self._connections.discard(connection)
-            self._counts.discard(connection.peer)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -234,8 +209,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             body, tail = b"", None
         if slot is not None:
             self._unsent.append(slot)
-        if tail:
+        if tail and length > _JOINED_BYTES:
             transport.writelines([head + body, *tail])
+        elif tail:
+            transport.write(b"".join((head, body, *tail)))
         else:
             transport.write(head + body)
         self._unsent_bytes = transport.get_write_buffer_size()
@@ -326,9 +303,23 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
             stop += 4
-            self._begin(bytes(memoryview(buffer)[position:stop]))
+            text = bytes(memoryview(buffer)[position:stop])
+            known = self._site.known_heads.get(text)
+            if known is not None and stop + known.length <= end:
+                position = stop + known.length
+                self._handle_known(known, bytes(memoryview(buffer)[stop:position]))
+                continue
+            self._begin(text)
             position = stop
         return position
+
+    def _handle_known(self, known: KnownHead, body: bytes) -> None:
+        """Handle a request that is here as a whole, and whose head came before: most small ones are."""
+        self.touched = time.monotonic()
+        arrived, self._waits_since = self._waits_since or self.touched, None
+        self._keep_alive = known.head.keep_alive and not self._client_ended
+        self.busy = True
+        known.route.handle(self, known.head, ReceivedBody(RequestBody(body, known.json_bytes), None, arrived))
 
     def _begin(self, text: bytes) -> None:
         """Read a head and prepare for its body."""
@@ -349,6 +340,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._reject(refusal)
                 return
             incoming.refusal = refusal
+        else:
+            incoming.remember_head(text, self._site.known_heads)
         if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if incoming.is_whole:

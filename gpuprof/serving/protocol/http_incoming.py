@@ -9,7 +9,14 @@ from typing import Protocol
 
 import httptools
 
-from gpuprof.serving.protocol.http_message import ChunkedBody, HttpHead, chunk_parser, too_large
+from gpuprof.serving.protocol.http_message import (
+    MAX_KNOWN_BYTES,
+    MOST_KNOWN,
+    ChunkedBody,
+    HttpHead,
+    chunk_parser,
+    too_large,
+)
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -61,7 +68,7 @@ class HttpClient(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class ReceivedBody:
     """A body, the memory that it holds, and when it began to arrive (monotonic seconds)."""
 
@@ -94,6 +101,16 @@ class Route:
     in_arena: bool = False
     foresee: Callable[[Buffer, str], None] | None = None
     lane: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """A head that came before, of an inference whose body is small: what it says, and what answers it."""
+
+    head: HttpHead
+    route: Route
+    length: int
+    json_bytes: int
 
 
 @dataclass(slots=True)
@@ -162,6 +179,17 @@ class Incoming:
             raise too_large(route.max_body)
         self._json_bytes = _json_length(self.head, self.length)
         self._undecided = route.in_arena and self.length > INLINE_BYTES
+
+    def remember_head(self, text: bytes, known: dict[bytes, KnownHead]) -> None:
+        """Enter an inference's head that `prepare` has passed among the known ones, if its body is small.
+
+        Whatever the head decides is decided for the next that is the same: its framing, its address, its token.
+        """
+        is_small = not self.head.chunked and self.length <= INLINE_BYTES and len(text) <= MAX_KNOWN_BYTES
+        if self.route.in_arena and is_small and b"expect" not in self.head.headers:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[text] = KnownHead(self.head, self.route, self.length, self._json_bytes)
 
     def take(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
         """Take what belongs to the body out of ``buffer``; return how far that is, and whether the body is whole.

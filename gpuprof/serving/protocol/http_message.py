@@ -16,7 +16,7 @@ CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 #: Heads that are remembered, and bytes of one.
-_MOST_KNOWN, _MAX_KNOWN_BYTES = 256, 1024
+MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -83,10 +83,10 @@ def read_head(text: bytes) -> HttpHead:
     RefusedError
         400, when it is no HTTP.
     """
-    return _find_head(text) if len(text) <= _MAX_KNOWN_BYTES else _parse_head(text)
+    return _find_head(text) if len(text) <= MAX_KNOWN_BYTES else _parse_head(text)
 
 
-@lru_cache(_MOST_KNOWN)
+@lru_cache(MOST_KNOWN)
 def _find_head(text: bytes) -> HttpHead:
     return _parse_head(text)
 

@@ -91,8 +91,8 @@ class RequestQueue:
                 else:
                     kept.append(other)
             self._waiting.extendleft(reversed(kept))
-        self.rows -= sum(inference.rows for inference in taken)
-        self._time = max(self._time, *(inference.turn for inference in taken))
+        self.rows -= sum([inference.rows for inference in taken])
+        self._time = max(self._time, *[inference.turn for inference in taken])
         self._forget_flows()
         return taken
 

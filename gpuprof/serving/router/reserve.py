@@ -23,6 +23,8 @@ class Reserve:
 
     def at(self, now: float) -> float:
         """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
+        if self._part <= self._usual:  # as nearly always
+            return self._part
         return relax_reserve(self._part, self._usual, 1000.0 * (now - self._changed))
 
     def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:

@@ -253,6 +253,8 @@ class ServedModel:
         return is_late or self._spoils_batch(load, now)
 
     def _spoils_batch(self, load: ReplicaLoad, now: float) -> bool:
+        if load.waiting == 0:
+            return False
         allowed_ms = self._allowed_ms(load.oldest_deadline_ms, now)
         wait_ms = load.max_wait_ms
         return makes_oldest_late(load.waiting, load.oldest_wait_ms, load.busy_ms, load.latency_ms, wait_ms, allowed_ms)

@@ -120,7 +120,7 @@ class ServedReplica:
     @property
     def is_alive(self) -> bool:
         """Whether a worker is there to serve."""
-        return any(worker.is_ready for worker in self.workers)
+        return True in [worker.is_ready for worker in self.workers]
 
     @property
     def specs(self) -> list[ModelSpec]:
@@ -176,8 +176,9 @@ class ServedReplica:
         """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
         full_ms, elapsed_ms = self.latency.times_ms(now)[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
-        self._arrival_count = 1.0 + decay_count(self._arrival_count, elapsed_ms, full_ms)
-        self._refused_count = decay_count(self._refused_count, elapsed_ms, full_ms) + refused
+        left = decay_count(1.0, elapsed_ms, full_ms)
+        self._arrival_count = 1.0 + self._arrival_count * left
+        self._refused_count = self._refused_count * left + refused
         counts = self._refused_count, self._arrival_count
         self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, full_ms)
         if load.idle == 0 and load.busy_ms:
@@ -188,7 +189,13 @@ class ServedReplica:
         return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
-        """Queue a request; priorities first, and among equals each client in turn."""
+        """Queue a request, priorities first, and among equals each client in turn; send it where nothing waits."""
+        if not self._queue and (worker := self._find_free_worker()) is not None:
+            now = time.monotonic()
+            limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
+            if batch_size_now(inference.rows, self.plan.batch, 1000.0 * (now - inference.arrived), limit_ms):
+                self._send(worker, [inference], now)
+                return
         self._queue.add(inference, flow_of(inference.client, inference.deadline_ms, slo_ms))
         self._pump()
 
@@ -227,7 +234,7 @@ class ServedReplica:
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
         """Count an answered batch."""
-        rows = sum(inference.rows for inference in inferences)
+        rows = sum([inference.rows for inference in inferences])
         self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
     def _pump(self) -> None:

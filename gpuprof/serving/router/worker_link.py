@@ -31,7 +31,7 @@ class SentBatch:
     took_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class BatchAnswer:
     """What came back of a batch: nanoseconds by stage, the outputs of each request, and how many requests it had."""
 
@@ -104,6 +104,7 @@ class WorkerLink:
         self._numbers = 0
         self._pinged: float | None = None
         self._learned_row_bytes = 0.0
+        self._output_bytes: dict[int, int | None] = {}
         self._ending = False
         self._came_last = -1
         self.identity: list[int] | None = None
@@ -227,6 +228,7 @@ class WorkerLink:
             self._events.on_failure(self.sent.pop(number), message)
         elif frame.kind == FrameKind.READY:
             self.spec = ModelSpec.from_message(frame.head)
+            self._output_bytes.clear()
             self.is_ready = True
             self._events.on_ready(self.spec)
         elif frame.kind == FrameKind.REFUSED:
@@ -249,16 +251,23 @@ class WorkerLink:
     def _reserve_outputs(self, inference: Inference) -> Any:
         """Reserve memory for the outputs of a request, where they are too large for the message."""
         if inference.output_slot is None and self.spec is not None:
-            size = count_output_bytes(self.spec, inference.rows)
+            size = self._count_output_bytes(inference.rows)
             if size is None:
                 size = int(1.25 * self._learned_row_bytes * inference.rows)
             if size > INLINE_BYTES:
                 inference.output_slot = self._arena.take(size)
         return inference.output_slot
 
+    def _count_output_bytes(self, rows: int) -> int | None:
+        """Return `count_output_bytes` of the worker's model, worked out once for each number of rows."""
+        assert self.spec is not None
+        if rows not in self._output_bytes:
+            self._output_bytes[rows] = count_output_bytes(self.spec, rows)
+        return self._output_bytes[rows]
+
     def _learn(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:
         """Remember how large the outputs of models with open shapes are."""
         for inference, tensors in zip(batch.inferences, outputs, strict=True):
-            if inference.output_slot is None:
+            if inference.output_slot is None and self._count_output_bytes(inference.rows) is None:
                 size = sum(len(tensor.data) for tensor in tensors)
                 self._learned_row_bytes = max(self._learned_row_bytes, size / inference.rows)
