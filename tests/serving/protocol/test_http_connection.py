@@ -12,7 +12,7 @@ import pytest
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
-from gpuprof.serving.protocol.http_message import HttpHead, is_own_host, read_head
+from gpuprof.serving.protocol.http_message import MOST_KNOWN, HttpHead, is_own_host, read_head
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
@@ -287,3 +287,94 @@ def test_heads_that_are_known_are_not_parsed_again_and_long_ones_are_not_kept() 
     assert read_head(text).headers == {b"host": b"known.example"}
     long = b"GET /v2 HTTP/1.1\r\nHost: x\r\nFilling: " + bytes([0x61]) * 2000 + b"\r\n\r\n"
     assert read_head(long) == read_head(bytes(bytearray(long))) and read_head(long) is not read_head(long)
+
+
+HEAD_OF_FOUR = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+
+
+@pytest.fixture
+def echo(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[HttpHead]:
+    """Have the server give back bodies; what is returned fills with the heads that were looked up."""
+    found: list[HttpHead] = []
+
+    def answer(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+        client.respond(200, b"x", bytes(received.body.data))
+
+    def find(head: HttpHead) -> Route:
+        found.append(head)
+        return Route(answer, in_arena=True)
+
+    monkeypatch.setattr(api, "_find", find)
+    return found
+
+
+def ask_in_pieces(api: HttpApi, stream: bytes, size: int) -> bytes:
+    """Return what is written when a stream comes in pieces of so many bytes."""
+
+    async def ask() -> bytes:
+        connection, transport = connect(api)
+        for begin in range(0, len(stream), size):
+            feed(connection, stream[begin : begin + size])
+            for _ in range(len(stream)):
+                transport.send(connection)
+                await asyncio.sleep(0)
+                if connection.is_idle:
+                    break
+        return transport.written
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("size", [1, 7, 61, 1000])
+def test_requests_whose_head_came_before_get_their_own_bodies_however_they_are_split(
+    api: HttpApi, echo: list[HttpHead], size: int
+) -> None:
+    bodies = [b"%04d" % number for number in range(20)]
+    written = ask_in_pieces(api, b"".join(HEAD_OF_FOUR + body for body in bodies), size)
+    answers = [part.partition(b"\r\n\r\n")[2] for part in written.split(b"HTTP/1.1 200 OK")[1:]]
+    assert answers == bodies
+    assert list(api.known_heads) == [HEAD_OF_FOUR] and len(echo) == 1
+    api.forget_routes()
+    ask_in_pieces(api, HEAD_OF_FOUR + b"0000", 1000)
+    assert len(echo) == 2  # the models have changed: found anew
+
+
+def test_a_head_that_came_before_is_not_parsed_or_looked_up_again(
+    api: HttpApi, echo: list[HttpHead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_in_pieces(api, HEAD_OF_FOUR + b"0000", 1000)
+    monkeypatch.setattr(api, "route", lambda head: pytest.fail("it is looked up again"))
+    assert ask_in_pieces(api, HEAD_OF_FOUR + b"1111", 1000).endswith(b"\r\n\r\n1111")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nX: " + bytes(1024).replace(b"\0", b"x") + b"\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Encoding: gzip\r\n\r\n",
+        b"POST /infer HTTP/1.1\r\nContent-Length: 4\r\n\r\n",
+    ],
+)
+def test_heads_of_requests_that_are_refused_or_need_more_than_a_small_body_are_not_remembered(
+    api: HttpApi, echo: list[HttpHead], head: bytes
+) -> None:
+    ask_in_pieces(api, head + b"0000", 2000)
+    assert not api.known_heads
+
+
+def test_no_head_without_the_token_is_remembered(echo: list[HttpHead], api: HttpApi) -> None:
+    api._admits = lambda authorization: authorization == b"Bearer right"
+    for token in (b"wrong", b"right", b"wrong"):
+        head = HEAD_OF_FOUR[:-2] + b"Authorization: Bearer " + token + b"\r\n\r\n"
+        written = ask_in_pieces(api, head + b"0000", 1000)
+        assert written.startswith(b"HTTP/1.1 200" if token == b"right" else b"HTTP/1.1 401")
+    assert len(api.known_heads) == 1
+
+
+def test_so_many_heads_are_remembered_and_no_more(api: HttpApi, echo: list[HttpHead]) -> None:
+    for number in range(MOST_KNOWN + 10):
+        ask_in_pieces(api, HEAD_OF_FOUR[:-2] + b"X: %d\r\n\r\n0000" % number, 1000)
+    assert 0 < len(api.known_heads) <= MOST_KNOWN
