@@ -89,6 +89,7 @@ def read_yaml(path: Path, what: str) -> yaml.Node | None:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {what} is")
+        # Composed, not constructed: nodes know their lines, which messages name, and nothing of the file is run.
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error

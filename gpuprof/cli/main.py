@@ -18,6 +18,7 @@ from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
+#: As shells say of a program that SIGINT ended: 128 and the signal's number.
 INTERRUPTED_EXIT_CODE = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -152,6 +153,7 @@ def run_line(line: Sequence[str]) -> int:
         with termination_as_interrupt():
             command = typer.main.get_command(app)
             defaults = _read_defaults(config, command)
+            # Not standalone: click would print its own errors and end the process.
             result = command.main(words, prog_name="gpuprof", standalone_mode=False, default_map=defaults)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED_EXIT_CODE

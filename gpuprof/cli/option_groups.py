@@ -35,6 +35,7 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
         grouped = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
         verb(**given, **grouped)
 
+    # typer reads the signature and the annotations, which `wraps` has taken from the verb.
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flat

@@ -80,6 +80,7 @@ def print_rows(
 
 def print_json(document: object) -> None:
     """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
+    # A terminal of another encoding could not print the letters themselves.
     escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=escaped) + "\n")
 
@@ -142,6 +143,7 @@ def progress(refresh_between: bool = True) -> Progress:
         console=console,
         transient=True,
         auto_refresh=refresh_between,
+        # In a pipe or a log every redrawn bar would be a line.
         disable=not console.is_terminal,
     )
 
@@ -157,6 +159,7 @@ def percent(value: object) -> str:
 
 
 def _print_csv(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> None:
+    # The columns that people see first, then all others: programs get every key of any row.
     names = list(dict.fromkeys([*keys, *(name for row in rows for name in row)]))
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()

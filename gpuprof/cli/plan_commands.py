@@ -153,6 +153,7 @@ def _check_demands(plan: RunPlan, step: PlannedStep) -> None:
 def _check_values(plan: RunPlan, step: PlannedStep, command: Any, filled: Mapping[str, Any]) -> None:
     """Refuse what the command line would refuse, before anything runs; outputs are looked at when they are written."""
     shown = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
+    # Outputs by their names alone, in the current folder: theirs may be made by an earlier step.
     operands, options = _words(command, shown)
     try:
         command.make_context(" ".join(step.verb), [*options, *operands])

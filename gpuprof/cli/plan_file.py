@@ -15,6 +15,7 @@ from gpuprof.errors import InputError, unknown_name
 
 #: Verbs that do not end by themselves, or need a server that does not, and this one.
 _NO_STEPS = frozenset({"serve", "apply", "run"})
+#: By its ending a file says whether a step prints JSON, CSV or a table into it.
 _SAVED = frozenset({".json", ".csv", ".txt"})
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]

@@ -64,6 +64,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     for number, command in enumerate(commands, start=1):
         line, where = show_line(command), f"step {number} of {len(commands)}"
         before = _fingerprint(command.inputs)
+        # A command without outputs, such as check, is always run: nothing could have changed unseen.
         if command.outputs and done.get(line) == [__version__, before, _fingerprint(command.outputs)]:
             say(f"{where}: done before, and nothing that it reads has changed: {line}")
             continue
@@ -140,6 +141,7 @@ def _read_done(folder: Path) -> dict[str, list[str]]:
 def _write_done(folder: Path, done: dict[str, list[str]]) -> None:
     target = _state_file(folder)
     with refuse_unwritable(target):
+        # Written beside it and renamed: a run that is killed must not leave half a list.
         part = target.with_suffix(".part")
         part.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
         part.replace(target)
@@ -152,6 +154,7 @@ def _fingerprint(paths: Sequence[Path]) -> str:
         for file in sorted(_files(path)):
             digest.update(f"{file}\0".encode())
             digest.update(_describe(file))
+        # Names and contents stay apart: without it "ab" and "c" would be as "a" and "bc".
         digest.update(b"\0")
     return digest.hexdigest()
 

@@ -23,6 +23,7 @@ def termination_as_interrupt() -> Iterator[None]:
     KeyboardInterrupt
         Within it, when the process is told to end and nobody took SIGINT for himself.
     """
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -39,6 +40,7 @@ def termination_as_interrupt() -> Iterator[None]:
             raise KeyboardInterrupt
 
     before = {word: signal.getsignal(word) for word in _WORDS}
+    # Only where nobody else has set one: nohup ignores SIGHUP, and a test may have a handler of its own.
     taken = [word for word, handler in before.items() if handler is signal.SIG_DFL]
     for word in taken:
         signal.signal(word, handle_signal)

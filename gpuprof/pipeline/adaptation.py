@@ -16,7 +16,7 @@ from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from gpuprof.domain.deployment import DeploymentMap, Gpu
     from gpuprof.domain.fleet import Fleet
@@ -80,6 +80,7 @@ class MapReplanner:
         policy = restore_policy(deployment)
         for fraction in _FRACTIONS:
             rates = {name: fraction * rate for name, rate in load.rates_rps.items()}
+            # A part of the load that the present map was planned for is not worth a change.
             if fraction < 1.0 and not load.slowdowns and not load.beside and not _exceeds_plan(deployment, rates, load):
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)
@@ -153,6 +154,7 @@ def _resolve_files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile
     from gpuprof.placement.problem import ModelFile
 
     def find(path: str) -> str:
+        # A whole path, since the new map may be written to another directory than the first.
         beside = base / path
         return str(beside.resolve()) if beside.is_file() else path
 

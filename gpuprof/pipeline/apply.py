@@ -45,6 +45,7 @@ def apply(map_file: PathArgument, *, port: int = DEFAULT_PORT) -> ApplyResult:
         When the file holds no map, or the server refuses it.
     """
     path = Path(map_file)
+    # Read here, too: what is wrong with the file is then said without asking the server.
     read_map(path)
     answer = send_apply(port, path)
     return ApplyResult(kept=tuple(answer["kept"]), started=tuple(answer["started"]), stopped=tuple(answer["stopped"]))

@@ -132,6 +132,7 @@ def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
     from gpuprof.placement.policies import policy_names
 
     policy, estimator = deployment.policy, deployment.planned_with.estimator
+    # By its beginning: policies write their options behind their name.
     if not any(policy.startswith(name) for name in policy_names()) and ":" not in policy:
         yield f"the map names {policy!r} as its policy, which gpuprof does not have"
     if estimator not in estimator_names() and ":" not in estimator:

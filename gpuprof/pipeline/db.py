@@ -148,6 +148,7 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
         if not rows.num_rows:
             models = set(database.read("models", ["model"]).column("model").to_pylist())
             raise unknown_name("table or model", name, sorted({*TABLES, *models}))
+    # Ids of runs begin with the time at which they started.
     newest = rows.sort_by([("run_id", "descending")]).slice(0, limit).to_pylist()
     filled = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
     notes = (f"{limit} of {rows.num_rows:,} rows; --limit shows more",) if rows.num_rows > limit else ()
@@ -225,7 +226,7 @@ def import_measurements(
     form: str | None = None,
     db: PathArgument | None = None,
 ) -> ImportResult:
-    """Bring in published measurements, each file once.
+    r"""Bring in published measurements, each file once.
 
     They are those of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator.
 
@@ -242,6 +243,18 @@ def import_measurements(
     ------
     InputError
         When a file cannot be read or is of no known form.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> header = "Mig instance,Batch size,Workload Number,Throughput,Latency"
+    >>> _ = (folder / "resnet50.csv").write_text(header + "\n1,8,1,500,16\n")
+    >>> import_measurements([folder / "resnet50.csv"], db=folder / "db").rows()[0]["form"]
+    'parvagpu'
+    >>> verify_database(db=folder / "db").defects
+    ()
     """
     database = KernelDb.create(database_path(db))
     first, paths = split_form([Path(file) for file in files])

@@ -59,6 +59,7 @@ def resolve_device(
     if wanted in ("cpu", here.name):
         return with_ceilings(here, db)
     known = {**devices(), **(own or {})}
+    # The catalogue before the database: a measured device has its measured rates all the same (`with_ceilings`).
     if wanted in known:
         return with_ceilings(known[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None

@@ -25,6 +25,7 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
     total_s : float
         How long it is to go on; what takes longer stays at the end.
     """
+    # No thread where nobody looks: it would wake up beside what is being measured.
     if progress is ignore_progress:
         yield
         return

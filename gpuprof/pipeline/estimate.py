@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
@@ -25,10 +24,6 @@ from gpuprof.pipeline.devices import (
 )
 from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.result import NoteList, Result
-
-if TYPE_CHECKING:
-    from gpuprof.domain.device import Device
-
 
 _LARGEST_BATCH = 1_000_000
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")

@@ -53,6 +53,7 @@ class MapExportResult(Result):
             for name, source in self.models.items():
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
+                # Removed first: writing through an old hard link would change the file that it was made from.
                 path.unlink(missing_ok=True)
                 _link_or_copy(source.resolve(), path, copy)
 

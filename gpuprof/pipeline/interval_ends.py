@@ -48,6 +48,7 @@ def add_interval_ends(
         return deployment
     seconds = max(least_s, _PART * spent.spent_s)
     if spent.left_s is not None:
+        # Two ends share what is left.
         seconds = min(seconds, spent.left_s / 2.0)
     lower, upper = (plan_at_end(problem, policy, end, seconds) for end in ("lower", "upper"))
     planned = deployment.predicted.gpus

@@ -165,6 +165,7 @@ def load(
     at_most = "at most " if settings.rule else ""
     time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
+    # Only where server and client are one machine: its workers' cores are then the client's, too.
     taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with avoiding_cores(taken if enough else ()):

@@ -153,6 +153,7 @@ def _find_horizon_s(times_s: list[Times], settings: LoadSettings, most: int, not
     whole_s = settings.warmup_s + settings.duration_s
     if sum(map(len, times_s)) <= most:
         return whole_s
+    # The moment of the request that is one too many, found without sorting all of them.
     until_s = float(np.partition(np.concatenate(times_s), most)[most])
     if until_s <= settings.warmup_s:
         raise _NotReplayedError(f"the warm-up alone has more than {most:,} requests")

@@ -118,6 +118,7 @@ def _find_candidates(
     from gpuprof.pipeline.op_seconds import read_op_seconds
 
     left, refused = dict(files), list[_Refusal]()
+    # Anew without the models that cannot be merged: each of them may have kept others apart.
     while len(left) > 1:
         named = dict(zip(source_names(list(left.values())), left, strict=True))
         options = MergeOptions(
@@ -186,6 +187,7 @@ def _place_merge(
     before = merging.deployment
     reason = merging.accept(spot, MergeOffer(name, merge, file)) or _find_broken_rule(merging)
     if reason:
+        # The offer is accepted before the rules are checked, since they are checked of a map.
         merging.deployment = before
         for path in (file, file.with_name(f"{file.name}.data")):
             path.unlink(missing_ok=True)

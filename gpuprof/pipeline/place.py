@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.fleet import ANY
@@ -38,11 +37,6 @@ from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
-
-if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.placement.problem import Problem
-
 
 #: Seconds for the search among all GPUs that have a price, unless the options give another limit.
 _ANY_LIMIT_S = 30.0
@@ -166,6 +160,7 @@ def place(
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(options.time_limit_s)
+    # Timed from here: the ends of the intervals get a part of what the plan itself took.
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
     deployment = add_interval_ends(problem, chosen, deployment, limit)
     if output.merge and (output.best_effort or not deployment.unplaced):

@@ -43,6 +43,7 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     if len(shapes) == 1:
         return ShapedQueue(BatchQueue(), next(iter(shapes.values())))
     queues = ModelQueues({model: ShapedQueue(BatchQueue(), shape) for model, shape in shapes.items()}, BatchQueue())
+    # Asked once for each, so that a trace that lacks one is refused now and not in the middle of a search.
     for model in models:
         queue_of(queues, model)
     return queues

@@ -33,6 +33,7 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
     """
     refuse_oversized(problem)
     deployment = to_map(problem, policy.place(problem), created or _read_source_date())
+    # Whatever the policy: a plug-in's map is believed as little as one of ours.
     broken = check(deployment, collect_evidence(problem))
     if broken:
         raise UnstableError(

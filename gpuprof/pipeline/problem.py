@@ -83,6 +83,7 @@ def build_problem(
     named = size_demands(named, known, planning.dims, note)
     sources = source_names(named)
     default = planning.estimator == DEFAULT
+    # Notes come from the default estimator whichever plans: it alone knows the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
     used = list(dict.fromkeys(sources.values()))
@@ -308,6 +309,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 
     files = {}
     rows = [] if database is None else read_records(database, _RecordedFile, table="models")
+    # In order of time: the last file that was measured under a name counts.
     for row in sorted(rows, key=lambda row: row.run_id):
         if row.model_path:
             files[row.model] = ModelFile(row.model_path, row.model_sha256)
@@ -324,6 +326,7 @@ def _record_settings(
     if isinstance(demands, str | os.PathLike) and Path(demands).is_file():  # a pipe is empty by now
         slo_sha256 = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
     if database is not None:
+        # Of the runs' ids and not of the files: compaction changes files and no figure.
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(

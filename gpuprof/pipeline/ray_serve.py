@@ -126,6 +126,7 @@ class RayServeNode:
         import aiohttp
 
         if self._session is None:  # within the loop of the requests
+            # Ray Serve limits what is on its way; aiohttp's own 100 connections would be a second limit.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=None)
         async with self._session.request(method, self._server.url + path, headers=headers, data=body or None) as got:
@@ -164,6 +165,7 @@ class RayServeRouter:
         call = (request.method, path + query, _drop_hop_by_hop(request.headers), await request.body())
         if path.startswith("/v2/health/"):
             answers = await asyncio.gather(*(node.answer.remote(*call) for node in self._nodes.values()))
+            # The worst: the whole is ready when all nodes are.
             return _make_response(Response, max(answers, key=lambda one: one[0]))
         if path in ("/v2", "/v2/"):
             return _make_response(Response, await next(iter(self._nodes.values())).answer.remote(*call))

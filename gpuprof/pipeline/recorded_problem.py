@@ -80,6 +80,7 @@ def restore_problem(
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     execution = _recorded_execution(settings, OtherTimes())
     measured = make_database_estimator(database, note=note)
+    # Only models that the database lacks: what was measured of a name counts before what its file predicts.
     graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
@@ -166,6 +167,7 @@ def restore_policy(deployment: DeploymentMap) -> Policy:
     """Return the policy that made a map, with its default options; the default one where it is not known."""
     from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
 
+    # A map has the policy's name with its options behind it; of several that begin so, the longest is meant.
     known = [name for name in policy_names() if deployment.policy.startswith(name)]
     return make_policy(max(known, key=len) if known else DEFAULT)
 

@@ -138,6 +138,7 @@ def make_scheduler(
         except InfeasibleError:
             return None
         except GpuprofError as error:
+            # The same kind, for its exit code.
             raise type(error)(f"while rescheduling: {error.message}", error.fix) from None
         if wanted.unplaced:
             return None

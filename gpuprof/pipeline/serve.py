@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Beyond the time for the last answers, a server gets so long to end its workers.
 _END_S = 20.0
+#: One line of JSON; a server that writes more has gone wrong.
 _MAX_MESSAGE_BYTES = 1 << 20
 _ERRORS: dict[str, type[GpuprofError]] = {
     kind.__name__: kind for kind in (InputError, InfeasibleError, UnstableError, UnavailableError)
@@ -218,6 +219,7 @@ def serve(
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
     """Start the server; return its process and the descriptor on which it says that it is ready, or why not."""
+    # A pipe of its own and not stdout, on which libraries print.
     answers, told = os.pipe()
     try:
         process = subprocess.Popen(
@@ -232,6 +234,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
         os.close(answers)
         raise
     finally:
+        # This process must not hold the writing end: reading would never end when the server dies.
         os.close(told)
     assert process.stdin is not None
     order = {"map_file": str(map_file.absolute()), "settings": settings.to_message()}
@@ -241,6 +244,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
 
 
 def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: DeploymentMap) -> MapServer:
+    # A duplicate, since closing the file closes its descriptor, which the caller closes itself.
     with os.fdopen(os.dup(answers), "rb") as file:
         line = file.readline(_MAX_MESSAGE_BYTES)
     if not line:

@@ -128,6 +128,15 @@ def show_trace(path: PathArgument, *, bins: int = _BINS) -> TraceResult:
     ------
     InputError
         When the file holds no trace.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> file = Path(tempfile.mkdtemp()) / "trace.csv"
+    >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).write(file)
+    >>> show_trace(file, bins=2).rows()[0]["requests"]
+    19
     """
     return TraceResult(trace=read_trace(Path(path)), bins=bins)
 

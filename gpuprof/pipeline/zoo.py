@@ -104,6 +104,16 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     ------
     InputError
         When the model cannot be read or changed, naming the node, or the results differ.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx", batch=4)
+    >>> rebatch_model(file, folder / "free.onnx").was_free
+    False
     """
     free = is_dynamic(Path(model))
     changed = rebatch(Path(model), Path(output), batch)
