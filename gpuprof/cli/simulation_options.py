@@ -82,6 +82,7 @@ class ServiceOptions:
     network: Annotated[
         str, typer.Option(help="Network model: none, thesis, or a CSV file of payload_bytes,latency_ms to fit.")
     ] = "none"
+    # 602112: an image of 3 × 224 × 224 in FP32.
     payload_bytes: Annotated[float, typer.Option(help="Size of a request on the network.", min=0.0)] = 602112.0
     answer_bytes: Annotated[float, typer.Option(help="Size of an answer on the network.", min=0.0)] = 4000.0
     fail: Annotated[

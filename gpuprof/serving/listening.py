@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
+#: Of asm-generic/socket.h; Python has no name for it.
 _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
 
@@ -22,6 +23,7 @@ def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:
     """
     waiting = []
     for listener in listening:
+        # A copy: asyncio owns the socket itself, which closing this object would close.
         with socket.socket(fileno=os.dup(listener.fileno())) as own:
             _drop_arrivals(own)
             own.setblocking(False)

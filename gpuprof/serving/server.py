@@ -162,6 +162,7 @@ class Server:
             await self._start_workers()
             if not self._stop.is_set():
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
+                # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
                 await listener.start_serving()
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)

@@ -160,6 +160,7 @@ class Adapter:
         LOGGER.warning(
             "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
         )
+        # In a process of its own: planning takes seconds, in which the event loop must answer requests.
         wanted = await run_in_process(self._settings.replan, self._deployment, load)
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
@@ -255,6 +256,7 @@ class Adapter:
         LOGGER.warning("another map is served for the load", extra=said)
         if move["started"] or move["stopped"]:
             self._waits = 1
+        # New workers are slower at first, and old ones still answer what they had: that is not judged.
         await asyncio.sleep(self._settings.settle_periods * self._settings.period_s)
         self._meter.take()
         self._wait_longer()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from gpuprof.errors import GpuprofError, UnavailableError
 
 _Result = TypeVar("_Result")
+#: Niceness: on a CPU, planning shares the cores with what is served.
 _NICE = 5
 
 
@@ -25,11 +26,13 @@ async def run_in_process(function: Callable[..., _Result], *arguments: object) -
     GpuprofError
         What the function raised; of any other error, and of a process that died, an `UnavailableError`.
     """
+    # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(theirs, function, arguments), daemon=True)
     try:
         await asyncio.to_thread(process.start)
+        # Or `recv` would never see the end of the process: the router would hold a writing end itself.
         theirs.close()
         result, error = await asyncio.to_thread(ours.recv)
     except EOFError:

@@ -72,6 +72,7 @@ class Workforce:
         self._drain_s = drain_s
         self._staffed: list[_Staffed] = []
         self._moving = asyncio.Lock()
+        # Loading takes a core: all at once, each model would load as long as all of them together.
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
         self._standbys: dict[str, _Staffed] = {}
         self._claimed: dict[str, float] = {}
@@ -93,6 +94,7 @@ class Workforce:
             kept, fresh, obsolete = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
             started = [await self._start_workers(models, planned) for planned in self._rename_apart(fresh, kept)]
+            # All of them, before anything of the running map is touched: what fails until here changes nothing.
             await self._until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
@@ -104,6 +106,7 @@ class Workforce:
             await self._end_standbys()
             for model in models.values():
                 model.spec = _widest(member for s in self._staffed for served, member in s.members if served is model)
+            # Before old replicas are retired: no request meets a model without one.
             self._router.publish(models.values())
             await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
             await self._start_standbys()

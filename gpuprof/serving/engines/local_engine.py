@@ -147,11 +147,13 @@ class LocalEngine:
         assert memory is not None
         process = subprocess.Popen(
             [sys.executable, "-m", "gpuprof.serving.machine.machine"],
+            # The arena is an unnamed file: a process has it only by inheriting its descriptor.
             pass_fds=(memory.fd,),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
         assert process.stdin is not None
+        # By stdin, since it holds the secret of the rendezvous: arguments can be read by everybody.
         with process.stdin as pipe:
             pipe.write(self._order.to_json().encode())
         self._began = time.monotonic()
@@ -168,6 +170,7 @@ class LocalEngine:
             return
         lived_s = time.monotonic() - self._began
         self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
+        # A process that dies at once would otherwise be started as fast as it can die.
         delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
         LOGGER.warning("machine process ended, starts again", extra={"in_s": delay})
         asyncio.get_running_loop().call_later(delay, self._restart)

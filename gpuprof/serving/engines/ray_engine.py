@@ -237,5 +237,6 @@ class RayEngine:
 
 
 def _leave_ctrl_c_to_the_router() -> None:
+    # Ctrl-C goes to the terminal's whole process group; the router drains first and then ends the keeper.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -95,6 +95,7 @@ def main(arguments: list[str]) -> int:
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
         if readable:
+            # From the descriptor: what the file object has buffered, select does not see.
             piece = os.read(sys.stdin.fileno(), 1 << 16)
             if not piece:
                 break

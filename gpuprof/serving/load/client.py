@@ -121,6 +121,7 @@ class Connection:
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port))
+        # Nagle's algorithm would hold back the end of a request until what came before is acknowledged.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.unread: Callable[[], int] = lambda: 0
         if context is not None:

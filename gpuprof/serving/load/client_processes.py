@@ -31,6 +31,7 @@ def run_clients(
         pipes.append((process, ours))
     for _, pipe in pipes:
         pipe.recv()  # it is there
+    # One moment for all, a little ahead so that each has been told by then: the monotonic clock is the machine's.
     start = time.monotonic() + 0.05
     for _, pipe in pipes:
         pipe.send(start)

@@ -269,6 +269,7 @@ def _read_chains(target: Target, stream: RequestStream) -> tuple[tuple[int, ...]
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
     """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
+    # 1009: the next seed must not give one stream the times of another.
     return [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
 
 

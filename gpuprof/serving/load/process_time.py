@@ -26,6 +26,7 @@ def cpu_seconds(pid: int) -> float:
     OSError
         When it has ended, or the kernel keeps no such statistics.
     """
+    # schedstat and not stat, which counts in ticks of 10 ms: a request takes less than one.
     threads = list(_PROC.glob(f"{pid}/task/*/schedstat"))
     if not threads:
         raise ProcessLookupError(f"there is no process {pid}, or no statistics of it")

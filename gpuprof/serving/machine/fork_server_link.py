@@ -88,6 +88,7 @@ class ForkServerLink:
         """Start the fork server unless it is there."""
         if self._socket is not None or not self._can_fork:
             return
+        # Packets keep their borders: each message is one JSON text with the descriptors that belong to it.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = self._setup.memory
         with theirs:

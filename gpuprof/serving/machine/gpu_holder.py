@@ -81,6 +81,7 @@ class GpuHolder:
 
     async def close(self) -> None:
         """Stop the daemons, then put GPUs back as they were."""
+        # The daemons first: the driver refuses another layout while a process uses the GPU.
         await asyncio.to_thread(self._running.close)
         for gpu, layout in self._before.items():
             if (reason := await asyncio.to_thread(restore_layout, gpu, layout)) is not None:

@@ -176,6 +176,7 @@ class MachineProcess:
 
     def _do(self, task: Coroutine[Any, Any, None]) -> None:
         running = asyncio.ensure_future(task)
+        # The loop holds tasks weakly: one that nobody keeps may be collected while it waits (asyncio, create_task).
         self._tasks.add(running)
         running.add_done_callback(self._tasks.discard)
 

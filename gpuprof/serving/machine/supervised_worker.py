@@ -78,6 +78,7 @@ class SupervisedWorker:
         if self._next is not None:
             self._next.cancel()
         if self._starting is not None:
+            # A process that is being started now would be nobody's: wait until it can be ended.
             await self._starting
         try:
             await asyncio.wait_for(self._empty.wait(), patience_s)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from gpuprof.serving.transport.wire import Buffer
 
+#: Wire types; 3 and 4, groups, no message of the protocol has.
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 #: A request has a few fields; one of a million empty ones would take long to read, and much memory.

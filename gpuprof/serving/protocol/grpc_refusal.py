@@ -26,6 +26,7 @@ async def abort_with(context: Any, refusal: RefusedError) -> NoReturn:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     trailers: tuple[tuple[str, str], ...] = ()
     if refusal.retry_after_s is not None:
+        # gRFC A6: a client that retries by its service config waits so long.
         trailers = (("grpc-retry-pushback-ms", str(int(1000 * refusal.retry_after_s) + 1)),)
     await context.abort(code, refusal.message, trailers)
     raise AssertionError("a call that was aborted goes on")

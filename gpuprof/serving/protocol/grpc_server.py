@@ -190,9 +190,11 @@ def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tupl
     """
     stall_ms = int(1000 * stall_s)
     return [
+        # Or a second server could listen on the same port, and each would get a part of the connections.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        # Inflated by `grpc_reader`, when there is memory for it.
         ("grpc.per_message_decompression", 0),
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),

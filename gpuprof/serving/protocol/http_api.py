@@ -111,6 +111,7 @@ class HttpApi:
         route = self._routes.get(key)
         if route is None:
             route = self._find(head)
+            # Bounded: anybody can ask for addresses without end.
             if len(self._routes) < _MAX_CACHED_ROUTES:
                 self._routes[key] = route
         return route
@@ -395,6 +396,7 @@ def _simple(answer: Answer) -> Route:
 def _only(allowed: str, method: str, route: Route) -> Route:
     if method != allowed:
         message = f"the method must be {allowed} but got {method[:20]}"
+        # RFC 9110, 15.5.6: an answer 405 must say in Allow what is allowed.
         every = "GET, HEAD" if allowed == "GET" else allowed
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
     return route

@@ -25,8 +25,11 @@ from gpuprof.serving.transport.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 15
+#: Of requests sent ahead (pipelining): beyond it nothing more is read from the connection.
 _MAX_PENDING_BYTES = 1 << 18
+#: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S = 2.0
+#: A connection without a request may have one on its way when the server drains.
 _ABOUT_TO_ASK_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
 _MAX_UNSENT_BYTES = 1 << 16
@@ -330,6 +333,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         except RefusedError as refusal:
             self._reject(refusal)
             return
+        # The parser of chunks is given all that came, with what may stand behind the last: no request may follow.
         self._keep_alive = head.keep_alive and not head.chunked and not self._client_ended
         incoming = self._incoming = Incoming.begin(head, arrived, self.peer)
         try:
@@ -343,6 +347,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             incoming.remember_head(text, self._site.known_heads)
         if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
+            # RFC 9110, 10.1.1: the client waits for this before it sends the body.
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if incoming.is_whole:
             self._dispatch(incoming)

@@ -109,6 +109,7 @@ def _parse_head(text: bytes) -> HttpHead:
 
 def _read_host(head: HttpHead, version: str) -> None:
     """Find out who is meant: the one header Host, or the target where it has the absolute form (section 3.2.2)."""
+    # RFC 9112, 3.2: 400 for a request of HTTP/1.1 without Host, or with several.
     if head.hosts > 1 or (not head.hosts and version == "1.1"):
         raise bad_request("a request must have one header Host")
     for scheme in (b"http://", b"https://"):
@@ -138,6 +139,7 @@ def _read_framing(head: HttpHead) -> None:
         head.length = int(length)
     coding = head.headers.get(b"transfer-encoding")
     if coding is not None:
+        # Both at once are how requests are smuggled past proxies that believe the other one (RFC 9112, 6.3 and 11.2).
         if coding.lower() != b"chunked" or length is not None:
             raise bad_request("a body must be chunked or have a Content-Length")
         head.chunked = True

@@ -79,6 +79,7 @@ class ParsePool:
 
     def _start(self) -> ProcessPoolExecutor:
         if self._executor is None:
+            # Spawned: a fork of the router would have its sockets, and its threads' locks as they were.
             self._executor = ProcessPoolExecutor(_PROCESSES, get_context("spawn"), _limit)
         return self._executor
 

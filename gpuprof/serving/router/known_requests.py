@@ -22,7 +22,7 @@ class RequestReader:
         self._has_strings = any(tensor.datatype == "BYTES" for tensor in spec.inputs)
         self._known: dict[tuple[bytes, int], InferRequest] = {}
 
-    def read(self, body: RequestBody) -> InferRequest:
+    def read_request(self, body: RequestBody) -> InferRequest:
         """Read and check a request.
 
         Raises

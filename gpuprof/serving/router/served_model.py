@@ -93,7 +93,7 @@ class ServedModel:
             400, saying what is wrong.
         """
         assert self._reader is not None
-        return self._reader.read(body)
+        return self._reader.read_request(body)
 
     @property
     def percentile(self) -> float:

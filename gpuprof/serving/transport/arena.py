@@ -46,6 +46,7 @@ class Arena:
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
         self.capacity = capacity
+        # Unnamed: nothing is left of it, however the router ends, and nobody else can open it.
         self.fd = os.memfd_create("gpuprof-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity)
         self._map = mmap.mmap(self.fd, capacity)
@@ -126,6 +127,7 @@ class Arena:
             return
         begin = max(_KEPT_BYTES, self._touched - _TRIM_BYTES)
         begin -= begin % _PAGE
+        # Frees the file's pages for all who mapped it; MADV_DONTNEED would only forget them here.
         self._map.madvise(mmap.MADV_REMOVE, begin, self._touched - begin)
         self._touched = begin
 

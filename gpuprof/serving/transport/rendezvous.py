@@ -87,6 +87,8 @@ class Rendezvous:
 
     async def open_local(self) -> RendezvousKey:
         """Listen for processes of this machine."""
+        # In the abstract namespace (unix(7)) no file is left when the router is killed; but any process may connect,
+        # which is why everybody must prove that it knows the secret.
         name = f"gpuprof-{secrets.token_hex(8)}"
         server = await asyncio.get_running_loop().create_unix_server(self._make_connection, f"\0{name}", backlog=1024)
         self._listeners.append(server)
@@ -128,6 +130,7 @@ class Rendezvous:
             return False
         expected = RendezvousKey("", self._secret).proof(challenge, said["who"])
         peer = self._peers.get(said["who"])
+        # In constant time: comparing letter by letter tells how many were right.
         if not hmac.compare_digest(said["proof"].encode(), expected.encode()) or peer is None:
             return False
         connection.trust()
@@ -229,6 +232,7 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
         return connection
     host, _, port = where.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=_GREETING_S)
+    # Frames are small and wait for answers: they must not be held back to be sent together.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _notice_silence(connection)
     context = key.context()

@@ -116,6 +116,7 @@ class FrameBuffer:
             if split + payload > filled:
                 break
             start = split + payload
+            # Copied: the buffer is filled again while a frame may still be read.
             frames.append(Frame(kind, orjson.loads(view[begin:split]), memoryview(bytes(view[split:start]))))
         if start < filled:
             self._keep(bytes(view[start:filled]))
@@ -171,6 +172,7 @@ def _size_of_frame(view: Buffer, limit: int) -> int:
     if len(view) < _PREFIX.size:
         return _PREFIX.size
     _, head, payload, zero = _PREFIX.unpack_from(view)
+    # The fourth number is always 0: bytes of another protocol hardly ever have that there.
     if zero or head + payload > limit:
         raise _senseless()
     return _PREFIX.size + int(head) + int(payload)

@@ -62,6 +62,7 @@ class LivingProcess:
 def start_time(pid: int) -> int:
     """Return when a process started, in the kernel's clock ticks since it booted; -1 when there is none."""
     try:
+        # After the last bracket: the name in brackets may hold spaces and brackets itself (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return -1

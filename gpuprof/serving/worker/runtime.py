@@ -194,6 +194,7 @@ def _from_value(value: Any, spec: TensorSpec) -> Array:
     import numpy as np
 
     shape = value.shape()
+    # By address: NumPy has no bfloat16, in which the value could say its own. Copied: the memory ends with the value.
     buffer = (ctypes.c_uint16 * prod(shape)).from_address(value.data_ptr())
     return np.array(buffer, dtype=np.uint16).reshape(shape)
 

@@ -68,10 +68,10 @@ def test_each_request_is_what_it_would_be_by_itself(
             expected = plain(read_request(spec, body))
         except RefusedError as refusal:
             with pytest.raises(RefusedError) as refused:
-                reader.read(body)
+                reader.read_request(body)
             assert refused.value.message == refusal.message
         else:
-            assert plain(reader.read(body)) == expected
+            assert plain(reader.read_request(body)) == expected
 
 
 def test_what_is_known_is_not_read_again_and_only_so_much_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_what_is_known_is_not_read_again_and_only_so_much_is_known(monkeypatch: 
     def ask(number: int, value: float) -> bytes:
         entries = [entry(NUMBERS[0], 1, 8), entry(NUMBERS[1], 1, 1)]
         text = orjson.dumps({"id": str(number), "inputs": entries})
-        got = reader.read(RequestBody(text + struct.pack("<ff", value, value) + b"x", len(text)))
+        got = reader.read_request(RequestBody(text + struct.pack("<ff", value, value) + b"x", len(text)))
         assert got.id == str(number)
         return bytes(got.inputs[0].data) if not isinstance(got.inputs[0].data, tuple) else b""
 
@@ -101,6 +101,6 @@ def test_what_is_known_is_not_read_again_and_only_so_much_is_known(monkeypatch: 
 def test_strings_are_looked_into_each_time() -> None:
     reader = RequestReader(model(TEXTS))
     text = orjson.dumps({"inputs": [entry(TEXTS[0], 1, 5)]})
-    assert reader.read(RequestBody(text + b"\1\0\0\0a", len(text))).rows == 1
+    assert reader.read_request(RequestBody(text + b"\1\0\0\0a", len(text))).rows == 1
     with pytest.raises(RefusedError):
-        reader.read(RequestBody(text + b"\7\0\0\0a", len(text)))
+        reader.read_request(RequestBody(text + b"\7\0\0\0a", len(text)))
