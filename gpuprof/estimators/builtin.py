@@ -53,6 +53,7 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     except TypeError as error:
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {error}") from None
     require_methods("estimator", name, made, "estimate", "batches", "shares")
+    # The default one refuses what failed by itself, also at other sizes of a model's dimensions.
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, db)
 
 

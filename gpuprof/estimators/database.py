@@ -100,6 +100,7 @@ class DatabaseEstimator:
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
+        # Caches of this object: on the methods themselves they would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
         self._alone = lru_cache(maxsize=200_000)(self._latency)
         self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)

@@ -37,6 +37,7 @@ class IntervalEndEstimator:
         said = self.estimator.estimate(model, device, batch, share, beside, processes)
         memory = None if said.memory_bytes is None else self._at_end(said.memory_bytes)
         latency = self._at_end(said.latency_ms)
+        # In proportion: at a lower end the hidden part must stay below the time, or the throughput would have no sense.
         hidden = said.overlapped_ms * latency.value / said.latency_ms.value
         return replace(said, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
 

@@ -120,6 +120,7 @@ def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     from scipy.optimize import linear_sum_assignment
 
     n, m = len(a.types), len(b.types)
+    # More than any matching costs: deleting an operator in another one's place is never chosen.
     large = 4.0 * (n + m + len(a.edges) + len(b.edges)) + 1
     costs = np.full((n + m, n + m), large)
     costs[:n, :m] = _replacing(a, b)

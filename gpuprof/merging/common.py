@@ -29,12 +29,15 @@ Pair = tuple[int, int]
 #: Flat positions in order of their values, and the values.
 _Ordered = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
+#: Comparisons up to which all displacements are tried at once; and up to which they are where the search was cut short.
 _SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
 #: Displacements looked at for one pair of matrices; more only come up where values repeat.
 _MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
+#: Entries that are looked at before a whole matrix is.
 _SAMPLE = 4096
 #: Among so many entries of each of two trained matrices one is nearly always in both.
 _FEW_ENTRIES = 2**15
+#: With more distinct values neighbours rarely agree by chance.
 _FEW_VALUES = 2**12
 
 

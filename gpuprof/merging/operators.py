@@ -68,11 +68,7 @@ class Weighted:
 
 def weighted_operators(source: SourceModel) -> list[Weighted]:
     """Return the weighted operators of a normalised source, in the order of its nodes."""
-    dequantised = {
-        node.output[0]: node.input[0]
-        for node in source.nodes
-        if node.op_type == "DequantizeLinear" and node.input[0] in source.weights
-    }
+    dequantised = _dequantised_weights(source)
     found = []
     for position, (node, moment) in enumerate(zip(source.nodes, moments(source), strict=True)):
         weight = _weight(node, source, dequantised)
@@ -84,11 +80,7 @@ def weighted_operators(source: SourceModel) -> list[Weighted]:
 
 def moments(source: SourceModel) -> list[Moment]:
     """Return when each node starts."""
-    dequantised = {
-        node.output[0]: node.input[0]
-        for node in source.nodes
-        if node.op_type == "DequantizeLinear" and node.input[0] in source.weights
-    }
+    dequantised = _dequantised_weights(source)
     ready: dict[str, Moment] = {}
     found = []
     for node in source.nodes:
@@ -108,12 +100,22 @@ def weight_matrix(source: SourceModel, operator: Weighted) -> Matrix:
     """Return the weight as the matrix of the paper: (inputs, outputs), for a convolution (filters, rest)."""
     array: Any = source.array(operator.weight)
     if array.dtype.kind not in "fiub":  # bfloat16 and the eight-bit floats, which NumPy has no arithmetic for
+        # Nothing is lost: eight-bit floats fit into a half, and bfloat16 into a float32.
         array = array.astype("float32").astype("float16" if array.dtype.itemsize == 1 else "float32")
     if operator.kind == "conv":
         return array.reshape(array.shape[0], -1)  # type: ignore[no-any-return]
     if operator.node.op_type == "Gemm" and whole(operator.node, "transB", 0):
         return array.T  # type: ignore[no-any-return]
     return array.reshape(-1, array.shape[-1])  # type: ignore[no-any-return]
+
+
+def _dequantised_weights(source: SourceModel) -> dict[str, str]:
+    """Return what a DequantizeLinear gives of a constant → the quantised constant."""
+    return {
+        node.output[0]: node.input[0]
+        for node in source.nodes
+        if node.op_type == "DequantizeLinear" and node.input[0] in source.weights
+    }
 
 
 def _weight(node: NodeProto, source: SourceModel, dequantised: dict[str, str]) -> str | None:

@@ -33,6 +33,7 @@ from gpuprof.merging.submatrix import TOLERANCE
 
 #: Beyond this the weights go to a file of their own: Protocol Buffers end at 2 GiB.
 MOST_INLINE_BYTES = 1_500_000_000
+#: What models are raised to that are all older than `gpuprof.merging.source.OLDEST_OPSET`.
 _RAISED_OPSET = 13
 
 

@@ -231,6 +231,7 @@ def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
             tuple(Size(d) for d in plan.sources[m].weights[name].dims)
             for m, name in zip(step.models, names, strict=True)
         )
+        # Only axes, sizes and scales are read by the rules: large constants need not be loaded for them.
         small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
         return OpInput(None, dims, first.array(names[0]) if small else None)
     if any(constant):

@@ -133,6 +133,7 @@ def prove_same(
     """
     originals = _Originals(sources, dims or {}, threads)
     prover = _Prover(originals, merged, described, tolerance, threads)
+    # Different batches for different models: with equal ones a mix-up of two models' rows would not show.
     present = [_batch(source, 1 + i % 3) for i, source in enumerate(sources)]
     other = [_batch(source, 3 - i % 3) for i, source in enumerate(sources)]
     for seed, batches in zip(_SEEDS, (present, other), strict=True):

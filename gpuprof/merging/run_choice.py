@@ -178,6 +178,7 @@ def _side_of_source(edges: Sequence[_Edge], nodes: int) -> set[int]:
     capacity: dict[tuple[int, int], int] = {}
     for tail, head, most in edges:
         if tail != head and most > 0:
+            # SciPy's maximum flow takes 32-bit capacities: parallel edges become one, and what no cut can pay stays so.
             capacity[tail, head] = min(_NEVER, capacity.get((tail, head), 0) + most)
     if not capacity:
         return {0}

@@ -24,6 +24,7 @@ Array = npt.NDArray[np.generic]
 
 #: Slice takes its bounds as inputs from here on, which a batch known only at run time needs.
 OLDEST_OPSET = 10
+#: Shapes are traced at these two batches: what differs between them grows with the batch.
 _BATCHES = (2, 3)
 
 

@@ -27,6 +27,7 @@ _INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
 _TURNOVER = 0.945
 #: The last blocks leave the GPU half empty for as long as one block runs.
 _TAIL_WAVES = 0.5
+#: Warps that an SM can hold, where the device does not say.
 _WARPS = 64
 
 

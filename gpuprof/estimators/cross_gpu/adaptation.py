@@ -27,6 +27,7 @@ _FURTHEST = 2.0
 #: Quantile of the normal distribution that the scales stand at.
 _QUANTILE = 1.645
 _SIZES, _MARKS = ("b", "m", "n", "k", "row"), ("extra", "stride", "causal", "kernel")
+#: Entries of a covariance that are computed at once, so that memory stays bounded.
 _LARGEST_BLOCK = 2_000_000
 
 
@@ -108,6 +109,8 @@ class Adaptation:
             rows = slice(start, start + step)
             own = points.take(rows)
             common = _covariance(own, self.seen)
+            # The posterior mean of the process, and below its standard deviation after over that before the
+            # measurements.
             shift[rows] = own.scale * (common @ self.weights)
             explained = ((common @ self.inverse) * common).sum(axis=1)
             left[rows] = np.sqrt(np.clip(1.0 - explained / (_variance(own) + _NOISE**2), 0.0, 1.0))

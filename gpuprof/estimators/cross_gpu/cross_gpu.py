@@ -116,6 +116,7 @@ class KernelsByBatch:
             except InputError:
                 self._linear = False
                 return False
+            # On the line through batches 1 and 2, batch 4 is at 3 · two - 2 · one.
             same = one.op_types == two.op_types == four.op_types and one.count == two.count == four.count
             self._linear = same and all(
                 np.allclose(getattr(four.ops, name), 3 * getattr(two.ops, name) - 2 * getattr(one.ops, name), rtol=1e-9)
@@ -136,6 +137,7 @@ def _find_distinct(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArra
     """Return the first of each kind of rows that agree in all tables, and the kind of every row."""
     keys = np.column_stack([getattr(one, field.name) for one in tables for field in fields(OpTable)])
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    # NumPy 2.0 gives the inverse of a unique along an axis another shape than the versions before and after.
     return first, inverse.reshape(-1)
 
 

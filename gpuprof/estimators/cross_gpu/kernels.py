@@ -46,6 +46,7 @@ _ELEMENTWISE = frozenset(
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
+#: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
 _INTEGERS = ("int64", "int32", "bool", "uint8")
 

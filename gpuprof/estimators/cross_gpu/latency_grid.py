@@ -114,6 +114,7 @@ class CrossGpuLatencies:
         InputError
             When the device lacks the precision, or the model does not take the batch.
         """
+        # With the power limit, which times hang on (`rates.sustained_part`): a board may be given less.
         key = (known.name, device.name, device.max_power_w)
         if key not in self._tables:  # a placement asks thousands of times
             model = adapt_model(shipped_model(), device, self._timed_ops(device))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.roofline.roofline import bandwidth
 
 #: Process in nm → watts that 1 TFLOP/s of float32 takes at the clock in MHz beside it. 16, 12 and 7 from what the
 #: boards in NeuSight's data hold in long products (P100, V100 and T4, A100 at 250 and at 300 W); 8 between 12 and 7,
@@ -37,8 +38,8 @@ _DRAWN_OTHERWISE = 0.82
 #: SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper) have the shared memory of those with 64, so that
 #: products on CUDA cores feed fewer of them: P4 0.87 where it is cool, other boards about 0.75 of their peak.
 _LANES_128 = 0.8
+#: Of 128 lanes in a cycle: a multiply-add counts two.
 _FLOPS_OF_128_LANES = 256.0
-_BANDWIDTH_REACH = 2.0
 #: Cycles that the smallest kernel takes: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
 _KERNEL_CYCLES = 4200.0
 _CLOCK_MHZ = 1500.0
@@ -113,7 +114,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         matrix_per_s=peak * fraction,
         scalar_per_s=device.flops_per_s["float32"] * fraction,
         sustained=sustained_part(device, precision, fraction),
-        bytes_per_s=_bandwidth(device, share),
+        bytes_per_s=bandwidth(device, share),
         drawn=_DRAWN.get((device.dram_type or "").rstrip("23456789xe"), _DRAWN_OTHERWISE),
         l2_bytes=max(1.0, device.l2_bytes * (_slices(device, share) or 1.0)),
         threads=device.sm.threads if device.sm is not None else 2048,
@@ -160,11 +161,3 @@ def _slices(device: Device, share: Share) -> float | None:
     if share.mig is None or not device.mig_slices:
         return None
     return min(1.0, device.mig_profile(share.mig).memory_slices / device.mig_slices)
-
-
-def _bandwidth(device: Device, share: Share) -> float:
-    """Return the bytes a second: a MIG instance's slices, else what the share's SMs can ask for, twice their part."""
-    slices = _slices(device, share)
-    if slices is not None:
-        return device.dram_bytes_per_s * slices * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
-    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))

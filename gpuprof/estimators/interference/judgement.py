@@ -75,6 +75,7 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated],
     group = _GROUPS[left_out]
     found = []
     for held in sorted({group(row) for row in measured}):
+        # All rows are one group where nothing is left out: then it is fitted to what it predicts.
         training = [row for row in measured if group(row) != held] or list(measured)
         model = make().fit(training)
         found += [

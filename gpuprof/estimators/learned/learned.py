@@ -93,6 +93,8 @@ class LearnedModel:
     def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
         """Return the times of N executed ops from their features of shape (N, F) and their costs."""
         log_ratio = self.times[regressor].predict(np.hstack([features, expected_features(costs, self.element_ns)]))
+        # A regressor that is far off, on an op unlike all that it has seen, must neither make it free nor all that
+        # counts.
         return np.asarray(np.exp(np.clip(log_ratio, -5.0, 8.0)) * expected_ns(costs, self.element_ns))
 
     def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:

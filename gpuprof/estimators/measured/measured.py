@@ -241,6 +241,7 @@ def _failure(row: MeasuredRow) -> FailedRun:
 def _point(row: MeasuredRow) -> Point:
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
+    # 1.645 standard errors of the mean hold 90% of a normal distribution.
     error = 1.645 * cv / row.repeats**0.5 if row.repeats else 0.0
     if row.latency_p50_low_ms is not None and row.latency_p50_high_ms is not None and row.latency_p50_ms:
         error = max(error, (row.latency_p50_high_ms - row.latency_p50_low_ms) / (2.0 * row.latency_p50_ms))
@@ -260,4 +261,5 @@ def _after_pause(row: MeasuredRow, latency: float, cv: float) -> tuple[float, fl
     paused, std = row.latency_paused_mean_ms, row.latency_paused_std_ms
     if not paused or std is None:
         return 1.0, cv
+    # Quicker after a pause is noise, and queueing models take the factor to be at least 1.
     return max(1.0, paused / latency), min(std / paused, MOST_VARIATION)

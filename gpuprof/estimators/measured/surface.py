@@ -57,6 +57,7 @@ class Surface:
         return min(self.points.values(), key=lambda point: (self._distance(point, batch, share), -point.batch))
 
     def _distance(self, point: Point, batch: int, share: Share) -> float:
+        # Another kind of partition is as far as one doubling.
         other_kind = 0.0 if point.share.mig == share.mig else 1.0
         parts = self._device.fraction(point.share) / self._device.fraction(share)
         return abs(math.log2(point.batch / batch)) + abs(math.log2(parts)) + other_kind

@@ -13,6 +13,7 @@ _IN_PLACE = frozenset(
      "Add", "Mul", "Sub", "Div", "Pow", "Sum", "BatchNormalization", "Softmax", "Cast", "Neg", "Abs", "Where",
      "LayerNormalization", "Gelu", "Reciprocal"}
 )  # fmt: skip
+#: Bytes: buffers are multiples of it.
 _ALIGNMENT = 256
 
 

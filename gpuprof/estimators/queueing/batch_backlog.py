@@ -23,7 +23,9 @@ from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 
 Array = NDArray[Any]
 
+#: Cells of the lattice on which W is solved; the tail beyond it is geometric.
 _CELLS = 192
+#: Cells in the standard deviation of ``S / c - T``, or in a batch's time where that is shorter.
 _CELLS_PER_SCALE = 10
 _BEYOND = 3  # lattices beyond the lattice whose flow back into it is followed
 _LONGEST_STEP = 20_000  # cells; a law wider than this is cut

@@ -27,6 +27,7 @@ from gpuprof.estimators.queueing.batch_backlog import decay_rate, lattice_law, t
 
 Array = NDArray[Any]
 
+#: Cells of the lattice in the time of a full batch, and so many such times that it spans; the tail is geometric.
 _CELLS_PER_SERVICE = 32
 _LATTICE_SERVICES = 4
 _TAIL_MASS = 1e-7
@@ -234,6 +235,7 @@ def _fixed_vector(matrix: Array) -> Array:
     size = len(matrix)
     matrix = matrix / matrix.sum(axis=0)
     system = matrix - np.eye(size)
+    # The equations are one too many: the last makes way for the sum of the probabilities.
     system[-1] = 1.0
     wanted = np.zeros(size)
     wanted[-1] = 1.0
