@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from gpuprof.machine.machine_code import compile_function
 from gpuprof.merging.submatrix import Matrix
 
 Index = npt.NDArray[np.int64]
@@ -115,8 +115,8 @@ def _ask_pairs(
             hit[begin + owners[k]] |= table[slots[k]]
 
 
-_slot: Any = numba.njit(cache=True, nogil=True)(_slot_of)
-_near: Any = numba.njit(cache=True, nogil=True)(_border)
-_slots: Any = numba.njit(cache=True, nogil=True)(_slots_of)
-_enter: Any = numba.njit(cache=True, nogil=True)(_enter_pairs)
-_ask: Any = numba.njit(cache=True, nogil=True)(_ask_pairs)
+_slot: Any = compile_function(_slot_of, nogil=True)
+_near: Any = compile_function(_border, nogil=True)
+_slots: Any = compile_function(_slots_of, nogil=True)
+_enter: Any = compile_function(_enter_pairs, nogil=True)
+_ask: Any = compile_function(_ask_pairs, nogil=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpuprof.rules.routing import goes_alone, is_given_up
 from gpuprof.simulator.choice import choose_replica, rank_again
 from gpuprof.simulator.compiled import jit
-from gpuprof.simulator.kernel import FAILED, give_up
+from gpuprof.simulator.departure import FAILED, give_up
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
 _is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)

@@ -25,6 +25,7 @@ from gpuprof.rules.routing import (
 )
 from gpuprof.simulator.choice import choose_other, choose_replica, rank_again, rows_of, spoils_batch
 from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
 from gpuprof.simulator.heap import (
     ARRIVAL,
     COMPLETION,
@@ -37,10 +38,9 @@ from gpuprof.simulator.heap import (
     push,
     replace_first,
 )
-from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
 from gpuprof.simulator.host import run_host_work
 from gpuprof.simulator.slowdown import factor_now
-from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
+from gpuprof.simulator.state import ClusterArrays, State, Tally
 
 _batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
 _correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
@@ -53,8 +53,6 @@ _forecast_joining: Callable[..., int] = jit(forecast_joining)
 #: the table of slowdowns lacks one.
 TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0, 1, 2, 3, 4, 5
 
-#: Positions in `gpuprof.simulator.state.CAUSES`, by which the counts are read.
-_ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
 _MS = 1e-6  # milliseconds in a nanosecond
 
 
@@ -397,12 +395,12 @@ def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, 
         following = state.next[place]
         if state.arrived[place] >= begin:
             tally.replica_by_end[replica] += now <= end
-            record(cluster, state, tally, process, place, now)
+            record_answer(cluster, state, tally, process, place, now)
         # As in the router, what was sent twice teaches nothing: its time says more of the failure than of the
         # expectation.
         if cluster.refuse_hopeless and state.losses[place] == 0:
             _learn_reserve(cluster, state, process, place, now)
-        _leave(state, place)
+        free_place(state, place)
         state.host[0] += cluster.host_event[0] > 0
         place = following
     state.flight[process] = -1
@@ -412,66 +410,3 @@ def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, 
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     return replica
-
-
-@jit
-def record(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
-    """Count an answered request of the batch that ``process`` has finished."""
-    replica = cluster.process_replica[process]
-    model = cluster.replica_model[replica]
-    arrived, joined, started = state.arrived[place], state.joined[place], state.started_at[process]
-    network = cluster.request_leg[model] + cluster.answer_leg[model]
-    router = joined - arrived - cluster.request_leg[model]
-    # As long as a process was free, the request waited for others to fill its batch; before that, for a process.
-    batching = started - max(joined, state.idle_before[process])
-    queue, service = started - joined - batching, now - started
-    latency = router + network + batching + queue + service
-    window = window_of(tally, arrived)
-    tally.answered[model] += 1
-    tally.replica_answered[replica] += 1
-    tally.windows[window, model, 1] += 1
-    tally.longest[model] = max(tally.longest[model], latency)
-    tally.total[model, bin_of(latency, FINE_BITS)] += 1
-    tally.by_replica[replica, bin_of(latency, COARSE_BITS)] += 1
-    for stage, spent in enumerate((router, network, batching, queue, service)):
-        tally.stage_ns[model, stage] += spent
-        tally.window_ns[window, model, stage] += spent
-        tally.stage[model, stage, bin_of(spent, COARSE_BITS)] += 1
-    if latency <= cluster.slo[model]:
-        tally.in_time[model] += 1
-        tally.replica_in_time[replica] += 1
-        tally.windows[window, model, 2] += 1
-    else:
-        tally.missed[model, _cause(cluster.slo[model], router, network, batching, queue, service)] += 1
-
-
-@jit
-def _cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
-    """Return the stage that made a request late: the longest wait, unless it was late without any."""
-    if network + service > slo:
-        return _SERVICE if service >= network else _NETWORK
-    if queue >= batching and queue >= router:
-        return _QUEUE
-    return _BATCHING if batching >= router else _ROUTER
-
-
-@jit
-def give_up(state: State, tally: Tally, model: int, place: int, cause: int) -> None:
-    """Count a request that gets no answer, and free its place."""
-    if state.arrived[place] >= tally.span[0]:
-        tally.missed[model, cause] += 1
-    _leave(state, place)
-
-
-@jit
-def _leave(state: State, place: int) -> None:
-    """Give the place of a request back."""
-    state.losses[place] = 0
-    state.next[place] = state.free[0]
-    state.free[0] = place
-
-
-@jit
-def window_of(tally: Tally, time: int) -> int:
-    """Return the part of the time line that a time belongs to."""
-    return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))
