@@ -114,7 +114,19 @@ def compare(
         limit = Limit(options.time_limit_s)
         outcomes += (_with_ends(problem, one[1], outcome, limit) for outcome in comparison.compare(problem, [one]))
         progress(Progress(one[0], done, len(chosen)))
+    _note_unserved(outcomes, notes)
     return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
+
+
+def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
+    """Say of which demands no policy serves anything, and why."""
+    maps = [one.deployment for one in outcomes if one.deployment is not None]
+    if not maps:
+        return
+    for name in maps[0].models:
+        if not any(name in replica.rates() for one in maps for *_, replica in one.places()):
+            reason = next((left.reason for left in maps[0].unplaced if left.model == name), "")
+            notes.add(f"{name}: no policy serves any of it: {reason}")
 
 
 def _with_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit) -> Outcome:

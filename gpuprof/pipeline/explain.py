@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
@@ -29,6 +30,10 @@ from gpuprof.placement.explanation import (
     run_what_ifs,
 )
 from gpuprof.placement.neighbour_effects import NeighbourEffect, list_neighbour_effects
+from gpuprof.placement.pooled_segment import PooledSegments
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 #: The shares, and three plans: as it is, with more rate, with a tighter SLO.
 _STEPS = 4
@@ -124,6 +129,9 @@ def explain(
     neighbours = list_neighbour_effects(problem, found, model)
     alternatives = tuple(find_alternatives(problem, found, model))
     progress(Progress("looked at each share", 1, _STEPS))
+    if not alternatives:
+        demand = problem.demand(model)
+        notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
     what_ifs: list[WhatIf] = []
     for one in run_what_ifs(problem, restore_policy(found), model):
         what_ifs.append(one)
@@ -137,6 +145,11 @@ def explain(
         what_ifs=tuple(what_ifs),
         notes=notes.all(),
     )
+
+
+def _find_reason(problem: Problem, demand: Demand) -> str:
+    segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
+    return explain_unplaced(problem, segments, demand)
 
 
 def _describe_alternative(one: Alternative) -> dict[str, object]:

@@ -10,6 +10,7 @@ from gpuprof.domain.deployment import Unplaced
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
@@ -19,6 +20,8 @@ from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
 _GIB = 2**30
+#: Of more kinds of devices than this only the first one's reason is told: a line that nobody reads says nothing.
+_MOST_REASONS = 3
 
 
 def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, placement: Placement | None = None) -> str:
@@ -33,7 +36,10 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         if beside is not None:
             return f"{beside}; more devices would separate them"
         return f"no room is left on {fleet}; more devices, or a lower rate of the other models, would make some"
-    return "; ".join(reason for reason in reasons if reason)
+    told = [reason for reason in reasons if reason]
+    if len(told) <= _MOST_REASONS:
+        return "; ".join(told)
+    return f"{told[0]}; nor can any of the other {len(told) - 1} kinds of devices serve it"
 
 
 def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> str:
@@ -126,9 +132,18 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
             except InputError as error:
                 refusals.append(str(error))
     if not needs or (refusals and min(needs) <= device.dram_bytes):
-        last = refusals[-1] if refusals else "no batch and no share of it was measured there"
-        return f"nothing is known of {demand.model} on {device.name}: {last}"
+        first = refusals[0] if refusals else _find_refusal(segments, Workload(demand.model, 1, Share()), device)
+        return f"no batch of {demand.model} is known to run on {device.name}: {first}"
     return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"
+
+
+def _find_refusal(segments: Segments, workload: Workload, device: Device) -> str:
+    """Return what the estimator says where it lists no share or batch: of what failed it lists none, either."""
+    try:
+        segments.estimate(device, workload)
+    except InputError as error:
+        return str(error)
+    return "no batch and no share of it was measured there"
 
 
 def _nearly_idle_ms(segments: Segments, demand: Demand, device: Device, workload: Workload) -> float:

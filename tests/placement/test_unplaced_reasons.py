@@ -40,7 +40,17 @@ class FullBatchesOnly(LinearEstimator):
 def test_what_is_not_known_of_small_batches_is_not_put_down_to_memory() -> None:
     given = problem([demand("m", 50.0)], estimator=FullBatchesOnly())
     reason = explain_unplaced(given, Segments(given), given.demands[0])
-    assert reason == "nothing is known of m on plain: m was not measured at batch 1"
+    assert reason == "no batch of m is known to run on plain: m was not measured at batch 1"
+
+
+def test_of_many_kinds_of_devices_that_cannot_serve_it_one_is_told_and_the_others_are_counted() -> None:
+    kinds = [(plain_device(f"d{number}"), None) for number in range(20)]
+    given = problem([demand("m", 50.0)], kinds, FullBatchesOnly())
+    reason = explain_unplaced(given, Segments(given), given.demands[0])
+    assert reason == (
+        "no batch of m is known to run on d0: m was not measured at batch 1; nor can any of the other 19 kinds of "
+        "devices serve it"
+    )
 
 
 def test_neighbours_are_named_where_a_device_has_a_part_free_that_would_do_alone() -> None:
