@@ -21,6 +21,7 @@ from gpuprof.merging.table import CELLS_PER_TOLERANCE, REACH, PairTable
 
 Index = npt.NDArray[np.int64]
 
+#: Odd multipliers that spread bits: 2⁶⁴ over the golden ratio, and the second prime of xxHash64.
 _MIX_FIRST, _MIX_SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 #: Matches compared at once, and the most that are compared at all: repeated values match everywhere.
 _CHUNK, _MOST_MATCHES = 2**21, 2**23
@@ -74,6 +75,7 @@ class Matches:
 def neighbour_matches(pool: Pool, down: bool) -> Iterator[Matches]:
     """Yield the pairs of neighbours (one above the other if ``down``, else side by side) that matrices share."""
     asking, answering = _survivors(pool, down)
+    # Only one side looks into its values' neighbouring cells: if both did, a match would be found several times.
     keys_a, owner_a, at_a = _hash_cells(pool, answering, down, variants=False)
     keys_b, owner_b, at_b = _hash_cells(pool, asking, down, variants=True)
     by_key = np.argsort(keys_a, kind="stable")
@@ -112,6 +114,7 @@ def _survivors(pool: Pool, down: bool) -> tuple[list[Index], list[Index]]:
     # Most of what was found is chance: each side is sifted by what is left of the other.
     for salt in range(1, _SIFTINGS + 1):
         answering = _filter_positions(pool, steps, answering, asking, salt, asked=False)
+        # Another salt for each side and round, so that a collision in one table is none in the next.
         asking = _filter_positions(pool, steps, asking, answering, -salt % 2**32, asked=True)
     return asking, answering
 

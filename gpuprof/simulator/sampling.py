@@ -108,6 +108,7 @@ def shrink(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[st
         if left[kind]:
             left[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
+            # Alone on a device: its batch times in the map regard its neighbours already.
             partition = Partition(mig=place.partition.mig, replicas=(replica,))
             gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
             nodes.append(Node(name=place.node.name, gpus=(gpu,)))
@@ -212,10 +213,11 @@ class _Slots:
         return np.asarray(delay.max(axis=0))
 
     def _add(self, slot: int, tally: Tally, delay_ms: NDArray[np.float64]) -> None:
+        # A simulated second stands for so many of the slot's, and a request for those of the replicas left out, too.
         weight = self._length / self._sampling.seconds / self._kept
         window = min(WINDOWS - 1, slot * WINDOWS // self._sampling.slots)
         for name, part in tally._asdict().items():
-            if name in ("span", "windows_per_ns", "longest"):
+            if name in ("span", "windows_per_ns", "longest"):  # no counts: nothing to scale up
                 continue
             values = np.asarray(part, np.float64)
             if name in ("windows", "window_ns"):

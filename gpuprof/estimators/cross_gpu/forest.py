@@ -122,6 +122,7 @@ def _tree(entries: Mapping[str, str], features: int) -> dict[str, Any]:
 
 def _check_children(left: list[int], right: list[int], leaves: int) -> None:
     """Refuse what is no tree: each child has a larger number than its parent."""
+    # The compiled loop checks nothing: it would go round for ever, or read beyond its arrays.
     for node, children in enumerate(zip(left, right, strict=True)):
         for child in children:
             if not -leaves <= child < len(left) or 0 <= child <= node:

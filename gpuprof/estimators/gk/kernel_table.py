@@ -111,6 +111,7 @@ class KernelTable:
         distance = np.abs(self._features[op.op_type] - feature_matrix([op], self._device, Share())).sum(axis=1)
         nearest = known[int(distance.argmin())]
         least = float(roofline_ns([op], self._device, Share())[0])
+        # In nanoseconds: the 1 keeps an op that moves nothing, whose least time is 0, from dividing by it.
         scale = (least + 1.0) / (self._least[nearest] + 1.0)
         return tuple(
             Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_util_pct)

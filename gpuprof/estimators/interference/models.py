@@ -19,7 +19,8 @@ from gpuprof.estimators.igniter.igniter import (
 )
 
 Array = NDArray[Any]
-#: Of four on the published pairs of a V100 the one of least error with a model left out as victim and as neighbour.
+#: Of four that were tried on the published pairs of a V100, the one of least error when a model is left out both as
+#: victim and as neighbour.
 _SHRINKAGE = 0.03
 
 
@@ -213,7 +214,10 @@ class ContentionModel:
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
         size = np.sqrt((features**2).mean(axis=0))
+        # What nobody measured is 0 everywhere, and gets the coefficient 0 whatever its size.
         size[size == 0.0] = 1.0
+        # Rows that ask for coefficients of 0: their squares are the penalty. By the number of measurements, since the
+        # other rows add up their squared errors and the penalty is beside the mean.
         ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
         rows = np.vstack([features / size / slow[:, None], ridge])
         found, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))

@@ -130,6 +130,7 @@ class LearnedModel:
         """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
         features = memory_features(graph)
         log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
+        # The first feature is log1p of the least memory; clipped as in `predicted_ns`.
         return math.expm1(features[0]) * math.exp(min(max(log_ratio, -2.0), 5.0))
 
     def latency(self, graph: ModelGraph, share: Share) -> Figure:

@@ -179,6 +179,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     under its share. Of several ways in which a model was executed on a device one counts (`rank_variants`).
     What failed counts as failed unless it was measured afterwards, or in the same run.
     """
+    # Run ids begin with the time of their start (`new_run_id`): the last row of a workload is the newest.
     rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)
     latest = {row.model: row.model_sha256 for row in rows if row.model_sha256}
     superseded = {

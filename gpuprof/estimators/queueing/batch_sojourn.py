@@ -79,6 +79,7 @@ def waiting(rate: float, max_wait: float, service: Service, law: Stationary) -> 
     by_timer = np.concatenate([np.zeros(batch), timer, [0.0]])
     sizes_law = fresh.copy()
     sizes_law[batch - 1] = 1.0 - fresh.sum()  # the rest are full batches that leave or follow a backlog
+    # 1 but for what the lattice and the cut-off tails lose.
     total = below[:, -1].sum() + timer.sum() + fresh[-1]
     return Waiting(waits, below / total, at_once / total, by_timer / total, sizes_law, max_wait)
 
@@ -98,6 +99,7 @@ def sojourn_cdf(waits: Waiting, service: Service, times: Array) -> Array:
 
 def _service_cdf(times: Array, mean: float, cv: float) -> Array:
     if cv == 0.0:
+        # A time that is the mean up to rounding counts as answered.
         return np.asarray(times >= mean * (1.0 - 1e-12), dtype=np.float64)
     shape = 1.0 / cv**2
     return np.asarray(gammainc(shape, shape * np.maximum(times, 0.0) / mean), dtype=np.float64)
@@ -109,6 +111,7 @@ def _points(rate: float, service: Service, law: Stationary) -> tuple[Array, Arra
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
     kept = fresh_mass > _NEGLIGIBLE
+    # Of a Poisson number with this mean, fewer than B come with a probability below 1e-9, for every B up to 512.
     end = int(np.searchsorted(law.lattice_y * rate, batch + 6.0 * batch**0.5 + 14.0))
     return (
         np.concatenate([fresh_y[kept], law.lattice_y[:end]]),
@@ -178,10 +181,9 @@ def _full_on_release(rate: float, service: Service, law: Stationary, waits: Arra
     mass = _with_fresh(service, law, step)
     centres = (np.arange(len(mass)) + 0.5) * step
     taken = _mean_taken(rate * centres, batch)
-    # Requests that arrived more than w before the release are those among the first B of (0, y - w).
-    older = (np.convolve if len(mass) < _SHORT else convolve)(mass, taken[::-1])[
-        len(mass) - 1 :
-    ]  # sum over y of mass(y) taken(y - k step)
+    # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle
+    # on the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
+    older = (np.convolve if len(mass) < _SHORT else convolve)(mass, taken[::-1])[len(mass) - 1 :]
     within = float(mass @ taken) - np.append(older, 0.0)
     partial = mass * poisson_cdf(batch - 2, rate * centres) * rate
     weight, moment = np.append(0.0, np.cumsum(partial)), np.append(0.0, np.cumsum(partial * centres))

@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+#: Of the bracket around the transform's root: more than the 53 bits of a double.
 _HALVINGS = 80
+#: Below it a service time counts as constant: the gamma's transform, a power of 1 / scv, loses its digits there.
 _SMALL = 1e-8
-_DAMPING = 18.4  # errors of 1e-8
+#: A of Abate and Whitt's algorithm Euler, which errs by exp(-A) = 1e-8, and its plain and its averaged terms as there.
+_DAMPING = 18.4
 _TERMS, _AVERAGED = 15, 11
 
 
@@ -79,6 +82,8 @@ class BurstBacklog:
         sums = np.cumsum(terms, axis=2)[:, :, _TERMS:]
         weights = np.array([math.comb(_AVERAGED, k) for k in range(_AVERAGED + 1)]) / 2.0**_AVERAGED
         found = math.exp(0.5 * _DAMPING) / backlog * (sums @ weights) / self._phases()[:, None]
+        # Where hardly anything is beyond, the error of the inversion exceeds it, and the result would rise or be
+        # negative.
         return np.asarray(np.minimum.accumulate(np.clip(found, 0.0, 1.0), axis=1))
 
     def _phases(self) -> Array:

@@ -98,6 +98,7 @@ class BurstPath:
         logs = [
             np.log(np.maximum(law.beyond(at)[phase], 1e-12)) for law, at in ((self.backlog, here), (self.real, there))
         ]
+        # `np.interp` needs what does not fall, and the inverted law falls and rises in its last digits.
         rising = np.interp(-logs[0], np.maximum.accumulate(-logs[1]), there)
         return np.asarray(np.maximum(backlogs, np.interp(backlogs, here, rising)))
 
@@ -151,6 +152,7 @@ def draw_path(
     intensities = (calm_rate, process.ratio * calm_rate)
     real = BurstBacklog((calm, burst), intensities, 1.0 / capacity, service_scv)
     burst, calm = burst / shortening, calm / shortening
+    # Quantiles of the exponential law in place of draws, and scaled to its mean, which the middle of each part misses.
     even = -np.log1p(-(np.arange(count) + 0.5) / count)
     stays = np.empty(2 * count)
     stays[::2], stays[1::2] = (mean / even.mean() * random.permutation(even) for mean in (calm, burst))

@@ -48,6 +48,7 @@ class BatchQueue:
             server = drop_unused_batches(arrivals.rate_rps, server)
             unit = server.latency_ms[server.batch - 1]
             replica = scale_server(server, unit)
+        # In units of the full batch's time, and rounded: models whose times are in proportion share a solution.
         rate, scv = round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
         law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
         return _scale_sojourn(law, unit, server.overhead_ms)
@@ -86,9 +87,8 @@ def _solve(rate: float, scv: float, replica: ScaledServer, coarse: bool) -> Sojo
     load = rate / replica.capacity
     if load >= 1.0:
         return _overfull(load, float(len(replica.latency)))
-    with blas_threads().limit(
-        limits=1, user_api="blas"
-    ):  # waking threads for matrices this small costs more than they do
+    # Waking threads for matrices this small costs more than they do.
+    with blas_threads().limit(limits=1, user_api="blas"):
         if _is_analysed(scv, replica):
             return _exact(max(rate, _LEAST_RATE), replica)
         return simulate_one(max(rate, _LEAST_RATE), scv, replica, coarse=coarse)
@@ -124,6 +124,7 @@ def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tup
             jumps,
         ]
     )
+    # Both sides of a step: who interpolates would else make a slope of it.
     times = np.unique(np.concatenate([times, jumps * (1.0 - 1e-9)]))
     within = batch_sojourn.sojourn_cdf(waits, service, times)
     for _ in range(_REFINEMENTS):
@@ -139,8 +140,10 @@ def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tup
 
 def _steep(times: Array, within: Array) -> Array:
     """Return times to add in the intervals over which the probability climbs too far to interpolate in."""
+    # In the tail what remains is what counts, since SLOs are of high percentiles: there steps are in its logarithm.
     remaining = np.maximum(1.0 - within, 1e-5)
     steep = (np.diff(within) > 0.03) | ((np.log(remaining[:-1] / remaining[1:]) > 0.35) & (within[1:] > 0.9))
+    # A step of the law itself stays steep however many times lie in it.
     steep &= np.diff(times) > 1e-4 * times[1:]
     start, width = times[:-1][steep], np.diff(times)[steep]
     return np.asarray((start[:, None] + width[:, None] * np.array([0.25, 0.5, 0.75])).ravel(), dtype=np.float64)

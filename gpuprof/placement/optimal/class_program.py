@@ -90,6 +90,7 @@ class ClassProgram:
 
     def add(self, found: PartPattern) -> bool:
         """Add a column for a pattern; False when one of the same parts is there already."""
+        # Patterns cost nothing themselves: of the same partition and parts one does as well as another.
         key = (found.pattern.kind, tuple(sorted(found.parts)))
         if key in self._known:
             return False
@@ -130,7 +131,7 @@ def _rename(found: PartPattern, names: Mapping[DemandPart, Iterator[str]]) -> Pl
     """Return the partition with the next names of its parts; replicas for which there is none are left out."""
     replicas = []
     for part, replica in zip(found.parts, found.pattern.partition.replicas, strict=True):
-        name = next(names[part], None)
+        name = next(names[part], None)  # rows ask for at least as many replicas as there are parts, not for as many
         if name is not None:
             replicas.append(replace(replica, model=name))
     return replace(found.pattern.partition, replicas=tuple(replicas))

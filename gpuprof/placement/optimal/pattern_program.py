@@ -60,7 +60,7 @@ class PatternProgram:
     ----------
     problem : Problem
     demands : sequence of Demand
-        That are to be served; none of whom no pattern has a replica makes the program infeasible.
+        Those to be served; one that no pattern has a replica of makes the program infeasible.
     patterns : sequence of ReplicaPattern
     partial : bool
         Demands may be served in part; the objective is then set by whoever solves the program.
@@ -90,6 +90,7 @@ class PatternProgram:
             self._served.append((demand, served_column(self.program, demand, rates[demand.model])))
 
     def _rate_row(self, demand: Demand) -> int:
+        # Replicas that serve just the demand may add up to a little less by rounding.
         return self.program.row(low=0.0 if self.partial else demand.rate_rps * (1.0 - _EPSILON))
 
     def _add_configurations(self) -> None:
@@ -177,5 +178,6 @@ class _Merits:
 def _dominance_key(pattern: ReplicaPattern, demands: Sequence[Demand]) -> tuple[float, ...]:
     """Return the rates of the demands, and how few replicas those have of which there may not be many."""
     rates, count = pattern.rates(), Counter(one.model for one in pattern.partition.replicas)
+    # Counted down from the most that a partition holds: in all entries more is better.
     few = (float(MPS_CLIENTS - count[one.model]) for one in demands if one.max_replicas is not None)
     return (*(rates.get(one.model, 0.0) for one in demands), *few)

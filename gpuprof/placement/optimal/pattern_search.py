@@ -136,6 +136,7 @@ class PatternSearch:
     def _cheapest(self, patterns: Sequence[ReplicaPattern]) -> PatternSolution | None:
         program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
+        # At one price all costs are multiples of it: within less than one of the bound nothing cheaper is left.
         solution = program.program.solve(
             time_limit_s=self.limit.left_s,
             seed=self.problem.options.seed,

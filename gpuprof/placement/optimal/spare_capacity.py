@@ -25,7 +25,7 @@ from gpuprof.placement.segment import Segments
 SURE = 0.01
 #: Different devices that are looked at; equal ones are worked out once.
 _MOST_DEVICES = 300
-_INTERVAL = 0.9
+_INTERVAL = 0.9  # of the estimates'
 _EPSILON = 1e-9
 
 

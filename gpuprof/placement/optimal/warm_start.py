@@ -107,9 +107,8 @@ def balance_rates(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu
 
     It stays as it is where an SLO would break, or where the replicas serve more than is known to be within reach.
     """
-    gpus = [
-        _copy_replicas(gpu) for gpu in gpus
-    ]  # equal devices may be one object, and replicas are told apart by identity
+    # Equal devices may be one object, and replicas are told apart by identity.
+    gpus = [_copy_replicas(gpu) for gpu in gpus]
     found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
         return tuple(gpus)
@@ -277,6 +276,7 @@ def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem |
     left = Fleet(tuple(entry for entry in entries if entry.count != 0))
     if not demands or not left.entries:
         return None
+    # Without the older map: whoever plans the rest would start from it again.
     return replace(problem, demands=demands, fleet=left, previous=None)
 
 

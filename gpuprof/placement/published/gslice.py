@@ -89,6 +89,7 @@ class _Tuning:
 
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
         """Return the replica with the least share that keeps its SLO with nobody beside it."""
+        # Here and below, 1e-9: quotients carry rounding, and `int` would take a whole unit away for it.
         most = int(100.0 / self.policy.unit_pct + 1e-9)
         units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))
         return replica if units is None else self._with_largest_batch(self._with_units(replica, units), ())
@@ -116,6 +117,8 @@ class _Tuning:
 
     def _adjust(self, state: _State) -> _State:
         """Return the state after every workload has adjusted itself to what is seen of it in ``state``."""
+        # All adjust at once to what is seen in ``state``, but room is what those before have left in ``after``: nobody
+        # may get what another has just taken.
         after = list(state)
         for index, replica in enumerate(state):
             pressure = self._pressure(state, index)
