@@ -35,5 +35,7 @@ def wait_limit_ms(max_wait_ms: float, deadline_ms: float, latency_ms: Sequence[f
         Expected time of a batch of 1, 2, …; the largest counts, because others may join until the end.
     """
     # Negative where even a batch that starts at once is late: waiting could only make it later, so it does not wait.
+    if max_wait_ms <= 0.0:  # as mostly, and this is asked three times for a request
+        return 0.0
     slack = deadline_ms - latency_ms[-1] if latency_ms else deadline_ms
     return max(0.0, min(max_wait_ms, slack))

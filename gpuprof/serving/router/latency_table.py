@@ -60,10 +60,10 @@ class LatencyTable:
             return
         if expected > 0.0:
             ms = min(max(ms, expected / _CLIP), expected * _CLIP)
-        self._all.observe(ms / base, now)
-        self._own[rows - 1].observe(ms / base / self._all.at(now), now)
+        factor = self._all.observe(ms / base, now)
+        self._own[rows - 1].observe(ms / base / factor, now)
         if not self._is_predicted:  # there is nothing to return to but what was seen
-            self._base = [(1.0 + _WEIGHT * (self._all.at(now) - 1.0)) * time for time in self._base]
+            self._base = [(1.0 + _WEIGHT * (factor - 1.0)) * time for time in self._base]
         self._refresh(now)
 
     def _refresh(self, now: float) -> None:
@@ -88,8 +88,9 @@ class _Correction:
             return self._ratio
         return 1.0 + (self._ratio - 1.0) * math.exp2(-silent_s / _HALF_LIFE_S)
 
-    def observe(self, ratio: float, now: float) -> None:
-        """Take in a ratio of measured to predicted time."""
+    def observe(self, ratio: float, now: float) -> float:
+        """Take in a ratio of measured to predicted time; return the mean with it."""
         before = self.at(now)
         self._ratio = min(_LARGEST, max(_SMALLEST, before + _WEIGHT * (ratio - before)))
         self._seen = now
+        return self._ratio

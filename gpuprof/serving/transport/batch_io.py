@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -66,13 +67,21 @@ class BatchInputs:
         return [column[0] if len(column) == 1 else np.concatenate(column) for column in columns]
 
 
+@cache
+def _numpy_type(datatype: str) -> Any:
+    """Return numpy's type itself: looking it up by its name takes longer than making the array."""
+    import numpy as np
+
+    return np.dtype(NUMPY_NAMES[datatype])
+
+
 def _array(data: memoryview, datatype: str, shape: list[int]) -> Array:
     import numpy as np
 
     if datatype == "BYTES":
         texts = [text.decode(errors="surrogateescape") for text in split_strings(data, prod(shape))]
         return np.array(texts, dtype=object).reshape(shape)
-    array: Array = np.frombuffer(data, NUMPY_NAMES[datatype]).reshape(shape)
+    array: Array = np.frombuffer(data, _numpy_type(datatype)).reshape(shape)
     return array if array.flags.aligned else array.copy()
 
 
@@ -86,7 +95,7 @@ class BatchOutputs:
     def select_outputs(self, parts: Sequence[Part]) -> list[int]:
         """Return the positions of the outputs that any request of the batch asked for, in order."""
         every = range(len(self._spec.outputs))
-        if any(part.wanted is None for part in parts):
+        if None in [part.wanted for part in parts]:
             return list(every)
         asked = {position for part in parts for position in part.wanted or ()}
         return [position for position in every if position in asked]
@@ -95,7 +104,7 @@ class BatchOutputs:
         self, parts: Sequence[Part], wanted: Sequence[int], outputs: Sequence[Array]
     ) -> tuple[list[Any], list[Buffer]]:
         """Return, for each request, a list of [position, shape, offset, bytes], and the bytes that travel inline."""
-        described = []
+        described: list[Any] = []
         payload: list[Buffer] = []
         for part, row in zip(parts, self.begins(parts), strict=True):
             own = []
@@ -125,11 +134,10 @@ class BatchOutputs:
         self, own: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
     ) -> list[tuple[int, list[int], int, int]]:
         sizes = [len(data) for _, _, data in own]
-        room = sum(_align_size(size) for size in sizes)
-        described = []
-        if slot is None or sum(sizes) <= INLINE_BYTES or room > slot[1]:
+        if slot is None or sum(sizes) <= INLINE_BYTES or sum(map(_align_size, sizes)) > slot[1]:
             payload += [data for _, _, data in own]
             return [(position, shape, INLINE, len(data)) for position, shape, data in own]
+        described = []
         offset = slot[0]
         for position, shape, data in own:
             self._arena[offset : offset + len(data)] = data
