@@ -18,12 +18,12 @@ from gpuprof.serving.protocol.grpc_messages import (
     InferCall,
     LargeCall,
     open_call,
-    read_infer,
     read_urgency,
     write_infer,
 )
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.http_api import find_batch_key
+from gpuprof.serving.protocol.known_calls import KnownCalls
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, refuse_long_text
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
@@ -55,6 +55,7 @@ class InferenceCalls:
         self._pool, self._turns = shared.pool, shared.turns
         self._router = router
         self._receive_s = receive_s
+        self._known = KnownCalls()
 
     async def infer(self, _: object, context: Any) -> bytes:
         """Answer a call with one request.
@@ -97,7 +98,7 @@ class InferenceCalls:
         if message is None:
             return None
         try:
-            return open_call(message, ON_LOOP_BYTES)
+            return self._known.find(message) or open_call(message, ON_LOOP_BYTES)
         except RefusedError:
             self._reader.release(len(message))
             raise
@@ -159,7 +160,7 @@ class InferenceCalls:
     ) -> Inference:
         if call.size > INLINE_BYTES:
             model.foresee(partial(read_urgency, call.message), peer_of(context))
-        return self._submit(model, read_infer(model.spec, call), context, settle, arrived)
+        return self._submit(model, self._known.read(model.spec, call), context, settle, arrived)
 
     def _submit(
         self,

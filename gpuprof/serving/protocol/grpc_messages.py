@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -35,7 +36,7 @@ _CONTENTS = {
 }
 #: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
 #: ModelStreamInferResponse.infer_response.
-_RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
+RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
 _MODEL_NAME, _MODEL_VERSION, _REQUEST_ID = 1, 2, 3
 
 
@@ -47,13 +48,18 @@ class InferCall:
     ----------
     message : ModelInferRequest
     raw : sequence of bytes-like
-    size : int
-        Bytes of all of it on the wire.
+    data : bytes-like
+        All of it, as it came.
     """
 
     message: Any
     raw: Sequence[Buffer]
-    size: int
+    data: Buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it on the wire."""
+        return len(self.data)
 
     @property
     def name(self) -> str:
@@ -83,14 +89,14 @@ class InferCall:
         spans: list[slice] = []
         try:
             if len(data) > INLINE_BYTES:
-                small, spans = split_off_field(data, _RAW_INPUTS)
+                small, spans = split_off_field(data, RAW_INPUTS)
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
             raise _no_request(error) from None
         if not spans:
-            return cls(message, message.raw_input_contents, len(data))
+            return cls(message, message.raw_input_contents, data)
         view = memoryview(data)
-        return cls(message, [view[span] for span in spans], len(data))
+        return cls(message, [view[span] for span in spans], data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
     if len(data) <= most_bytes:
         return InferCall.decode(data)
     try:
-        rest, _ = split_off_field(data, _RAW_INPUTS)
+        rest, _ = split_off_field(data, RAW_INPUTS)
         if len(rest) > most_bytes:
             texts = [_last_text(rest, field) for field in (_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID)]
             return LargeCall(texts[0], texts[1], texts[2], data, len(rest))
@@ -185,14 +191,29 @@ def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
 
 def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
     """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
-    response = message_class("ModelInferResponse")(model_name=spec.name, model_version=spec.version, id=asked.id or "")
     if asked.outputs is not None:
         by_position = {output.position: output for output in outputs}
         outputs = [by_position[position] for position in asked.outputs]
-    for output in outputs:
-        tensor = spec.outputs[output.position]
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=output.shape)
-    return append_field(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
+    tensors = [(spec.outputs[output.position], tuple(output.shape)) for output in outputs]
+    described = tuple([(tensor.name, tensor.datatype, shape) for tensor, shape in tensors])
+    write = _write_known_outputs if asked.id is None else _write_outputs
+    head = write(spec.name, spec.version, asked.id or "", described)
+    return append_field(head, _RAW_OUTPUTS, [output.data for output in outputs])
+
+
+def _write_outputs(
+    name: str, version: str, request_id: str, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> bytes:
+    """Return a ModelInferResponse without its raw contents; ``tensors`` are names, data types and shapes."""
+    response = message_class("ModelInferResponse")(model_name=name, model_version=version, id=request_id)
+    for tensor, datatype, shape in tensors:
+        response.outputs.add(name=tensor, datatype=datatype, shape=shape)
+    data: bytes = response.SerializeToString()
+    return data
+
+
+#: Most answers say the same before their tensors.
+_write_known_outputs = lru_cache(256)(_write_outputs)
 
 
 def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:

@@ -1,0 +1,85 @@
+"""Messages of gRPC that were read before: most clients send the same again and again, before another tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuprof.serving.protocol.grpc_messages import RAW_INPUTS, InferCall, read_infer
+from gpuprof.serving.protocol.grpc_raw import split_off_field
+from gpuprof.serving.protocol.open_inference import message_class
+from gpuprof.serving.router.infer_request import InferRequest
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import InputTensor
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.wire import Buffer
+
+#: Lengths of messages that are remembered, messages of one length, and bytes of one before its tensor.
+_MOST_LENGTHS, _MOST_OF_A_LENGTH, _MOST_BYTES = 64, 4, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCall:
+    """A message but for the tensor at its end, and what it asks of a model of this specification."""
+
+    beginning: bytes
+    message: Any
+    spec: ModelSpec
+    request: InferRequest
+
+
+class KnownCalls:
+    """Reads ModelInferRequests.
+
+    Where a message has one raw tensor, which ends it, its length and all that stands before the tensor decide what it
+    says and whether it is right: one that came before need not be read and checked again. Tensors of strings are looked
+    into each time; messages with an identifier are not remembered, since the next will have another.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[_KnownCall]] = {}
+
+    def find(self, data: Buffer) -> InferCall | None:
+        """Return what a message says if one like it was read before."""
+        for known in self._known.get(len(data), ()):
+            begin = len(known.beginning)
+            if data[:begin] == known.beginning:
+                tensor = data[begin:] if len(data) <= INLINE_BYTES else memoryview(data)[begin:]
+                return InferCall(known.message, [tensor], data)
+        return None
+
+    def read(self, spec: ModelSpec, call: InferCall) -> InferRequest:
+        """Read and check a request that `find` or `open_call` made of a message.
+
+        Raises
+        ------
+        RefusedError
+            As `read_infer`.
+        """
+        for known in self._known.get(call.size, ()):
+            if known.message is call.message and known.spec is spec:
+                (tensor,) = known.request.inputs
+                return replace(known.request, inputs=[InputTensor(tensor.shape, call.raw[0])])
+        request = read_infer(spec, call)
+        self._remember(spec, call, request)
+        return request
+
+    def _remember(self, spec: ModelSpec, call: InferCall, request: InferRequest) -> None:
+        data = call.data
+        if len(call.raw) != 1 or call.id or not call.raw[0] or spec.inputs[0].datatype == "BYTES":
+            return
+        begin = len(data) - len(call.raw[0])
+        if begin > _MOST_BYTES:
+            return
+        rest, spans = split_off_field(data, RAW_INPUTS)
+        if spans != [slice(begin, len(data))]:
+            return
+        beginning = bytes(data[:begin])
+        others = [known for known in self._known.pop(len(data), []) if known.beginning != beginning]
+        if len(self._known) >= _MOST_LENGTHS:
+            self._known.clear()
+        inputs = [InputTensor(tensor.shape, b"") for tensor in request.inputs]
+        # Read without the tensor, which would keep the memory of this message.
+        message = message_class("ModelInferRequest").FromString(rest)
+        known = _KnownCall(beginning, message, spec, replace(request, inputs=inputs))
+        self._known[len(data)] = [*others[1 - _MOST_OF_A_LENGTH :], known]
