@@ -135,7 +135,7 @@ def insert(table: sqlite3.Connection, values: list[tuple[object, ...]]) -> None:
 
 def ask_gpuprof(database: KernelDb) -> int:
     """Return the sum of the asked kernels' durations."""
-    return int(sum(database.read("kernels", ["duration_ns"], ASKED).column("duration_ns").to_pylist()))
+    return int(sum(database.read_table("kernels", ["duration_ns"], ASKED).column("duration_ns").to_pylist()))
 
 
 def ask_sqlite(table: sqlite3.Connection) -> int:

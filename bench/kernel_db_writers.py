@@ -44,7 +44,7 @@ def main() -> None:
         elapsed_s = time.perf_counter() - started
         acknowledged = {run_id for ids in written for run_id in ids}
         database = KernelDb(path)
-        found = database.read("models", ["run_id"]).column("run_id").to_pylist()
+        found = database.read_table("models", ["run_id"]).column("run_id").to_pylist()
         print(f"{len(acknowledged)} runs acknowledged by {asked.writers} writers in {elapsed_s:.0f} s")
         print(f"lost: {len(acknowledged - set(found))}, there twice: {len(found) - len(set(found))}")
         print(f"defects that verify finds: {len(verify(database))}; segments left: {len(database.segments())}")

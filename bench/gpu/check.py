@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     (path,) = sys.argv[1:] if arguments is None else arguments
     database = KernelDb(Path(path))
-    tables = {name: database.read(name).to_pylist() for name in ("runs", "models", "kernels", "colocations")}
+    tables = {name: database.read_table(name).to_pylist() for name in ("runs", "models", "kernels", "colocations")}
     wrong = find_wrong_rows(tables)
     for rule, count in wrong.items():
         print(f"{count} rows: {rule}")

@@ -189,7 +189,7 @@ def _models(out: Path) -> list[Row]:
 def _rows(out: Path, name: str) -> list[Row]:
     from gpuprof.kernel_db.store import KernelDb
 
-    rows: list[Row] = KernelDb(out / "gpuprof-db").read(name).to_pylist()
+    rows: list[Row] = KernelDb(out / "gpuprof-db").read_table(name).to_pylist()
     return rows
 
 

@@ -259,7 +259,7 @@ demand='
 import sys
 from pathlib import Path
 from gpuprof.kernel_db.store import KernelDb
-rows = KernelDb(Path("gpuprof-db")).read("models").to_pylist()
+rows = KernelDb(Path("gpuprof-db")).read_table("models").to_pylist()
 print("model,rate_rps,slo_ms")
 for name in sys.argv[1:]:
     alone = [r for r in rows if r["model"] == name and r["latency_p50_ms"] and not r["error"]]

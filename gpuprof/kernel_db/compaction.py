@@ -101,7 +101,7 @@ def _merge(database: KernelDb, old: list[Path]) -> None:
         return
     tables = {}
     for table in TABLES:
-        rows = database.read(table, segments=old)
+        rows = database.read_table(table, segments=old)
         keys = [
             key for key in ("device", "op_type", "batch", "model", "run_id", "position") if key in rows.column_names
         ]

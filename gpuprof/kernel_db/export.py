@@ -31,7 +31,7 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for table in TABLES:
-            rows = database.read(table)
+            rows = database.read_table(table)
             if rows.num_rows:
                 path = directory / f"{table}.{kind}"
                 write(rows, path)

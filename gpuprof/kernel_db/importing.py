@@ -89,7 +89,7 @@ def import_files(
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))
-    known = set(database.read("runs", ["source_sha256"]).column("source_sha256").to_pylist())
+    known = set(database.read_table("runs", ["source_sha256"]).column("source_sha256").to_pylist())
     outcomes: list[Imported] = []
     runs: list[Run] = []
     for path, optional in _files(paths):

@@ -30,7 +30,7 @@ def read_records(
         The dataclass of a table's rows (`gpuprof.kernel_db.schema.TABLES`), or one with some of its columns, by their
         names and with their types.
     where : mapping of str to object, optional
-        As `KernelDb.read` takes it.
+        As `KernelDb.read_table` takes it.
     table : str, optional
         Must be given for a record with some of the columns.
 
@@ -51,7 +51,7 @@ def read_records(
     """
     name = table or _table_of(record)
     columns = _columns(name, record)
-    content = database.read(name, list(columns), where)
+    content = database.read_table(name, list(columns), where)
     # Column by column: a dictionary for each row takes several times as long.
     values = [content.column(column).to_pylist() for column in columns]
     return [record(*row) for row in zip(*values, strict=True)]

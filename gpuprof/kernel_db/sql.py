@@ -46,7 +46,7 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
     )
     try:
         for table in TABLES:
-            connection.register(table, database.read(table))
+            connection.register(table, database.read_table(table))
         connection.execute(LATEST_MODELS)
         # In this order: once the configuration is locked nothing can be set, not even by the statement itself.
         connection.execute("set enable_external_access = false")

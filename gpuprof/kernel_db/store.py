@@ -151,7 +151,7 @@ class KernelDb:
             if run_id in found or run_id in replaced_names(found.values()):
                 raise InputError(f"run {run_id} is in the kernel database {self.path} already")
 
-    def read(
+    def read_table(
         self,
         table: str,
         columns: Sequence[str] | None = None,

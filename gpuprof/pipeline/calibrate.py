@@ -149,7 +149,7 @@ def calibrate(
         if target.kind != "gpu":
             return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target))
         # With co-locations the interference models can be fitted, whether iGniter's coefficients can or not.
-        colocated = database.read("colocations", ["device"], {"device": target.name}).num_rows
+        colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
         fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
         ranking = _rank(database, target) if colocated else ()
         return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)

@@ -142,11 +142,11 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
     """
     database = _open(db)
     if name in TABLES:
-        rows = database.read(name)
+        rows = database.read_table(name)
     else:
-        rows = database.read("models", where={"model": name})
+        rows = database.read_table("models", where={"model": name})
         if not rows.num_rows:
-            models = set(database.read("models", ["model"]).column("model").to_pylist())
+            models = set(database.read_table("models", ["model"]).column("model").to_pylist())
             raise unknown_name("table or model", name, sorted({*TABLES, *models}))
     # Ids of runs begin with the time at which they started.
     newest = rows.sort_by([("run_id", "descending")]).slice(0, limit).to_pylist()

@@ -327,7 +327,7 @@ def _record_settings(
         slo_sha256 = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
     if database is not None:
         # Of the runs' ids and not of the files: compaction changes files and no figure.
-        runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
+        runs = sorted(set(database.read_table("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
         estimator=planning.estimator,

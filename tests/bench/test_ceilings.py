@@ -18,7 +18,7 @@ def test_what_was_measured_on_a_cpu_is_kept_where_the_roofline_finds_it(
     arguments = ["ceilings", "--device", "cpu", "--size", "64", "--mib", "1", "--db", str(tmp_path / "db")]
     monkeypatch.setattr("sys.argv", arguments)
     assert ceilings.main() == 0
-    (row,) = KernelDb(tmp_path / "db").read("devices").to_pylist()
+    (row,) = KernelDb(tmp_path / "db").read_table("devices").to_pylist()
     assert row["measured"] and row["float32_flops_per_s"] > 0 and row["dram_bytes_per_s"] > 0
     assert row["pcie_bytes_per_s"] is None and row["float16_flops_per_s"] is None
     assert "float32_flops_per_s" in capsys.readouterr().out

@@ -147,7 +147,7 @@ def test_models_are_colocated_for_real_on_this_cpu(tmp_path: Path, capsys: pytes
     assert code == 0, said.err
     assert "8 measured, 0 were there before, 0 failed" in said.err
     assert "none" in said.out and "traffic" in said.out
-    rows = KernelDb(tmp_path / "db").read("colocations").to_pylist()
+    rows = KernelDb(tmp_path / "db").read_table("colocations").to_pylist()
     assert sorted(row["beside"].count(" + ") + 2 for row in rows) == [2] * 4 + [3] * 3 + [4] * 4
     assert all(row["latency_mean_ms"] > 0.0 and row["solo_latency_mean_ms"] > 0.0 for row in rows)
 

@@ -36,10 +36,10 @@ def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, caps
     assert [row["batch"] for row in rows] == [1, 2]
     assert all(row["latency_p50_ms"] > 0 and row["memory_peak_bytes"] > 0 and row["measured_now"] for row in rows)
     database = KernelDb(tmp_path / "gpuprof-db")
-    assert database.read("ops").num_rows == 14
-    ceilings = database.read("devices", where={"measured": True}).to_pylist()
+    assert database.read_table("ops").num_rows == 14
+    ceilings = database.read_table("devices", where={"measured": True}).to_pylist()
     assert [row["sm_share_pct"] for row in ceilings] == [100.0]
-    assert set(database.read("models").column("stable").to_pylist()) <= {True, False}
+    assert set(database.read_table("models").column("stable").to_pylist()) <= {True, False}
     main(["profile", "convs.onnx", "--batch", "1,2", *QUICK])
     again = capsys.readouterr()
     kept = sum(row["stable"] for row in rows)
@@ -56,7 +56,7 @@ def test_ops_are_measured_one_by_one_and_summed_by_type(tmp_path: Path, capsys: 
     assert all(row["measured_now"] and row["duration_p50_ns"] is not None for row in rows)
     assert main(words) == 0
     assert "MatMul" in capsys.readouterr().out
-    assert KernelDb(tmp_path / "gpuprof-db").read("ops").num_rows == 6
+    assert KernelDb(tmp_path / "gpuprof-db").read_table("ops").num_rows == 6
 
 
 @pytest.mark.parametrize(

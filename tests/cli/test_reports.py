@@ -33,7 +33,7 @@ def test_two_reports_of_one_run_are_joined_into_the_database(
     assert (row["model"], row["device"], row["batch"], row["kernel_count"]) == ("bert", "v100", 8, 3)
     assert row["max_occupancy_pct"] == 50.0
     assert "no latency" in said.err
-    kernels = KernelDb(tmp_path / "gpuprof-db").read("kernels", ["joined"]).to_pylist()
+    kernels = KernelDb(tmp_path / "gpuprof-db").read_table("kernels", ["joined"]).to_pylist()
     assert {kernel["joined"] for kernel in kernels} == {"both"}
     assert main(["db", "verify"]) == 0
 

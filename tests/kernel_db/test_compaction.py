@@ -30,7 +30,7 @@ def _database(path: Path, runs: int = 4) -> KernelDb:
 
 
 def _ids(database: KernelDb) -> list[str]:
-    return sorted(database.read("models").column("run_id").to_pylist())
+    return sorted(database.read_table("models").column("run_id").to_pylist())
 
 
 def test_compaction_keeps_every_row_and_shrinks_the_database(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_runs_that_come_later_are_read_beside_it_and_compacted_again(tmp_path: P
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r9"]
     merge_segments(database)
     assert len(database.segments()) == 1
-    assert database.read("kernels").num_rows == 15
+    assert database.read_table("kernels").num_rows == 15
 
 
 def test_compacting_an_empty_or_compact_database_changes_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def database(tmp_path: Path) -> KernelDb:
 def test_tables_are_exported_with_every_column(database: KernelDb, tmp_path: Path) -> None:
     written = export_tables(database, tmp_path / "out", "parquet")
     assert [path.name for path in written] == ["runs.parquet", "models.parquet", "ops.parquet", "kernels.parquet"]
-    assert pq.read_table(tmp_path / "out" / "kernels.parquet").equals(database.read("kernels"))
+    assert pq.read_table(tmp_path / "out" / "kernels.parquet").equals(database.read_table("kernels"))
     export_tables(database, tmp_path / "out", "csv")
     assert pyarrow.csv.read_csv(tmp_path / "out" / "models.csv").column("latency_mean_ms").to_pylist() == [1.5]
 

@@ -68,47 +68,47 @@ def _import(path: Path, name: str, content: str | dict[str, object]) -> KernelDb
 
 def test_a_product_of_neusight_has_its_shapes_time_and_launch(tmp_path: Path) -> None:
     database = _import(tmp_path, "bmm.csv", BMM)
-    (op,) = database.read("ops").to_pylist()
+    (op,) = database.read_table("ops").to_pylist()
     assert (op["op_type"], op["shapes"], op["device"]) == ("MatMul", "13x27x29,13x29x15->13x27x15", "v100-pcie-32")
     assert (op["duration_mean_ns"], op["flops"]) == (41258, 2 * 13 * 27 * 15 * 29)
-    (kernel,) = database.read("kernels").to_pylist()
+    (kernel,) = database.read_table("kernels").to_pylist()
     assert (kernel["name"], kernel["grid_z"], kernel["block_x"]) == ("volta_sgemm_128x32_nn", 13, 256)
     assert kernel["op_signature"] == op["signature"]
-    (run,) = database.read("runs").to_pylist()
+    (run,) = database.read_table("runs").to_pylist()
     assert (run["runtime"], run["precision"], run["runtime_version"]) == ("pytorch", "float32", "2.1.0")
     assert "MIT" in run["notes"]
 
 
 def test_a_convolution_of_several_kernels_says_so(tmp_path: Path) -> None:
-    (op,) = _import(tmp_path, "conv.csv", CONV).read("ops").to_pylist()
+    (op,) = _import(tmp_path, "conv.csv", CONV).read_table("ops").to_pylist()
     assert op["shapes"] == "38x893x5x5,326x893x3x3->38x326x5x5"
     assert op["note"] == "2 kernels: first; second"
 
 
 def test_whole_models_are_apart_by_runtime(tmp_path: Path) -> None:
     database = _import(tmp_path, "models.csv", MODELS)
-    runs = {row["run_id"]: row["provider"] for row in database.read("runs").to_pylist()}
-    found = {runs[row["run_id"]]: row["latency_mean_ms"] for row in database.read("models").to_pylist()}
+    runs = {row["run_id"]: row["provider"] for row in database.read_table("runs").to_pylist()}
+    found = {runs[row["run_id"]]: row["latency_mean_ms"] for row in database.read_table("models").to_pylist()}
     assert found == {"cuda, eager": 694.46, "cuda, torch.compile": 600.0}
 
 
 def test_a_label_of_neusight_lies_below_its_gpu(tmp_path: Path) -> None:
     (tmp_path / "Tesla T4").mkdir()
     label = '{"num_layer": 24, "e2e_latency": 694.5}'
-    (row,) = _import(tmp_path, "Tesla T4/bert_large-inf-512-8.json", label).read("models").to_pylist()
+    (row,) = _import(tmp_path, "Tesla T4/bert_large-inf-512-8.json", label).read_table("models").to_pylist()
     assert (row["model"], row["device"], row["batch"], row["latency_mean_ms"]) == ("bert_large@512", "t4", 8, 694.5)
 
 
 def test_products_of_aiconfigurator_have_their_precision_and_framework(tmp_path: Path) -> None:
     database = _import(tmp_path, "gemm_perf.parquet", GEMM)
-    (run,) = database.read("runs").to_pylist()
+    (run,) = database.read_table("runs").to_pylist()
     assert (run["device"], run["runtime"], run["precision"]) == ("l40s", "tensorrt-llm", "fp8")
-    (op,) = database.read("ops").to_pylist()
+    (op,) = database.read_table("ops").to_pylist()
     assert (op["shapes"], op["dtype"], op["duration_mean_ns"]) == ("3x7,7x5->3x5", "float8e4m3fn", 500_000)
 
 
 def test_a_generated_token_meets_the_keys_of_all_steps_before(tmp_path: Path) -> None:
-    (op,) = _import(tmp_path, "generation.parquet", GENERATION).read("ops").to_pylist()
+    (op,) = _import(tmp_path, "generation.parquet", GENERATION).read_table("ops").to_pylist()
     assert op["shapes"] == "2x8x1x64,2x4x1024x64,2x4x1024x64->2x8x1x64"
 
 

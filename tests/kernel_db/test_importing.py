@@ -50,7 +50,7 @@ def _import(path: Path, name: str, content: str, device: str | None = None) -> K
 
 
 def test_parvagpus_throughput_is_of_all_processes_and_out_of_memory_is_no_zero(tmp_path: Path) -> None:
-    rows = _import(tmp_path, "bert.csv", PARVAGPU).read("models").to_pylist()
+    rows = _import(tmp_path, "bert.csv", PARVAGPU).read_table("models").to_pylist()
     assert [(row["model"], row["device"], row["mig_profile"], row["processes"]) for row in rows] == [
         ("bert", "a100-80", "1g.10gb", 1),
         ("bert", "a100-80", "3g.40gb", 2),
@@ -70,12 +70,12 @@ def test_of_latency_and_throughput_the_one_with_more_digits_counts(
 ) -> None:
     header = THESIS.splitlines()[0]
     table = f"{header}\nvgg19,2,{latency},{throughput},1.66,69.17,18.68,47.07\n"
-    (row,) = _import(tmp_path, "v100.csv", table).read("models").to_pylist()
+    (row,) = _import(tmp_path, "v100.csv", table).read_table("models").to_pylist()
     assert row["latency_mean_ms"] == pytest.approx(expected)
 
 
 def test_the_theses_table_keeps_the_three_metrics_and_its_gaps(tmp_path: Path) -> None:
-    rows = _import(tmp_path, "v100.csv", THESIS).read("models").to_pylist()
+    rows = _import(tmp_path, "v100.csv", THESIS).read_table("models").to_pylist()
     assert (rows[0]["max_occupancy_pct"], rows[0]["wavg_occupancy_pct"], rows[0]["wavg_sm_util_pct"]) == (
         69.17,
         18.68,
@@ -88,37 +88,37 @@ def test_the_theses_table_keeps_the_three_metrics_and_its_gaps(tmp_path: Path) -
 def test_igniters_tables_become_models_and_pairs(tmp_path: Path) -> None:
     _import(tmp_path, "solo.csv", SOLO)
     database = _import(tmp_path, "pairs.csv", PAIRS)
-    solo = database.read("models").to_pylist()
+    solo = database.read_table("models").to_pylist()
     assert [(row["sm_share_pct"], row["l2_pct"]) for row in solo] == [(10.0, None), (20.0, 5.0)]
-    first, second = database.read("colocations").to_pylist()
+    first, second = database.read_table("colocations").to_pylist()
     assert (first["beside"], first["member"], second["member"]) == ("resnet50:2:80%", 0, 1)
     assert (first["latency_mean_ms"], first["solo_latency_mean_ms"]) == (2.76, 2.53)
 
 
 def test_igniters_profile_keeps_every_raw_figure(tmp_path: Path) -> None:
     database = _import(tmp_path, "config.jsonl", PROFILE)
-    rows = {(row["batch"], row["sm_share_pct"]): row for row in database.read("models").to_pylist()}
+    rows = {(row["batch"], row["sm_share_pct"]): row for row in database.read_table("models").to_pylist()}
     assert len(rows) == 9
     assert rows[16, 50.0]["latency_mean_ms"] == 4.0
     assert rows[16, 50.0]["l2_pct"] == 16.2 and rows[16, 50.0]["dispatch_ms"] == 0.03
     assert rows[1, 50.0]["l2_pct"] is None
     assert rows[32, 10.0]["h2d_bytes"] == 19200
-    assert database.read("devices").to_pylist()[0]["idle_power_w"] == 53.5
-    assert database.read("colocations").column("latency_mean_ms").to_pylist() == [3.9, 3.9]
-    (settings,) = database.read("runs", ["settings"]).column("settings").to_pylist()
+    assert database.read_table("devices").to_pylist()[0]["idle_power_w"] == 53.5
+    assert database.read_table("colocations").column("latency_mean_ms").to_pylist() == [3.9, 3.9]
+    (settings,) = database.read_table("runs", ["settings"]).column("settings").to_pylist()
     assert json.loads(settings)["hardware"]["idlepower"] == 53.5
 
 
 def test_model_analyzers_table_needs_the_device(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"does not say which device .*\(say so with --device\)"):
         _import(tmp_path, "metrics-model-inference.csv", ANALYZER)
-    (row,) = _import(tmp_path, "metrics-model-inference.csv", ANALYZER, "l4").read("models").to_pylist()
+    (row,) = _import(tmp_path, "metrics-model-inference.csv", ANALYZER, "l4").read_table("models").to_pylist()
     assert (row["throughput_rps"], row["latency_p99_ms"], row["processes"], row["device"]) == (1234.5, 12.5, 2, "l4")
 
 
 def test_every_import_says_where_it_comes_from_and_is_done_once(tmp_path: Path) -> None:
     database = _import(tmp_path, "bert.csv", PARVAGPU)
-    (run,) = database.read("runs").to_pylist()
+    (run,) = database.read_table("runs").to_pylist()
     assert run["source"].endswith("bert.csv") and len(run["source_sha256"]) == 64 and "more digits" in run["notes"]
     (again,) = import_files(database, [tmp_path / "bert.csv"])
     assert (again.rows, again.note) == (0, "there already")

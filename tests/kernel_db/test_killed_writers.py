@@ -51,8 +51,8 @@ def test_whatever_moment_a_writer_is_killed_at_every_run_is_whole_or_absent(tmp_
     subprocess.run([sys.executable, "-c", KILLER, str(path), str(KILLS), str(KERNELS)], cwd=ROOT, check=True)
     database = KernelDb(path)
     assert all(problem.harmless for problem in verify(database))
-    runs = set(database.read("runs").column("run_id").to_pylist())
-    counts = database.read("kernels").group_by("run_id").aggregate([("run_id", "count")]).to_pylist()
+    runs = set(database.read_table("runs").column("run_id").to_pylist())
+    counts = database.read_table("kernels").group_by("run_id").aggregate([("run_id", "count")]).to_pylist()
     assert {row["run_id"]: row["run_id_count"] for row in counts} == dict.fromkeys(runs, KERNELS)
     assert len(runs) > 100  # most of the killed ones had written some
     assert verify(database, repair=True) == []
@@ -74,5 +74,5 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(3)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     database = KernelDb(tmp_path / "db")
-    assert database.read("runs").num_rows == 30
+    assert database.read_table("runs").num_rows == 30
     assert verify(database) == []

@@ -31,9 +31,9 @@ def test_a_database_of_version_1_is_read_beside_newer_runs(tmp_path: Path) -> No
     for table in ("runs", "models", "ops", "kernels"):
         names = {"stream_id": "stream", "instruction_count": "instructions"} if table == "kernels" else {}
         _as_version(database.path / "r2" / f"{table}.parquet", 1, names)
-    kernels = database.read("kernels", ["run_id", "stream_id"])
+    kernels = database.read_table("kernels", ["run_id", "stream_id"])
     assert sorted(set(kernels.column("run_id").to_pylist())) == ["r1", "r2", "r3"]
-    assert database.read("kernels", where={"batch": 2}).num_rows == 3
+    assert database.read_table("kernels", where={"batch": 2}).num_rows == 3
     assert verify(database) == []
 
 
@@ -54,7 +54,7 @@ def test_a_newer_version_is_refused_with_the_fix(tmp_path: Path) -> None:
     database.append(a_run("r1"))
     _as_version(database.path / "r1" / "models.parquet", SCHEMA_VERSION + 1, {})
     with pytest.raises(InputError, match=r"models\.parquet has version .* \(upgrade gpuprof\)"):
-        database.read("models")
+        database.read_table("models")
 
 
 def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), database.path / "r1" / "models.parquet")
     (database.path / "r1" / FOOTERS).unlink()
     with pytest.raises(InputError, match="was not written by gpuprof"):
-        database.read("models")
+        database.read_table("models")
 
 
 def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Path) -> None:
@@ -88,6 +88,6 @@ def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Pat
                 pq.write_table(content, file)
             _as_version(file, 2, {})
     for table in ("models", "ops", "kernels"):
-        rows = database.read(table, ["run_id", "runtime", "execution", "precision"]).to_pylist()
+        rows = database.read_table(table, ["run_id", "runtime", "execution", "precision"]).to_pylist()
         assert {row["run_id"]: (row["runtime"], row["execution"], row["precision"]) for row in rows} == expected
     assert verify(database) == []

@@ -58,7 +58,7 @@ def test_a_query_reaches_nothing_but_the_tables(database: KernelDb, statement: s
 def test_what_a_query_deletes_is_not_deleted(database: KernelDb) -> None:
     with pytest.raises(InputError):
         run_query(database, "delete from models")
-    assert database.read("models").num_rows == 2
+    assert database.read_table("models").num_rows == 2
 
 
 @pytest.mark.parametrize("statement", ["", "  ;", "-- nothing"])

@@ -17,21 +17,21 @@ def test_an_appended_run_is_read_back(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
     database.append(a_run("r1"))
     database.append(a_run("r2", batch=4))
-    assert database.read("models").column("batch").to_pylist() == [1, 4]
-    assert database.read("kernels").num_rows == 6
-    assert database.read("devices").num_rows == 0
+    assert database.read_table("models").column("batch").to_pylist() == [1, 4]
+    assert database.read_table("kernels").num_rows == 6
+    assert database.read_table("devices").num_rows == 0
 
 
 def test_rows_are_filtered_by_value_list_and_null(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
     for number in range(4):
         database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number + 1))
-    read = database.read("models", ["run_id"], {"model": "m1"})
+    read = database.read_table("models", ["run_id"], {"model": "m1"})
     assert read.column_names == ["run_id"]
     assert read.column("run_id").to_pylist() == ["r1", "r3"]
-    assert database.read("models", where={"batch": [1, 4]}).num_rows == 2
-    assert database.read("models", where={"mig_profile": None, "model": "m0"}).num_rows == 2
-    assert database.read("models", where={"mig_profile": "3g.40gb"}).num_rows == 0
+    assert database.read_table("models", where={"batch": [1, 4]}).num_rows == 2
+    assert database.read_table("models", where={"mig_profile": None, "model": "m0"}).num_rows == 2
+    assert database.read_table("models", where={"mig_profile": "3g.40gb"}).num_rows == 0
 
 
 def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
 
 def test_nothing_is_made_before_the_first_run(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
-    assert database.read("models").num_rows == 0
+    assert database.read_table("models").num_rows == 0
     assert not (tmp_path / "db").exists()
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: str) -> Non
     content = file.read_bytes()
     file.write_bytes({"cut": content[: len(content) // 2], "garbage": b"x" * 500, "empty": b""}[damage])
     with pytest.raises(InputError) as caught:
-        database.read("models")
+        database.read_table("models")
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -109,7 +109,7 @@ def test_what_a_dead_writer_left_is_cleared_but_not_beside_a_live_one(tmp_path: 
         assert leftover.exists()
     KernelDb.create(database.path)
     assert not leftover.exists()
-    assert database.read("models").num_rows == 1
+    assert database.read_table("models").num_rows == 1
 
 
 def test_run_ids_sort_by_time_and_never_meet() -> None:
@@ -123,7 +123,7 @@ def test_run_ids_sort_by_time_and_never_meet() -> None:
 def test_whatever_bit_of_a_file_is_flipped_the_rows_are_right_or_refused(tmp_path: Path, table: str) -> None:
     database = KernelDb.create(tmp_path / "db")
     database.append(a_run("r1", kernels=50))
-    whole = database.read(table)
+    whole = database.read_table(table)
     file = database.path / "r1" / f"{table}.parquet"
     content, draw = file.read_bytes(), random.Random(7)
     for _ in range(400):
@@ -131,7 +131,7 @@ def test_whatever_bit_of_a_file_is_flipped_the_rows_are_right_or_refused(tmp_pat
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         file.write_bytes(flipped)
         try:
-            assert database.read(table).equals(whole)
+            assert database.read_table(table).equals(whole)
         except InputError as error:
             assert str(file) in str(error)
 
@@ -141,7 +141,7 @@ def test_a_negative_batch_in_a_file_is_one_line_that_names_it(tmp_path: Path) ->
     database.append(a_run("r1"))
     database.append(a_run("r2", batch=-1))
     with pytest.raises(InputError, match=r"r2/models\.parquet is damaged: batch must be at least 1 but is -1"):
-        database.read("models")
+        database.read_table("models")
 
 
 def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_
     merge_segments(database)
     with pytest.raises(InputError, match="run r1 is in the kernel database"):
         database.append(a_run("r1"))
-    assert database.read("models").num_rows == 2
+    assert database.read_table("models").num_rows == 2
 
 
 def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_now(
@@ -169,4 +169,4 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
         return found
 
     monkeypatch.setattr(KernelDb, "segments", list_and_compact)
-    assert database.read("models").num_rows == 3
+    assert database.read_table("models").num_rows == 3

@@ -30,7 +30,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_table_of_an_old_database_is_read(database: Path) -> None:
-    rows = {table: KernelDb(database).read(table).num_rows for table in TABLES}
+    rows = {table: KernelDb(database).read_table(table).num_rows for table in TABLES}
     assert rows == {"runs": 14, "devices": 3, "models": 10, "ops": 105, "kernels": 210, "colocations": 2}
 
 

@@ -36,7 +36,7 @@ def test_rows_are_told_once_they_are_on_the_disk_and_nothing_is_printed(
     def watch(step: Progress) -> None:
         steps.append(step)
         if isinstance(step, ProfileProgress):
-            kept.extend((row["batch"], KernelDb(db).read("models").num_rows) for row in step.rows)
+            kept.extend((row["batch"], KernelDb(db).read_table("models").num_rows) for row in step.rows)
 
     result = gpuprof.profile(
         [file], batches=(1, 2), shares=("100",), device="cpu", db=db, settings=QUICK, progress=watch
@@ -93,8 +93,8 @@ def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path
     assert "text: seq=128 assumed; another size: --dim seq=SIZE" in usual.notes
     assert [row["dims"] for row in usual.rows()] == ["seq=128"]
     database = KernelDb(db)
-    assert set(database.read("runs", ["dims"])["dims"].to_pylist()) >= {"seq=8", "seq=32", "seq=128"}
-    assert set(database.read("ops", ["dims"])["dims"].to_pylist()) == {"seq=8", "seq=32", "seq=128"}
+    assert set(database.read_table("runs", ["dims"])["dims"].to_pylist()) >= {"seq=8", "seq=32", "seq=128"}
+    assert set(database.read_table("ops", ["dims"])["dims"].to_pylist()) == {"seq=8", "seq=32", "seq=128"}
     between = gpuprof.estimate(["text"], dims={"seq": (8, 16)}, db=db)
     assert between.to_frame()[["dims", "latency_source"]].values.tolist() == [
         ["seq=8", "measured"],
@@ -132,7 +132,9 @@ def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Pat
         return gpuprof.profile([file], batches=(4,), shares=("100",), device="cpu", db=db, settings=settings)
 
     assert [row["dims"] for row in measure(given).rows()] == ["seq=3", "seq=2"]
-    settings = [json.loads(text) for text in KernelDb(db).read("runs", ["settings"])["settings"].to_pylist() if text]
+    settings = [
+        json.loads(text) for text in KernelDb(db).read_table("runs", ["settings"])["settings"].to_pylist() if text
+    ]
     hashes = [one["input_data_sha256"] for one in settings if "input_data_sha256" in one]
     assert hashes == [hashlib.sha256(data.read_bytes()).hexdigest()] * 2
     assert [row["measured_now"] for row in measure(given).rows()] == [False, False]

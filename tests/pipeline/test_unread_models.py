@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in range(6):
         folder = tmp_path_factory.mktemp("unread")
         result = _measure(folder)
-        rows = KernelDb(folder / "db").read("models").to_pylist()
+        rows = KernelDb(folder / "db").read_table("models").to_pylist()
         kinds = ("latency", "latency_paused")
         if all(
             (row[f"{kind}_std_ms"] or 0.0) <= 5.0 * (row[f"{kind}_mean_ms"] or 0.0) for row in rows for kind in kinds
@@ -56,7 +56,7 @@ def measured_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured_database: Path, folder: Path) -> None:
-    rows = KernelDb(measured_database).read("models").to_pylist()
+    rows = KernelDb(measured_database).read_table("models").to_pylist()
     assert [(row["batch"], row["flops"], row["weight_bytes"]) for row in rows] == [(1, None, None), (4, None, None)]
     for model in ("classes", str(folder / "classes.onnx")):
         result = gpuprof.estimate([model], batches=(1, 2, 4), share="1core", device="cpu", db=measured_database)

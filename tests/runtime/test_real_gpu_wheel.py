@@ -77,7 +77,7 @@ def test_profiling_a_gpu_stores_no_figure_of_the_cpu(tmp_path: Path) -> None:
     done = _python("-m", "gpuprof", *words, "--db", str(tmp_path / "db"), first=played)
     assert done.returncode != 0
     assert "does not start" in done.stderr + done.stdout
-    rows = KernelDb(tmp_path / "db").read("models").to_pylist() if (tmp_path / "db").is_dir() else []
+    rows = KernelDb(tmp_path / "db").read_table("models").to_pylist() if (tmp_path / "db").is_dir() else []
     assert [row for row in rows if row["latency_mean_ms"] is not None] == []
 
 

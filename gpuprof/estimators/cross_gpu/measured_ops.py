@@ -58,7 +58,7 @@ def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
         When a file of the database is damaged.
     """
     columns = [field.name for field in fields(TimedOp)]
-    table = database.read("ops", columns, {"device": device, "sm_share_pct": 100.0, "mig_profile": None})
+    table = database.read_table("ops", columns, {"device": device, "sm_share_pct": 100.0, "mig_profile": None})
     known = np.flatnonzero(table.column("duration_mean_ns").is_valid().to_numpy(zero_copy_only=False))
     if len(known) > _MOST_ROWS:
         known = np.sort(np.random.default_rng(0).choice(known, _MOST_ROWS, replace=False))

@@ -26,7 +26,7 @@ _ALL = 100.0
 
 def profiled_devices(db: KernelDb) -> tuple[str, ...]:
     """Return the names of the devices that models were measured on, the one with most measurements first."""
-    counts = Counter(db.read("models", columns=["device"]).column("device").to_pylist())
+    counts = Counter(db.read_table("models", columns=["device"]).column("device").to_pylist())
     return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 

@@ -213,7 +213,7 @@ class PerOp:
             "runtime_version": runtime_version,
             "mig_profile": self.share.mig,
         }
-        runs = set(self.database.read("runs", ["run_id"], wanted).column("run_id").to_pylist())
+        runs = set(self.database.read_table("runs", ["run_id"], wanted).column("run_id").to_pylist())
         rows = read_records(self.database, OpRow, {"model": PER_OP, "device": self.device.name})
         same = [row for row in rows if row.run_id in runs and abs(row.sm_share_pct - self.share.sm_pct) < 1e-6]
         return {row.signature: row for row in sorted(same, key=lambda row: row.run_id)}

@@ -110,7 +110,7 @@ def _added_tables(database: KernelDb, known: set[str]) -> dict[str, dict[str, by
     """Return the tables of the runs that are not ``known``."""
     runs: dict[str, dict[str, bytes]] = {}
     for name in TABLES:
-        table = database.read(name)
+        table = database.read_table(name)
         for run in sorted(set(table["run_id"].to_pylist()) - known):
             rows = table.filter(pc.equal(table["run_id"], run))
             runs.setdefault(run, {})[name] = table_bytes(rows)
@@ -261,10 +261,10 @@ class RaySweep:
             yield self._ray.remote(scheduling_strategy=here, **share)(SweepWorker).remote()
 
     def _seed_tables(self) -> dict[str, bytes]:
-        return {name: table_bytes(self._database.read(name)) for name in SEED_TABLES}
+        return {name: table_bytes(self._database.read_table(name)) for name in SEED_TABLES}
 
     def _keep(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
-        known = set(self._database.read("runs", ["run_id"])["run_id"].to_pylist())
+        known = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
             # Seeds may differ: another place can have brought the same run meanwhile.
             if run in known:

@@ -81,7 +81,7 @@ def test_too_few_copies_at_once_are_refused(tmp_path: Path) -> None:
 
 def _profile(path: Path, *rows: DeviceRow, clock_mhz: float = 1530.0) -> HardwareProfile:
     db = _database(path)
-    known = db.read("models").to_pylist()
+    known = db.read_table("models").to_pylist()
     models = [replace(_model(row["batch"], row["sm_share_pct"]), clock_mhz=clock_mhz) for row in known]
     beside = [replace(_beside(count), clock_mhz=clock_mhz * (1.0 - 0.002 * count)) for count in range(2, 6)]
     return profile_of(database(path.with_name("other"), models, rows, beside), GPU)[0]

@@ -42,6 +42,6 @@ def test_each_share_is_measured_once(tmp_path: Path) -> None:
     share = Share(100.0 / len(own_cores()))
     for _ in range(2):
         Campaign(database, CPU, OrtCollector()).measure_ceilings([share, share])
-    (row,) = database.read("devices").to_pylist()
+    (row,) = database.read_table("devices").to_pylist()
     assert row["sm_share_pct"] == share.sm_pct
-    assert database.read("runs").column("collector").to_pylist() == ["ceilings"]
+    assert database.read_table("runs").column("collector").to_pylist() == ["ceilings"]

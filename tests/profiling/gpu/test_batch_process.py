@@ -55,7 +55,7 @@ def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -
     # on a busy machine a row may be unstable, and would be measured again
     results = list(Campaign(database, V100, collector, limits=QUICK, keep_unstable=True).run(cells))
     assert [result.cell for result in results] == cells
-    return sorted(database.read("models").to_pylist(), key=lambda row: str(row["batch"]))
+    return sorted(database.read_table("models").to_pylist(), key=lambda row: str(row["batch"]))
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
     assert [row["batch"] for row in rows] == [1, 2, 4]
     assert all(row["latency_mean_ms"] > 0 and row["latency_paused_mean_ms"] > 0 for row in rows)
     assert all(row["runtime"] == "onnxruntime" and row["memory_peak_bytes"] for row in rows)
-    runs = KernelDb(tools / "db").read("runs").to_pylist()
+    runs = KernelDb(tools / "db").read_table("runs").to_pylist()
     assert all("no kernels" in run["notes"] for run in runs)  # there is no GPU to record
 
 
@@ -103,7 +103,7 @@ def test_a_batch_size_that_fails_leaves_the_others(tools: Path, heard: list[str]
     cells = [Cell(replace(a_job(free, batch), path=fixed)) for batch in (1, 2)]
     with pytest.raises(InputError):  # the runtime refuses the second: the user's error, said at the end
         _run_campaign(tools, GpuCollector(), cells)
-    rows = KernelDb(tools / "db").read("models").to_pylist()
+    rows = KernelDb(tools / "db").read_table("models").to_pylist()
     assert [(row["batch"], row["latency_mean_ms"] is not None) for row in rows] == [(1, True)]
 
 

@@ -35,9 +35,9 @@ def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills
     assert event["args"]["est. achieved occupancy %"] == 0  # what torch.profiler says of it
     database = KernelDb.create(tmp_path / "db")
     ingest(database, ReplayCollector([HTA]), replayed_job("net", 1, Share(), [HTA]), device("a100-40"))
-    (row,) = database.read("kernels").to_pylist()
+    (row,) = database.read_table("kernels").to_pylist()
     assert row["achieved_occupancy_pct"] == pytest.approx(event["args"]["warps per SM"] / 64 * 100)
-    (model,) = database.read("models").to_pylist()
+    (model,) = database.read_table("models").to_pylist()
     assert model["max_occupancy_pct"] == pytest.approx(3.7037, abs=1e-3)
     assert model["wavg_sm_util_pct"] == pytest.approx(100 * 64 / 108)  # 97 KiB of 164: one block an SM
 
@@ -149,7 +149,7 @@ def test_each_gpu_of_a_report_is_a_run_of_its_own_in_the_database(
     report, db = _two_gpus(tmp_path), str(tmp_path / "db")
     assert main(["profile", "net", "--from-report", str(report), "--batch", "4", "--db", db, "--json"]) == 0
     assert [row["device"] for row in json.loads(capsys.readouterr().out)] == ["v100", "a100-40"]
-    assert KernelDb(Path(db)).read("runs").num_rows == 2
+    assert KernelDb(Path(db)).read_table("runs").num_rows == 2
 
 
 def test_counters_of_several_gpus_are_told_apart(tmp_path: Path) -> None:

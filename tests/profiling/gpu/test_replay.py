@@ -43,12 +43,12 @@ def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
     tmp_path: Path, nsys: Path, ncu: Path
 ) -> None:
     database = _ingest_reports(tmp_path, nsys, ncu)
-    kernels = database.read("kernels").to_pylist()
+    kernels = database.read_table("kernels").to_pylist()
     assert [row["joined"] for row in kernels] == ["both"] * 6 + ["counters"]
     assert [row["achieved_occupancy_pct"] for row in kernels] == [20.0, 40.0, 60.0, 20.0, 40.0, 60.0, 5.0]
     assert [row["start_ns"] for row in kernels] == [0, 100, 200, 1000, 1100, 1200, None]
     assert [row["position"] for row in kernels[:6]] == [0, 1, 2, 0, 1, 2]
-    (model,) = database.read("models").to_pylist()
+    (model,) = database.read_table("models").to_pylist()
     assert model["max_occupancy_pct"] == 60.0
     assert model["wavg_occupancy_pct"] == pytest.approx((20 + 40 + 60) * 60 / 260)
     # 256 threads of 32 registers: eight blocks an SM, so that 80 to 82 blocks need 10 or 11 of 80 SMs.
@@ -58,7 +58,7 @@ def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
 
 
 def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, nsys: Path, ncu: Path) -> None:
-    (run,) = _ingest_reports(tmp_path, nsys, ncu).read("runs").to_pylist()
+    (run,) = _ingest_reports(tmp_path, nsys, ncu).read_table("runs").to_pylist()
     assert run["collector"] == "replay" and run["device"] == "v100" and run["batch"] == 4
     assert run["collector_version"] == "nsys 2022.4.2.1 (schema 3.0.0), ncu"
     assert run["source"] == f"{nsys} + {ncu}" and len(run["source_sha256"]) == 64
@@ -69,21 +69,21 @@ def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, ns
 
 def test_counters_alone_give_what_needs_no_order_in_time(tmp_path: Path, ncu: Path) -> None:
     database = _ingest_reports(tmp_path, ncu)
-    (model,) = database.read("models").to_pylist()
+    (model,) = database.read_table("models").to_pylist()
     assert model["max_occupancy_pct"] == 60.0 and model["kernel_count"] == 4
     assert model["wavg_occupancy_pct"] is None and model["dispatch_ms"] is None and model["h2d_bytes"] is None
-    assert len(database.read("kernels").to_pylist()) == 4
+    assert len(database.read_table("kernels").to_pylist()) == 4
 
 
 def test_a_torch_trace_is_ingested_with_our_own_occupancy(tmp_path: Path) -> None:
     path = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
     database = KernelDb.create(tmp_path / "db")
     ingest(database, ReplayCollector([path]), replayed_job("net", 4, Share(), [path]), device("a100-80"))
-    (model,) = database.read("models").to_pylist()
+    (model,) = database.read_table("models").to_pylist()
     # 216 blocks of 128 threads on 108 SMs of 64 warps: eight warps an SM, though 64 registers allow 32.
     assert model["max_occupancy_pct"] == 12.5 and model["kernel_count"] == 2
-    assert "occupancy is estimated from the launches" in database.read("runs").to_pylist()[0]["notes"]
-    rows = database.read("kernels").to_pylist()
+    assert "occupancy is estimated from the launches" in database.read_table("runs").to_pylist()[0]["notes"]
+    rows = database.read_table("kernels").to_pylist()
     assert {row["op_name"] for row in rows} == {"aten::conv2d", None}
     assert {(row["runtime"], row["theoretical_occupancy_pct"]) for row in rows} == {("pytorch", 50.0)}
 
@@ -100,14 +100,14 @@ def test_kernels_are_tied_to_the_nodes_whose_ranges_launched_them(tmp_path: Path
     export.kernel("own", launched=50, start=170, end=180, correlation=4)
     report = export.write(tmp_path / "r.sqlite")
     database = _ingest_reports(tmp_path, report, model=str(model))
-    kernels = database.read("kernels").to_pylist()
+    kernels = database.read_table("kernels").to_pylist()
     assert [(row["op_name"], row["op_type"]) for row in kernels] == [
         ("matmul0", "MatMul"),
         ("matmul0", "MatMul"),
         ("unheard of", None),
         (None, None),
     ]
-    ops = database.read("ops").to_pylist()
+    ops = database.read_table("ops").to_pylist()
     assert [row["duration_mean_ns"] for row in ops] == [60, None, None, None, None, None]
     assert {row["model_sha256"] for row in ops} != {None}
 
@@ -119,8 +119,8 @@ def test_all_kernels_of_a_model_of_one_op_are_that_ops(tmp_path: Path, nsys: Pat
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "one", [shape], [result])
     save(helper.make_model(graph, opset_imports=OPSET, ir_version=8), str(model))
     database = _ingest_reports(tmp_path, nsys, model=str(model))
-    assert {row["op_type"] for row in database.read("kernels").to_pylist()} == {"Relu"}
-    assert [row["duration_mean_ns"] for row in database.read("ops").to_pylist()] == [180]
+    assert {row["op_type"] for row in database.read_table("kernels").to_pylist()} == {"Relu"}
+    assert [row["duration_mean_ns"] for row in database.read_table("ops").to_pylist()] == [180]
 
 
 def test_a_report_without_marked_runs_counts_as_one(tmp_path: Path) -> None:

@@ -81,4 +81,4 @@ def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
     assert len(rows) == len(missing) == 3
     assert all((row.note or "").startswith("no kernel") for row in rows)
     assert all(row.duration_p50_ns is None for row in rows)
-    assert KernelDb(tmp_path / "db").read("runs").to_pylist()[0]["provider"] == TORCH_CPU
+    assert KernelDb(tmp_path / "db").read_table("runs").to_pylist()[0]["provider"] == TORCH_CPU

@@ -52,7 +52,7 @@ def test_each_distinct_op_is_measured_once_across_models_and_runs(tmp_path: Path
     new, known = _measure(_plan(tmp_path), [twin], [4])
     assert (len(new), len(known)) == (3, 0)
     database = KernelDb(tmp_path / "db")
-    assert database.read("ops", where={"model": PER_OP}).num_rows == 9
+    assert database.read_table("ops", where={"model": PER_OP}).num_rows == 9
     assert verify(database) == []
 
 
@@ -64,7 +64,7 @@ def test_another_share_is_another_measurement(tmp_path: Path) -> None:
 
 def test_kernels_say_what_an_op_calls(tmp_path: Path) -> None:
     _measure(_plan(tmp_path), [NamedModel("convs", write_convs(tmp_path / "convs.onnx"))], [1])
-    kernels = KernelDb(tmp_path / "db").read("kernels").to_pylist()
+    kernels = KernelDb(tmp_path / "db").read_table("kernels").to_pylist()
     called: dict[str, set[str]] = {row["op_type"]: set() for row in kernels}
     for row in kernels:
         called[row["op_type"]].add(row["name"])

@@ -73,7 +73,7 @@ def _run(tmp_path: Path, collector: FakeCollector, cells: list[Cell], force: boo
 
 def test_each_cell_is_a_run_with_its_provenance(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2, 50.0))])
-    runs = KernelDb(tmp_path / "db").read("runs").to_pylist()
+    runs = KernelDb(tmp_path / "db").read_table("runs").to_pylist()
     assert [(run["batch"], run["sm_share_pct"]) for run in runs] == [(1, 100.0), (2, 50.0)]
     for run in runs:
         assert run["model_sha256"] and run["command"] and run["host"] and run["driver"] and run["notes"] == "odd"
@@ -87,7 +87,7 @@ def test_a_run_on_a_gpu_says_by_which_driver_and_how_clocks_were_held(
     collector.settings = {"provider": "CUDA", "nvidia_driver": "580.95.05", "clock_control": "none"}
     database = KernelDb.create(tmp_path / "db")
     list(Campaign(database, CPU, collector).run([Cell(a_job(model))]))
-    (run,) = database.read("runs").to_pylist()
+    (run,) = database.read_table("runs").to_pylist()
     assert (run["driver"], run["clocks_policy"]) == ("580.95.05", "none")
 
 
@@ -116,7 +116,7 @@ def test_an_unstable_run_is_kept_and_measured_again(tmp_path: Path, collector: F
     assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].row.stable is False
     collector.stable = True
     assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].measured_now
-    assert KernelDb(tmp_path / "db").read("models").num_rows == 2
+    assert KernelDb(tmp_path / "db").read_table("models").num_rows == 2
 
 
 def test_a_failure_is_remembered_and_the_rest_goes_on(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
@@ -144,7 +144,7 @@ def test_company_is_kept_with_what_each_takes_alone(tmp_path: Path, collector: F
         2.0,
         2.0,
     ]
-    assert KernelDb(tmp_path / "db").read("runs").column("beside").to_pylist()[-1] == "mlp:2:50%"
+    assert KernelDb(tmp_path / "db").read_table("runs").column("beside").to_pylist()[-1] == "mlp:2:50%"
     assert not _run(tmp_path, collector, [Cell(job, (other,))])[0].measured_now
 
 
@@ -167,9 +167,11 @@ def test_rows_say_by_which_runtime_how_and_in_which_arithmetic_they_were_execute
     }.items():
         collector.settings = {"provider": provider}
         _run(tmp_path, collector, [Cell(a_job(model, 1))], force=True)
-        row = max(KernelDb(tmp_path / "db").read("models").to_pylist(), key=lambda row: str(row["run_id"]))
+        row = max(KernelDb(tmp_path / "db").read_table("models").to_pylist(), key=lambda row: str(row["run_id"]))
         assert (row["runtime"], row["execution"], row["precision"]) == expected
-    assert set(KernelDb(tmp_path / "db").read("runs", ["precision"]).column("precision").to_pylist()) == {"float32"}
+    assert set(KernelDb(tmp_path / "db").read_table("runs", ["precision"]).column("precision").to_pylist()) == {
+        "float32"
+    }
 
 
 def test_what_ran_beside_has_the_precision_of_its_own_model(
@@ -196,8 +198,8 @@ def test_a_gap_between_launches_that_is_longer_than_the_batch_is_refused(
     collector.collect = with_gap  # type: ignore[method-assign]
     _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
     database = KernelDb(tmp_path / "db")
-    assert [row["dispatch_ms"] for row in database.read("models").to_pylist()] == [None, 1.5]
-    notes = [run["notes"] for run in database.read("runs").to_pylist()]
+    assert [row["dispatch_ms"] for row in database.read_table("models").to_pylist()] == [None, 1.5]
+    notes = [run["notes"] for run in database.read_table("runs").to_pylist()]
     assert "longer than the batch: 2.5 ms of 2 ms" in notes[0] and "longer" not in notes[1]
 
 

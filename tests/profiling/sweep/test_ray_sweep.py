@@ -41,11 +41,11 @@ def test_the_rows_of_both_nodes_land_in_one_database_and_are_not_measured_again(
         assert "2 × cpu-" in said.err
         rows = [row for row in json.loads(said.out) if row["model"] == "mlp"]
         assert sorted(row["batch"] for row in rows) == [1, 2]
-        models = KernelDb(database).read("models").to_pylist()
+        models = KernelDb(database).read_table("models").to_pylist()
         assert sorted(row["batch"] for row in models) == [1, 2]
         assert all(row["latency_p50_ms"] > 0.0 for row in models)
-        assert {row["run_id"] for row in models} <= set(KernelDb(database).read("runs")["run_id"].to_pylist())
-        assert KernelDb(database).read("ops").num_rows
+        assert {row["run_id"] for row in models} <= set(KernelDb(database).read_table("runs")["run_id"].to_pylist())
+        assert KernelDb(database).read_table("ops").num_rows
         assert not list(database.glob(".tmp-*"))
         if all(row["stable"] for row in models):
             assert main(sweep) == 0
