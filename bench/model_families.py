@@ -1,10 +1,11 @@
 """Takes models of many kinds from their files to a server, and prints what became of each.
 
-    python -m bench.model_families [--only NAME ...] [--json FILE] [--models DIRECTORY] [--files FILE ...]
+    python -m bench.model_families [--odd] [--only NAME ...] [--json FILE] [--models DIRECTORY] [--files FILE ...]
 
 Each kind is written as its users' tools write it (`bench.model_kinds`), then profiled on this machine's CPU, estimated
 for a GPU, planned onto this machine, checked, served and asked for answers, each by the command that a user would
-type. Where one refuses, the table has its reason. It takes minutes. Kinds whose writer is not installed
+type. Where one refuses, the table has its reason. It takes minutes. `--odd` takes what ONNX allows and few exporters
+write, and files that something happened to, instead (`bench.model_kinds.odd`). Kinds whose writer is not installed
 (scikit-learn's converters, XGBoost, torch, transformers) are left out, which the table says.
 """
 
@@ -29,6 +30,7 @@ from bench.model_kinds import Kind
 from bench.model_kinds.converted import CONVERTED
 from bench.model_kinds.graphs import GRAPHS
 from bench.model_kinds.networks import NETWORKS
+from bench.model_kinds.odd import ODD
 from bench.model_kinds.pipelines import PIPELINES
 from gpuprof.domain.sizes import describe_sizes
 
@@ -83,13 +85,14 @@ class FamilyOutcome:
 def main() -> int:
     """Print the table; 0 when each kind was served, or refused with a reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=[kind.name for kind in KINDS], help="kinds to take")
+    parser.add_argument("--only", nargs="*", choices=[kind.name for kind in (*KINDS, *ODD)], help="kinds to take")
+    parser.add_argument("--odd", action="store_true", help="odd models and broken files, instead of the usual kinds")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--models", type=Path, help="where the models are kept and found again; default: nowhere")
     parser.add_argument("--files", nargs="*", type=Path, default=[], help="ONNX files of your own to take, too")
     options = parser.parse_args()
-    chosen = options.only if options.only is not None or options.files else [kind.name for kind in KINDS]
-    kinds = [kind for kind in KINDS if kind.name in (chosen or [])]
+    usual = ODD if options.odd else () if options.files else KINDS
+    kinds = list(usual) if options.only is None else [kind for kind in (*KINDS, *ODD) if kind.name in options.only]
     kinds += [Kind(file.name, partial(shutil.copyfile, file)) for file in options.files]
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as folder:
         outcomes = take_kinds(kinds, Path(folder), options.models or Path(folder))

@@ -86,9 +86,10 @@ class WorkloadOptions:
         InputError
             When one cannot be read.
         """
+        from gpuprof.pipeline.profile import MOST_PROCESSES
         from gpuprof.profiling.sweep.planning import parse_batches
 
-        return parse_batches(self.processes, "--processes")
+        return parse_batches(self.processes, "--processes", MOST_PROCESSES)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gpuprof.cli.output_path import check_output_folder, output_option
 def report(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="Sources: a database, maps, and the --json output of simulate, load and evaluate."),
+        typer.Argument(help="Sources: a database, maps, and --json of compare, simulate, load and evaluate."),
     ],
     output: Annotated[Path, output_option("File to write the page to.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",

@@ -120,7 +120,7 @@ def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> F
 def _count(text: str, item: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,8}", text.strip()):
         raise InputError(
-            f"a fleet needs at least one device of a kind but got {text!r} for {item}",
+            f"the count of a device must be a whole number from 1 to 999,999,999 but got {text!r} for {item}",
             "write a100-80:8, or a100-80 for as many as needed",
         )
     return int(text)

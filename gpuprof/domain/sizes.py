@@ -109,7 +109,9 @@ def combine_sizes(dims: Mapping[str, Iterable[int]]) -> tuple[Sizes, ...]:
     for name, sizes in values.items():
         for size in sizes:
             if not 1 <= size <= LARGEST_SIZE:
-                raise InputError(f"the size of {name!r} must be a whole number from 1 on but got {size!r}")
+                raise InputError(
+                    f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size}"
+                )
     combinations = math.prod(len(sizes) for sizes in values.values())
     if combinations > _MOST_COMBINATIONS:
         raise InputError(f"{combinations} combinations of sizes are asked for", f"at most {_MOST_COMBINATIONS}")
@@ -227,8 +229,12 @@ def _parse_size(word: str, text: str) -> tuple[str, int]:
     name, separator, size = word.rpartition("=")
     if not separator or not name.strip():
         raise InputError(f"cannot read the sizes {text!r}", "write NAME=SIZE, such as seq=128")
-    if not size.strip().isdecimal() or not 1 <= int(size) <= LARGEST_SIZE:
-        raise InputError(f"the size of {name.strip()!r} must be a whole number from 1 on but got {size.strip()!r}")
+    digits = size.strip()
+    if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)) or not 1 <= int(digits) <= LARGEST_SIZE:
+        shown = digits if len(digits) < 40 else f"one of {len(digits)} characters"
+        raise InputError(
+            f"the size of {name.strip()!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {shown!r}"
+        )
     return name.strip(), int(size)
 
 

@@ -266,8 +266,14 @@ class DatabaseEstimator:
         own = shape(workload.batch, share)
         factors = []
         for one in measured:
-            if (other := self._shape(one, device)) is not None:
-                factors.append((own / other(workload.batch, share), one))
+            other = self._shape(one, device)
+            if other is not None and own > 0.0 and (theirs := other(workload.batch, share)) > 0.0:
+                factors.append((own / theirs, one))
+        if not factors:
+            raise InputError(
+                f"{known.model} was not measured at {describe_sizes(known.sizes)}, and its ops have nothing to count",
+                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}",
+            )
         factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
         latency, cv = self._latency_at_sizes(identity, nearest, workload)
         error = self._calibration(device).carried_error(abs(math.log2(factor)))

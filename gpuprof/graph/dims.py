@@ -233,7 +233,10 @@ def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
         )
     dims = declared_dims(info)
     if dims is None:
-        raise InputError(f"{model}: input {info.name} declares no shape", "export the model with its inputs' shapes")
+        raise InputError(
+            f"{model}: input {info.name} declares no shape, so that nobody knows what may be sent to it",
+            "export the model with its inputs' shapes; dimensions may be free",
+        )
     return dims
 
 

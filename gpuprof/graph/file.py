@@ -85,7 +85,7 @@ def read_onnx(path: Path) -> OnnxFile:
     if not path.is_file():
         raise InputError(f"cannot read model {path}: not a file", "give the path of an ONNX file")
     if status.st_size == 0:
-        raise InputError(f"{path} is not an ONNX model: the file is empty")
+        raise InputError(f"{path} is not an ONNX model: the file is empty", "export it again")
     if status.st_size > LARGEST_FILE_BYTES:
         raise InputError(
             f"{path} has {status.st_size} bytes, an ONNX file at most {LARGEST_FILE_BYTES}",
@@ -185,8 +185,8 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
 def _check(model: ModelProto) -> None:
     """Have ONNX's checker look at the model, but not insist on what runtimes can do without.
 
-    That is shapes of outputs, weights listed as inputs before IR version 4 (tools that rewrite old models leave them
-    out), and the runtime's own ops in ONNX's domain.
+    That is shapes of inputs and outputs, weights listed as inputs before IR version 4 (tools that rewrite old models
+    leave them out), and the runtime's own ops in ONNX's domain.
     """
     own = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
     version, domains = model.ir_version, [node.domain for node in own]
@@ -203,8 +203,10 @@ def _check(model: ModelProto) -> None:
 
 
 def _check_shapeless(model: ModelProto) -> None:
-    outputs = [info.type.tensor_type for nested in graphs_of(model.graph) for info in nested.output]
-    shapeless = [kind for kind in outputs if kind.elem_type and not kind.HasField("shape")]
+    ends = [info for nested in graphs_of(model.graph) for info in (*nested.input, *nested.output)]
+    shapeless = [
+        kind for kind in (info.type.tensor_type for info in ends) if kind.elem_type and not kind.HasField("shape")
+    ]
     for kind in shapeless:
         # An empty shape that is present satisfies the checker; protobuf would not write it unless it is marked so.
         kind.shape.SetInParent()

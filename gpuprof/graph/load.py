@@ -226,12 +226,17 @@ def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str,
     graph, model = file.model.graph, path.name
     inputs, names, shapes, ops = _walk(file, batch, dict(dims))
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
+    try:
+        outputs = _outputs(graph, shapes, names, batch, model)
+    except InputError as error:
+        told = _explain_error(error, names, _free_inputs(file), batch)
+        raise InputError(told.message, told.fix or "export the model again") from error
     return ModelGraph(
         name=name,
         batch=batch,
         ops=_ops(ops, shapes),
         inputs=tuple(inputs.values()),
-        outputs=_outputs(graph, shapes, names, batch, model),
+        outputs=outputs,
         weights=_used_weights(ops, graph, shapes),
         opset=opsets.get("", 1),
         path=str(path),

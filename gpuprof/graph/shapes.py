@@ -153,7 +153,8 @@ class Shapes:
     def _keep(self, node: NodeProto, tensor: Tensor) -> None:
         if tensor.elements > MOST_ELEMENTS:
             raise InputError(
-                f"{self._model}: node {label(node)} gives {list(tensor.shape)}, more than {MOST_ELEMENTS} elements"
+                f"{self._model}: node {label(node)} gives {list(tensor.shape)}, more than {MOST_ELEMENTS:,} elements",
+                "export it with the sizes that are sent, or give those of free dimensions with --dim",
             )
         self.tensors[tensor.name] = tensor
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gpuprof.profiling.sweep.planning import NamedModel
 
 DEFAULT_BATCHES = (1, 2, 4, 8)
+#: Processes that one share is measured with at once: MPS serves hardly more clients of a GPU.
+MOST_PROCESSES = 64
 
 
 def profile(
@@ -99,7 +101,7 @@ def profile(
         else:
             named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
-        cells = planning.plan_cells(named, sizes, parts, _check_batches(settings.processes), neighbours)
+        cells = planning.plan_cells(named, sizes, parts, _check_processes(settings.processes), neighbours)
         return _measure(target, cells, path, settings, progress)
 
 
@@ -232,6 +234,10 @@ def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteLis
 
 def _check_batches(batches: Sequence[int] | None) -> tuple[int, ...]:
     return planning.parse_batches(",".join(map(str, DEFAULT_BATCHES if batches is None else batches)))
+
+
+def _check_processes(processes: Sequence[int]) -> tuple[int, ...]:
+    return planning.parse_batches(",".join(map(str, processes)), "the number of processes", MOST_PROCESSES)
 
 
 def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:

@@ -57,7 +57,7 @@ def report(
     Parameters
     ----------
     sources : sequence of path
-        A database, maps, and the JSON that ``gpuprof simulate``, ``load`` and ``evaluate`` print.
+        A database, maps, and the JSON that ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate`` print.
     output : path
         The page.
     title : str
@@ -203,7 +203,7 @@ def _model_section(
     charts = (
         roofline_figure(f"{workload}: roofline", ops, devices.get(measured.device)),
         timeline_figure(f"{workload}: timeline", ops, kernels),
-        *([] if is_only else batch_and_share_figures(own)),
+        *([] if is_only else batch_and_share_figures(own, measured.model)),
     )
     shown = tuple(chart for chart in charts if chart is not None)
     text = f"{count_of(len(ops), 'op')} on {measured.device}, batch {measured.batch}." if ops else ""

@@ -101,7 +101,10 @@ class WhatIf:
 
 
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
-    """Return the shares that could serve ``model``, cheapest first: listed ones, the map's and those next to them."""
+    """Return the shares that could serve ``model``, cheapest first.
+
+    They are those that the estimator lists, the map's with those next to them, and all below the smallest of these.
+    """
     demand = problem.demand(model)
     segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
     chosen: Counter[_Kind] = Counter(
@@ -124,18 +127,23 @@ def _find_unlisted(
     chosen: Mapping[_Kind, int],
     found: Sequence[Alternative],
 ) -> Iterator[Alternative]:
-    """Yield the shares of the map that the estimator does not list, and the steps next below and above each."""
-    known = {(one.segment.device, one.segment.share) for one in found}
+    """Yield what the estimator does not list: the map's shares, the steps beside each, and those below all listed."""
+    wanted: dict[tuple[str, Share], None] = {}
+    for entry in problem.fleet.entries:
+        listed = [one.segment.share for one in found if one.segment.device == entry.device.name]
+        smallest = min((share.sm_pct for share in listed if share.mig is None), default=0.0)
+        steps = segments.menu.steps(demand.model, entry.device, None)
+        wanted |= {(entry.device.name, Share(step)): None for step in steps if step < smallest}
     for name, percent, mig in chosen:
-        device = problem.device(name)
-        steps = segments.menu.steps(demand.model, device, mig)
+        steps = segments.menu.steps(demand.model, problem.device(name), mig)
         below = [step for step in steps if step < percent][-1:]
         above = [step for step in steps if step > percent][:1]
-        for share in (Share(size, mig) for size in (*below, percent, *above)):
-            segment = None if (name, share) in known else segments.best_of(demand, device, share)
-            if segment is not None:
-                known.add((name, share))
-                yield _alternative(segments, demand, segment, chosen)
+        wanted |= {(name, Share(size, mig)): None for size in (*below, percent, *above)}
+    known = {(one.segment.device, one.segment.share) for one in found}
+    for name, share in wanted:
+        segment = None if (name, share) in known else segments.best_of(demand, problem.device(name), share)
+        if segment is not None:
+            yield _alternative(segments, demand, segment, chosen)
 
 
 def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: Mapping[_Kind, int]) -> Alternative:

@@ -16,6 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
 from gpuprof.reporting.figures import (
     cdf_figure,
+    comparison_figures,
     devices_over_time_figure,
     evaluation_figure,
     goodput_figure,
@@ -31,6 +32,7 @@ from gpuprof.reporting.number import show_number
 
 #: A JSON file is parsed as a whole, into objects several times as large.
 _MAX_FILE_BYTES = 512 * 1024 * 1024
+_TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
 
@@ -112,11 +114,11 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+        raise InputError(f"{path} is not JSON: {error}", _TAKEN) from None
 
 
 def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap | None]:
-    """Return the sections of a map, a simulation, a load test or an evaluation; and the map, if it is one.
+    """Return the sections of what a command wrote; and the map, if it is one.
 
     Raises
     ------
@@ -131,13 +133,18 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
             return _simulation(content, where), None
         if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
             return [_load(content, where)], None
+        if _is_rows(content, ("policy", "gpus", "goodput_rps", "seconds")):
+            return [_comparison(content, where, "policy")], None
+        if _is_rows(content, ("device", "gpus", "utilization_pct", "seconds")):
+            return [_comparison(content, where, "device")], None
         if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
             return [_evaluation(content, where)], None
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise InputError(f"{where} is damaged: {type(error).__name__} {error}") from None
+        what = f"{where} is damaged, or of another version: {type(error).__name__} {error}"
+        raise InputError(what, "write it again with --json") from None
     raise InputError(
         f"{where} is not something that a report can be made from",
-        "give a database, a map, or the --json output of simulate, load or evaluate",
+        _TAKEN,
     )
 
 
@@ -239,7 +246,23 @@ def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), shown, "predicted and measured")
 
 
+def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
+    """Return what was compared: policies on one fleet, or kinds of GPUs by one policy."""
+    keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
+    shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    what = "policy" if subject == "policy" else "kind of GPU"
+    text = f"{where}: what the same demands take by {what}."
+    remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
+    text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
+    return Section("Comparison", text, comparison_figures(rows, subject, what), _table(rows, shown), "predicted")
+
+
 _HEADINGS = {
+    "gpus": "devices",
+    "cost_per_hour": "dollars an hour",
+    "missing_rps": "missing/s",
+    "lower_bound_gpus": "devices at least",
+    "sources": "batch times from",
     "rate_rps": "requests/s",
     "goodput_rps": "goodput/s",
     "in_time_pct": "in time %",
@@ -264,8 +287,8 @@ def _number(value: object) -> str:
     return show_number(value) if isinstance(value, float) else str(value)
 
 
-#: Stages of a served request, in the order in which it passes them.
-_STAGES = ("router", "queue", "gather", "infer", "scatter")
+#: Stages of a served request, in the order in which it passes them, in the colours of those that are simulated.
+_STAGES = {"router": 6, "queue": 1, "gather": 4, "infer": 0, "scatter": 5}
 _LABELS = {"router": "network and router", "infer": "model"}
 
 
@@ -279,7 +302,7 @@ def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
         _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in known]
         for stage in _STAGES
     }
-    boxes = stack_bars(names, parts, "ms", tuple(range(len(_STAGES))))
+    boxes = stack_bars(names, parts, "ms", tuple(_STAGES.values()))
     return Chart("Mean latency by stage", Axis("model", names=names), Axis("latency in ms", low=0.0), boxes=boxes)
 
 

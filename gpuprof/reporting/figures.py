@@ -218,5 +218,40 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     )
 
 
+def comparison_figures(rows: Sequence[Row], subject: str, what: str) -> tuple[Chart, ...]:
+    """Return devices, cost and unused capacity by policy or kind of GPU; those without a map are left out.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        What ``compare --json`` prints.
+    subject : str
+        Key of what was compared.
+    what : str
+        What it is called.
+    """
+    placed = [row for row in rows if row["gpus"] is not None]
+    names = tuple(str(row[subject]) for row in placed)
+    columns: list[tuple[str, str, dict[str, str]]] = [
+        ("Devices", "devices", {"devices": "gpus", "at lower ends": "gpus_at_lower_ends",
+                                "at upper ends": "gpus_at_upper_ends"}),
+        ("Cost", "US dollars per hour", {"cost": "cost_per_hour"}),
+        ("Goodput", "requests/s", {"goodput": "goodput_rps"}),
+    ]  # fmt: skip
+    charts = []
+    for title, unit, keys in columns:
+        parts = {name: [row.get(key) for row in placed] for name, key in keys.items()}
+        parts = {name: values for name, values in parts.items() if any(value is not None for value in values)}
+        if parts:
+            boxes = group_bars(names, parts, unit)
+            charts.append(Chart(f"{title} by {what}", Axis(what, names=names), Axis(unit, low=0.0), boxes=boxes))
+    unused = {"within shares": "internal_slack", "in no share": "external_fragmentation"}
+    if placed and all(row.get(key) is not None for row in placed for key in unused.values()):
+        shares = {name: [100.0 * row[key] for row in placed] for name, key in unused.items()}
+        boxes = group_bars(names, shares, "%")
+        charts.append(Chart(f"Unused by {what}", Axis(what, names=names), Axis("%", low=0.0, high=100.0), boxes=boxes))
+    return tuple(charts)
+
+
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
     return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)

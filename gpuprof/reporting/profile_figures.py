@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from gpuprof.domain.plural import count_of
@@ -185,21 +185,23 @@ def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
     return {name: i for i, name in enumerate(largest)}
 
 
-def batch_and_share_figures(models: Sequence[ModelRow]) -> list[Chart]:
+def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list[Chart]:
     """Return latency and throughput over the batch, and latency over the share, of what was measured.
+
+    Where all rows are of one ``model``, its name stands in the titles instead of in every key.
 
     With more series than can be told apart, each model has the one that was measured most, and further figures show
     further models.
     """
-    rows = [row for row in models if row.latency_p50_ms and row.batch]
+    rows = [replace(row, model="") if model else row for row in models if row.latency_p50_ms and row.batch]
     return [
         chart
         for along, x_label, key, y_label, title in (
-            ("batch", "batch size", "latency_p50_ms", "median latency in ms", "Latency over the batch"),
-            ("batch", "batch size", "throughput_rps", "requests/s", "Throughput over the batch"),
-            ("sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "Latency over the share"),
+            ("batch", "batch size", "latency_p50_ms", "median latency in ms", "latency over the batch"),
+            ("batch", "batch size", "throughput_rps", "requests/s", "throughput over the batch"),
+            ("sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "latency over the share"),
         )
-        for chart in _over(rows, along, x_label, key, y_label, title)
+        for chart in _over(rows, along, x_label, key, y_label, f"{model}: {title}" if model else title.capitalize())
     ]
 
 
@@ -253,7 +255,7 @@ def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label:
 
 
 def _label(row: ModelRow, names: Sequence[str]) -> str:
-    words = [row.model]
+    words = [row.model] if row.model else []
     if "batch" in names:
         words.append(f"batch {row.batch}")
     if "sm_share_pct" in names and row.sm_share_pct is not None:

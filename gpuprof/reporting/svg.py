@@ -17,6 +17,8 @@ from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
 _MOST_LETTERS = 34  # of a name beside the drawing or, aslant, below it
+_LEAST_LETTERS = 7  # of a name that is shortened
+_MARGIN_LETTERS = 24  # of a name aslant, for which the drawing makes room at its left
 _TITLE_LETTER, _TITLE_LINE = 8.0, 18
 _WIDE_LETTER = 7.6  # of names that must not be cut
 _SLANT = 40.0  # degrees, of names below the drawing that have no room side by side
@@ -76,7 +78,18 @@ def _draw(chart: Chart) -> tuple[str, int]:
 def _left_margin(chart: Chart) -> float:
     """Return where the drawing begins: names beside it, and those that end aslant below its left, need room."""
     letters = min(_MOST_LETTERS, max(map(len, chart.y.names), default=0))
-    return max(_LEFT, 14 + _WIDE_LETTER * letters)
+    return max(_LEFT, 14 + _WIDE_LETTER * letters, _slant_margin(chart))
+
+
+def _slant_margin(chart: Chart) -> float:
+    """Return what names that end aslant below the drawing take to its left; a longer one is shortened."""
+    across = Scale(0.0, 1.0, _LEFT, chart.width - _RIGHT, False)
+    if not _is_slanted(chart.x, across):
+        return 0.0
+    each = (across.end - across.begin) / len(chart.x.names)
+    reach = LETTER * math.cos(math.radians(_SLANT))
+    sizes = (min(_MARGIN_LETTERS, len(name)) * reach - each * (i + 0.5) for i, name in enumerate(chart.x.names))
+    return max(sizes) + 4.0
 
 
 def _is_slanted(axis: Axis, scale: Scale) -> bool:
@@ -89,7 +102,13 @@ def _is_slanted(axis: Axis, scale: Scale) -> bool:
 def _slant_height(axis: Axis, scale: Scale) -> float:
     if not _is_slanted(axis, scale):
         return 0.0
-    return LETTER * min(_MOST_LETTERS, max(map(len, axis.names))) * math.sin(math.radians(_SLANT))
+    shown = max(len(shorten(name, _slanted_letters(scale(float(i))))) for i, name in enumerate(axis.names))
+    return LETTER * shown * math.sin(math.radians(_SLANT))
+
+
+def _slanted_letters(at: float) -> int:
+    """Return how many letters of a name that ends aslant at ``at`` pixels have room to its left."""
+    return max(_LEAST_LETTERS, min(_MOST_LETTERS, int(at / (LETTER * math.cos(math.radians(_SLANT))))))
 
 
 def _values(chart: Chart, which: str) -> list[float]:
@@ -142,11 +161,16 @@ def _labels(axis: Axis, scale: Scale, across: bool) -> list[tuple[float, str]]:
     numbers = all(name.isdigit() for name in axis.names)
     least = LETTER * 3 if across and numbers else 14.0
     every = max(1, math.ceil(least / each - 0.5))
-    return [(float(i), _name(name)) for i, name in enumerate(axis.names) if i % every == 0]
+    slanted = across and _is_slanted(axis, scale)
+    return [
+        (float(i), _name(name, _slanted_letters(scale(float(i))) if slanted else _MOST_LETTERS))
+        for i, name in enumerate(axis.names)
+        if i % every == 0
+    ]
 
 
-def _name(name: str) -> str:
-    shown = shorten(name, _MOST_LETTERS)
+def _name(name: str, letters: int) -> str:
+    shown = shorten(name, letters)
     return escape(shown) if shown == name else f"{escape(shown)}<title>{escape(name)}</title>"
 
 

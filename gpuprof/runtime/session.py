@@ -146,6 +146,10 @@ def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
     return name, str(importlib.import_module(name).__version__)
 
 
+#: What helps where the runtime does not take a model.
+_LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
+
+
 def translate_error(error: Exception, path: Path) -> InputError:
     """Return what a runtime says of ``path`` as one line."""
     if isinstance(error, InputError):
@@ -158,8 +162,9 @@ def translate_error(error: Exception, path: Path) -> InputError:
     if kind == "NoSuchFile":
         return InputError(f"cannot read {path}: no such file")
     if kind == "NotImplemented":
-        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}")
-    return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}")
+        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}", _LACKING)
+    is_loading = detail.startswith("Load model")  # what it says later may be for its inputs
+    return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
 
 
 def _clip_text(text: str, limit: int = 300) -> str:

@@ -8,12 +8,28 @@ import pytest
 
 from bench import model_families
 from bench.model_families import KINDS, FamilyOutcome, render_table, take_kinds
+from bench.model_kinds.odd import ODD
+from gpuprof.errors import InputError
+from gpuprof.graph.load import load_runnable, only_batch
 from tests.reruns import serves_in_real_time
 
 
 def test_every_kind_has_a_name_of_its_own_and_a_file() -> None:
-    names = [kind.name for kind in KINDS]
-    assert len(names) == len(set(names)) >= 31
+    names = [kind.name for kind in (*KINDS, *ODD)]
+    assert len(names) == len(set(names)) >= 31 + 40
+
+
+def test_every_odd_model_is_read_or_refused_with_a_remedy(tmp_path: Path) -> None:
+    unwritten = {"weights of 128 MB inside", "chain of 5,000 nodes"}  # they take seconds
+    for kind in ODD:
+        if kind.name in unwritten:
+            continue
+        path = tmp_path / "model.onnx"
+        kind.build(path)
+        try:
+            load_runnable(path, only_batch(path) or 1, dims=kind.dims)
+        except InputError as error:
+            assert error.fix, f"{kind.name}: {error}"
 
 
 def test_the_table_has_what_became_of_each() -> None:

@@ -134,7 +134,10 @@ def test_the_budget_that_was_planned_with_is_checked_with(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--gpus", "v100:0"], "a fleet needs at least one device of a kind but got '0' for v100:0"),
+        (
+            ["--gpus", "v100:0"],
+            "the count of a device must be a whole number from 1 to 999,999,999 but got '0' for v100:0",
+        ),
         (["--gpus", "v10"], "unknown device 'v10' (did you mean v100"),
         (["--policy", "fdd"], "unknown policy 'fdd' (did you mean ffd?)"),
         (["--policy-option", "x=1", "--policy", "ffd"], "unknown option of the policy ffd 'x'"),

@@ -44,6 +44,9 @@ _FILES = {
     "folder/file": "",
     "null.csv": "model,rate_rps,slo_ms\nne\0t.onnx,5,20\n",
     "utf16.csv": "model,rate_rps,slo_ms\nnet.onnx,5,20\n".encode("utf-16").decode("latin-1"),
+    "listed.yaml": "models: [net.onnx]\nsteps: [profile]\n",
+    "future.json": '{"schema": "gpuprof.simulation/9"}',
+    "digits.csv": f"model,rate_rps,slo_ms,dims\nnet.onnx,5,20,seq={'9' * 5000}\n",
     "short.csv": "model,rate_rps,slo_ms\nnet.onnx,5\n",
     "price.toml": "[[gpus]]\ndevice = 'a100-80'\nprice = 3\n",
     "binary.toml": "\0",
@@ -247,6 +250,15 @@ _WRONG: list[tuple[str, str]] = [
     ("run aliases.yaml", "unknown key"),
     ("run tab.yaml", "spaces"),
     ("place --config pipe", "named pipe"),
+    # Found by trying another 160.
+    ("load 'http://exa mple' --map map.json", "http://127.0.0.1:8000"),
+    ("place --slo-file digits.csv --gpus a100-80", "5000 characters"),
+    ("profile net.onnx --device cpu --processes 999", "from 1 to 64"),
+    (f"profile net.onnx --device cpu --batch {'9' * 5000}", "from 1 to 65536"),
+    ("run listed.yaml", "models: {NAME"),
+    ("report future.json", "of another version"),
+    ("report slo.csv", "give a database"),
+    ("place --slo-file slo.csv --gpus a100-80:99999999999999999999", "999,999,999"),
 ]
 
 
@@ -264,7 +276,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("line", "named"), _WRONG, ids=[line for line, _ in _WRONG])
+@pytest.mark.parametrize(("line", "named"), _WRONG, ids=[line[:80] for line, _ in _WRONG])
 def test_a_wrong_input_is_refused_in_one_line_with_a_remedy(
     line: str,
     named: str,

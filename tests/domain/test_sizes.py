@@ -31,11 +31,12 @@ def test_a_sweep_has_every_combination() -> None:
     ("text", "said"),
     [
         ("seq", "cannot read the dimension 'seq'.*NAME=SIZE"),
-        ("seq=", "whole number from 1 on but got ''"),
-        ("seq=0", "whole number from 1 on but got '0'"),
-        ("seq=64,x", "whole number from 1 on but got 'x'"),
+        ("seq=", "whole number from 1 to [0-9,]+ but got ''"),
+        ("seq=0", "but got '0'"),
+        ("seq=64,x", "but got 'x'"),
         ("=3", "cannot read the dimension"),
         ("seq=99999999999", "whole number"),
+        ("seq=" + "9" * 5000, "but got 'one of 5000 characters'"),
     ],
 )
 def test_a_dimension_that_cannot_be_read_is_refused(text: str, said: str) -> None:
@@ -48,7 +49,7 @@ def test_a_dimension_given_twice_is_refused() -> None:
         parse_dims(["seq=1", "seq=2"])
     with pytest.raises(InputError, match="2000 combinations"):
         combine_sizes({"a": range(1, 2001)})
-    with pytest.raises(InputError, match="from 1 on but got 0"):
+    with pytest.raises(InputError, match=r"from 1 to [0-9,]+ but got 0"):
         combine_sizes({"a": (0,)})
 
 

@@ -282,3 +282,15 @@ def test_where_everything_failed_one_line_says_so(tmp_path: Path) -> None:
     estimator = DatabaseEstimator(database(tmp_path / "db", [failed_row("net", 8)]))
     with pytest.raises(InputError, match=r"every measurement of net on gpu-test failed, the last: .* out of memory"):
         estimator.estimate("net", GPU, 1, WHOLE)
+
+
+def test_a_model_whose_ops_have_nothing_to_count_is_carried_over_by_what_was_measured(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "none.onnx", [node("Relu", ["x"], ["y"])], {"x": ["N", 0]}, {"y": ["N", 0]})
+    sha256 = load_graph(path).sha256
+    rows = [measured_row("none", batch, 1.0, path=str(path), sha256=sha256) for batch in (1, 2)]
+    other = two_layers(tmp_path / "other.onnx")
+    rows += [measured_row("other", 1, 1.0, path=str(other), sha256=load_graph(other).sha256)]
+    estimator = DatabaseEstimator(database(tmp_path / "db", rows))
+    said = estimator.estimate("none", CPU, 8, Share(50.0)).latency_ms
+    assert said.source == EXTRAPOLATED and said.value > 0.0
+    assert estimator.estimate(str(two_layers(tmp_path / "new.onnx", 32)), CPU, 1, WHOLE).latency_ms.value > 0.0

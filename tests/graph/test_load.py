@@ -695,3 +695,13 @@ def test_a_picture_without_a_batch_is_one_item_and_not_three(
 def test_three_of_something_else_are_a_batch(tmp_path: Path, dims: Dims) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
     assert only_batch(path) == dims[0]
+
+
+def test_an_input_without_a_shape_is_refused_for_that(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, {"y": None})
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    with pytest.raises(InputError, match="input x declares no shape, so that nobody knows") as caught:
+        load_graph(path)
+    assert caught.value.fix is not None and "with its inputs' shapes" in caught.value.fix

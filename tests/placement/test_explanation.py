@@ -50,7 +50,16 @@ def test_a_share_that_is_not_listed_is_said_with_those_next_to_it() -> None:
     placed = PlacedReplica("m", 1, 1, Share(15.0), 20.0)
     deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
     found = {one.segment.share.sm_pct: one.chosen for one in find_alternatives(given, deployment, "m")}
-    assert found == {12.5: 0, 15.0: 1, 17.5: 0, 25.0: 0, 50.0: 0, 100.0: 0}
+    assert {share: count for share, count in found.items() if count} == {15.0: 1}
+    assert set(found) >= {12.5, 15.0, 17.5, 25.0, 50.0, 100.0}
+
+
+def test_shares_below_all_listed_ones_are_said_however_small() -> None:
+    given = problem([demand("m", 5.0, 2000.0)])
+    placed = PlacedReplica("m", 1, 1, Share(25.0), 5.0)
+    deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
+    found = [one.segment.share.sm_pct for one in find_alternatives(given, deployment, "m")]
+    assert found[:3] == [2.5, 5.0, 7.5]
 
 
 def test_as_many_replicas_are_said_as_one_router_needs_and_no_more() -> None:

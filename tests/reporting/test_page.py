@@ -24,11 +24,13 @@ from gpuprof.domain.deployment import (
 )
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 from gpuprof.reporting.document import read_json, sections_of
 from gpuprof.reporting.map_figures import cost_figure, map_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
 from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.svg import inline
 from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -275,14 +277,57 @@ def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
     assert [line.name for line in charts[0].lines] == ["m 50%", "m 100%"]
 
 
+def test_the_figures_of_one_model_name_it_in_their_titles_and_not_in_every_key() -> None:
+    rows = [
+        ModelRow("r", "m", "cpu", batch, share, None, 1, latency_p50_ms=float(batch), throughput_rps=1.0)
+        for batch in (1, 2)
+        for share in (50.0, 100.0)
+    ]
+    charts = batch_and_share_figures(rows, "m")
+    assert [chart.title for chart in charts] == [
+        "m: latency over the batch", "m: throughput over the batch", "m: latency over the share",
+    ]  # fmt: skip
+    assert [line.name for line in charts[0].lines] == ["50%", "100%"]
+    assert [line.name for line in charts[2].lines] == ["batch 1", "batch 2"]
+
+
+def test_names_below_a_drawing_are_not_cut_by_its_edge() -> None:
+    names = ("a-rather-long-name-of-a-detector-in-production", *(f"model-{i:02}" for i in range(20)))
+    boxes = group_bars(names, {"rate": [1.0] * len(names)}, "requests/s")
+    drawn = inline(Chart("t", Axis("model", names=names), Axis("requests/s", low=0.0), boxes=boxes))
+    ends = re.findall(r"end\" transform=\"translate\(([\d.]+) [\d.]+\) rotate[^>]*>([^<]*)<", drawn)
+    assert len(ends) == len(names)
+    assert all(float(x) - 5.0 * len(name) >= 0.0 for x, name in ends)
+
+
+def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_no_map() -> None:
+    row = {"policy": "ffd", "gpus": 2, "cost_per_hour": 6.8, "goodput_rps": 50.0, "missing_rps": 0.0, "seconds": 0.1,
+           "internal_slack": 0.5, "external_fragmentation": 0.25, "remark": ""}  # fmt: skip
+    failed = dict.fromkeys(row) | {"policy": "milp", "seconds": 0.1, "remark": "it wants a fixed fleet"}
+    (section,) = sections_of([row, failed], "x.json")[0]
+    assert [chart.title for chart in section.charts] == [
+        "Devices by policy", "Cost by policy", "Goodput by policy", "Unused by policy",
+    ]  # fmt: skip
+    assert all(chart.x.names == ("ffd",) for chart in section.charts)
+    assert [(box.name, box.y1) for box in section.charts[-1].boxes] == [("within shares", 50.0), ("in no share", 25.0)]
+    assert section.text.endswith("milp: it wants a fixed fleet.")
+    assert section.table is not None and [cells[0] for cells in section.table.rows] == ["ffd", "milp"]
+    gpu = {"device": "l4", "gpus": 3, "cost_per_hour": 2.4, "utilization_pct": 40.0, "seconds": 0.1}
+    (section,) = sections_of([gpu], "x.json")[0]
+    assert [chart.title for chart in section.charts] == ["Devices by kind of GPU", "Cost by kind of GPU"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({}, "x is not something that a report can be made from"),
         ([], "x is not something"),
         ([1], "x is not something"),
-        ({"schema": "gpuprof.simulation/1"}, "x is damaged: KeyError 'models'"),
-        ({"schema": "gpuprof.simulation/1", "models": 3, "series": [], "times_s": []}, "x is damaged: TypeError"),
+        ({"schema": "gpuprof.simulation/1"}, "x is damaged, or of another version: KeyError 'models'"),
+        (
+            {"schema": "gpuprof.simulation/1", "models": 3, "series": [], "times_s": []},
+            "x is damaged, or of another version: TypeError",
+        ),
         ({"schema": "gpuprof.deployment/1"}, "x: policy: Field required"),
     ],
 )

@@ -78,10 +78,15 @@ class Calibration:
 
     @cached_property
     def _ratios(self) -> dict[str, list[float]]:
-        """Measured over roofline of each model's points."""
+        """Measured over roofline of each model's points; a model whose ops have nothing to count says nothing."""
         shapes = {name: self._shape_of(name) for name in self._surfaces}
-        return {
-            name: [p.latency_ms / shape(p.batch, p.share) for p in self._surfaces[name].points.values()]
+        ratios = {
+            name: [
+                point.latency_ms / least
+                for point in self._surfaces[name].points.values()
+                if (least := shape(point.batch, point.share)) > 0.0
+            ]
             for name, shape in shapes.items()
             if shape is not None
         }
+        return {name: own for name, own in ratios.items() if own}

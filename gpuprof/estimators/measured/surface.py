@@ -78,8 +78,8 @@ class Surface:
 
     def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
         point = self.nearest(batch, share)
-        if shape is not None:
-            factor = shape(batch, share) / shape(point.batch, point.share)
+        if shape is not None and (own := shape(point.batch, point.share)) > 0.0:  # 0: its ops have nothing to count
+            factor = shape(batch, share) / own
             return Reading(point.latency_ms * factor, EXTRAPOLATED)
         curve = self.curves[point.share]
         found = curve.at(batch)

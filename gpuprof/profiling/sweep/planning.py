@@ -215,18 +215,18 @@ def _free_copy(path: Path, directory: Path, only: int) -> Path:
         raise InputError(error.message, fix) from error
 
 
-def parse_batches(text: str, what: str = "a batch size") -> tuple[int, ...]:
+def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH) -> tuple[int, ...]:
     """Read ``"1,2,4,8"``, ascending and without doubles; ``what`` it is says what errors call it.
 
     Raises
     ------
     InputError
-        For anything that is not a whole number from 1 to 65536.
+        For anything that is not a whole number from 1 to ``most``.
     """
     batches = set()
-    for word in text.split(","):
-        if not word.strip().isdecimal() or not 1 <= int(word) <= _MAX_BATCH:
-            raise InputError(f"{what} must be a whole number from 1 to {_MAX_BATCH} but got {word.strip()!r}")
+    for word in (one.strip() for one in text.split(",")):
+        if not word.isdecimal() or len(word) > len(str(most)) or not 1 <= int(word) <= most:
+            raise InputError(f"{what} must be a whole number from 1 to {most} but got {word[:40]!r}")
         batches.add(int(word))
     return tuple(sorted(batches))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 VARIANTS = 4
 _MIXED_VARIANTS = 20
 _MAX_ANSWER_BYTES = 64 << 20
+#: What no name of a host has, and what would end a line of the request.
+_NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Target:
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
-        if not host or parts.scheme not in ("", "http", "https"):
+        if not host or _NO_HOST.search(host) or parts.scheme not in ("", "http", "https"):
             raise InputError(f"cannot read the address {url!r}", "write http://127.0.0.1:8000")
         encrypted = parts.scheme == "https"
         if token and not encrypted and not is_loopback(host):

@@ -81,7 +81,10 @@ def datatype_of(onnx_type: str, where: str) -> str:
         For what the protocol has no word for: sequences, maps, 8-bit floats, …
     """
     if onnx_type not in FROM_ONNX:
-        raise InputError(f"{where} has type {onnx_type}, which the Open Inference Protocol cannot carry")
+        raise InputError(
+            f"{where} has type {onnx_type}, which the Open Inference Protocol cannot carry",
+            "convert it within the model: Cast",
+        )
     return FROM_ONNX[onnx_type]
 
 

@@ -1,0 +1,286 @@
+"""Odd models: what ONNX allows and few exporters write, and what is left of a file when something went wrong."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+from bench.model_kinds import Kind
+
+Weights = Mapping[str, np.ndarray]
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def _parse(text: str, weights: Weights, opset: int, domains: str = "", ir_version: int = 10) -> ModelProto:
+    model = parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["": {opset}{domains}]> model {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return model
+
+
+def _write(text: str, weights: Weights, opset: int, domains: str, path: Path) -> None:
+    onnx.save(_parse(text, weights, opset, domains, 13 if opset > 23 else 10), path)
+
+
+def _kind(
+    name: str, text: str, weights: Weights | None = None, opset: int = 17, domains: str = "", **dims: int
+) -> Kind:
+    return Kind(name, partial(_write, text, weights or {}, opset, domains), dims)
+
+
+_MICROSOFT, _ML = ', "com.microsoft": 1', ', "ai.onnx.ml": 3'
+_W = {"w": _random(16, 8)}
+_SQUARE = {"w": _random(16, 16)}
+_CONV = {"w": _random(8, 3, 3, 3)}
+
+#: Inputs and outputs as few exporters declare them.
+_INPUTS = (
+    _kind("no input's shape", "(float[] x) => (float[] y) { y = MatMul(x, w) }", _W),
+    _kind("unnamed free dimensions", "(float[?, ?, 16] x) => (float[?, ?, 8] y) { y = MatMul(x, w) }", _W),
+    _kind("scalar input", "(float[N, 16] x, float scale) => (float[N, 16] y) { y = Mul(x, scale) }"),
+    _kind("scalar input alone", "(float x) => (float y) { y = Exp(x) }"),
+    _kind("input of no elements", "(float[N, 0] x) => (float[N, 0] y) { y = Relu(x) }"),
+    _kind("no input", "() => (float[4] y) { y = Relu(b) }", {"b": _random(4)}),
+    _kind("input that nothing reads", "(float[N, 16] x, float[N, 4] z) => (float[N, 8] y) { y = MatMul(x, w) }", _W),
+    _kind("output that is an input", "(float[N, 16] x) => (float[N, 16] x, float[N, 8] y) { y = MatMul(x, w) }", _W),
+    _kind("bool input", "(bool[N, 16] x) => (float[N, 8] y) { f = Cast<to=1>(x) y = MatMul(f, w) }", _W),
+    _kind("uint8 pictures", "(uint8[N, 32, 32, 3] x) => (float[N, 8, 30, 30] y) "
+          "{ f = Cast<to=1>(x) t = Transpose<perm=[0, 3, 1, 2]>(f) y = Conv(t, w) }", _CONV),
+    _kind("float64", "(double[N, 16] x) => (double[N, 8] y) { y = MatMul(x, w) }", {"w": _random(16, 8).astype(float)}),
+    _kind("spectrum", "(float[N, 512, 1] x) => (float[N, 512, 2] y) { y = DFT<axis=1>(x) }"),
+    _kind("complex input", "(complex64[N, 4] x) => (complex64[N, 4] y) { y = Identity(x) }"),
+    _kind("float8 input", "(float8e4m3fn[N, 4] x) => (float[N, 4] y) { y = Cast<to=1>(x) }", opset=19),
+    _kind("int4 input", "(int4[N, 4] x) => (float[N, 4] y) { y = Cast<to=1>(x) }", opset=21),
+    _kind("optional input", "(optional(float[N, 16]) x) => (float[N, 16] y) { y = OptionalGetElement(x) }", opset=18),
+    _kind("texts joined", '(string[N] a, string[N] b) => (string[N] c) { c = StringConcat(a, b) }', opset=20),
+    _kind("dimension that is a sum", '(float[N, past] a, float[N, "past + 1"] b) => (float[N] y) '
+          "{ s = ReduceSum<keepdims=0>(a, one) t = ReduceSum<keepdims=0>(b, one) y = Add(s, t) }",
+          {"one": np.array([1])}, past=7),
+    _kind("batch in the second dimension", "(float[steps, batch, 16] x) => (float[steps, batch, 8] y) "
+          "{ y = MatMul(x, w) }", _W, steps=12),
+    _kind("two batches that must agree", "(float[N, 16] x, float[M, 16] z) => (float[N, 16] y) { y = Add(x, z) }"),
+    _kind("sound in channels", "(float[N, 2, T] x) => (float[N, 4, U] y) { y = Conv(x, w) }", {"w": _random(4, 2, 9)},
+          T=4000),
+    _kind("video", "(float[N, 3, 8, 32, 32] x) => (float[N, 8, 6, 30, 30] y) { y = Conv(x, w) }",
+          {"w": _random(8, 3, 3, 3, 3)}),
+)  # fmt: skip
+
+#: Control flow, shapes that the data decide, and ops that are not the same for each item or each time.
+_FLOW = (
+    _kind("Loop until the data say so", "(float[N, 16] x) => (float[N, 16] y) { y = Loop(none, yes, x) "
+          "<body = one (int64 i, bool go, float[N, 16] s) => (bool on, float[N, 16] t) "
+          "{ t = Mul(s, half) m = ReduceMax<keepdims=0>(t) on = Greater(m, low) }> }",
+          {"none": np.array(100), "yes": np.array(True), "half": np.array(0.5, np.float32),
+           "low": np.array(0.1, np.float32)}),
+    _kind("Loop that never ends", "(float[N, 16] x) => (float[N, 16] y) { y = Loop(, yes, x) "
+          "<body = one (int64 i, bool go, float[N, 16] s) => (bool on, float[N, 16] t) "
+          "{ t = Mul(s, half) on = Identity(go) }> }", {"yes": np.array(True), "half": np.array(0.5, np.float32)}),
+    _kind("Scan", "(float[T, 16] x) => (float[16] last, float[T, 16] all) { last, all = Scan"
+          "<num_scan_inputs = 1, body = one (float[16] s, float[16] e) => (float[16] t, float[16] o) "
+          "{ t = Add(s, e) o = Relu(t) }>(zero, x) }", {"zero": np.zeros(16, np.float32)}, T=20),
+    _kind("If of two shapes", "(float[N, 16] x) => (float[N, M] y) { s = ReduceSum<keepdims=0>(x) c = Greater(s, zero) "
+          "y = If(c) <then_branch = a () => (float[N, 8] t) { t = MatMul(x, w) }, "
+          "else_branch = b () => (float[N, 16] e) { e = Relu(x) }> }", {**_W, "zero": np.array(0, np.float32)}),
+    _kind("sequence within", "(float[N, 16] x) => (float[N, 16] y) { s = SplitToSequence<axis=1>(x, four) "
+          "y = ConcatFromSequence<axis=1>(s) }", {"four": np.array(4)}),
+    _kind("output as long as the data say", "(float[N, 16] x) => (int64[2, K] y) { y = NonZero(x) }"),
+    _kind("Unique", "(int64[N, 16] x) => (int64[K] y) { y = Unique(x) }"),
+    _kind("output without a batch", "(float[N, 16] x) => (float y) { y = ReduceMean<keepdims=0>(x) }"),
+    _kind("items that mix", "(float[N, 16] x) => (float[N, 16] y) { y = Softmax<axis=0>(x) }"),
+    _kind("random outputs", "(float[N, 16] x) => (float[N, 16] y) { r = RandomNormalLike(x) y = Add(x, r) }"),
+    _kind("outputs that are no numbers", "(float[N, 16] x) => (float[N, 16] y) { z = Sub(x, x) y = Div(z, z) }"),
+    _kind("division of integers by zero", "(int64[N, 16] x) => (int64[N, 16] y) { z = Sub(x, x) y = Div(x, z) }"),
+    _kind("index beyond its table", "(int64[N, 16] ids) => (float[N, 16, 8] y) { y = Gather(w, ids) }",
+          {"w": _random(3, 8)}),
+    _kind("more memory than there is", "(float[N, 16] x) => (float[A, B, C] y) { e = Expand(x, size) "
+          "y = ReduceSum(e) }", {"size": np.array([1 << 20, 1 << 20, 16])}),
+)  # fmt: skip
+
+#: Types, ops and versions.
+_OPS = (
+    _kind("int4 weights", "(float[N, 16] x) => (float[N, 8] y) { d = DequantizeLinear(q, s) y = MatMul(x, d) }"
+          .replace("{ ", "<int4[16, 8] q = {" + ", ".join(["1", "-2"] * 64) + "}, float s = {0.5}> { ", 1), opset=21),
+    _kind("float8 weights", "(float[N, 16] x) => (float[N, 8] y) { c = Cast<to=17>(w) d = DequantizeLinear(c, s) "
+          "y = MatMul(x, d) }", {**_W, "s": np.array(0.5, np.float32)}, opset=19),
+    _kind("4-bit product of the runtime's own", "(float[N, 32] x) => (float[N, 8] y) "
+          "{ y = com.microsoft.MatMulNBits<K=32, N=8, bits=4, block_size=32>(x, q, s) }",
+          {"q": np.full((8, 1, 16), 0x53, np.uint8), "s": np.ones(8, np.float32)}, domains=_MICROSOFT),
+    _kind("convolution of integers", "(uint8[N, 3, 32, 32] x) => (int32[N, 8, 30, 30] y) { y = ConvInteger(x, w) }",
+          {"w": np.ones((8, 3, 3, 3), np.uint8)}),
+    _kind("fused attention of the runtime's own", "(float[N, S, 16] x) => (float[N, S, 16] y) "
+          "{ y = com.microsoft.Attention<num_heads=2>(x, w, b) }", {"w": _random(16, 48), "b": _random(48)},
+          domains=_MICROSOFT, S=12),
+    _kind("attention of opset 23", "(float[N, 2, 12, 8] q, float[N, 2, 12, 8] k, float[N, 2, 12, 8] v) "
+          "=> (float[N, 2, 12, 8] y) { y = Attention(q, k, v) }", opset=23),
+    _kind("op of nobody's domain", "(float[N, 16] x) => (float[N, 16] y) { y = own.Swirl(x) }", domains=', "own": 1'),
+    _kind("op that does not exist", "(float[N, 16] x) => (float[N, 16] y) { y = Reluu(x) }"),
+    _kind("opset of the future", "(float[N, 16] x) => (float[N, 16] y) { y = Relu(x) }", opset=99),
+    _kind("Einsum", "(float[N, 2, 12, 8] q, float[N, 2, 12, 8] k) => (float[N, 2, 12, 12] y) "
+          '{ y = Einsum<equation="bhid,bhjd->bhij">(q, k) }'),
+    _kind("grid sample", "(float[N, 3, 16, 16] x, float[N, 8, 8, 2] g) => (float[N, 3, 8, 8] y) "
+          "{ y = GridSample(x, g) }"),
+    _kind("dropout in training", "(float[N, 16] x) => (float[N, 16] y) { y = Dropout(x, p, t) }",
+          {"p": np.array(0.5, np.float32), "t": np.array(True)}),
+    _kind("labels of texts", '(string[N, 1] x) => (int64[N, 1] y) { y = ai.onnx.ml.LabelEncoder'
+          '<keys_strings = ["a", "b"], values_int64s = [1, 2]>(x) }', domains=_ML),
+)  # fmt: skip
+
+
+def _change(text: str, weights: Weights, change: Callable[[ModelProto], object], path: Path) -> None:
+    """Write a model after something was done to it."""
+    model = _parse(text, weights, 17)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+
+
+_PLAIN = "(float[N, 16] x) => (float[N, 8] y) { h = Relu(x) y = MatMul(h, w) }"
+
+
+def _rename(model: ModelProto) -> None:
+    model.graph.input[0].name = model.graph.node[0].input[0] = "serving default/input: 0"
+    model.graph.output[0].name = model.graph.node[1].output[0] = "out put|0"
+
+
+def _swap_nodes(model: ModelProto) -> None:
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+
+
+def _close_circle(model: ModelProto) -> None:
+    model.graph.node[0].op_type = "Add"
+    model.graph.node[0].input.append("y")
+
+
+def _grow(model: ModelProto) -> None:
+    """Make a chain of 5,000 nodes."""
+    last = model.graph.node[1]
+    for turn in range(5000):
+        model.graph.node.append(helper.make_node("Relu", ["h" if not turn else f"h{turn - 1}"], [f"h{turn}"]))
+    last.input[0] = "h4999"
+
+
+def _point_outside(name: str, offset: int, model: ModelProto) -> None:
+    """Say that the weights are in another file."""
+    held = model.graph.initializer[0]
+    held.ClearField("raw_data")
+    held.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", name), ("offset", str(offset)), ("length", str(4 * 16 * 8))):
+        held.external_data.add(key=key, value=value)
+
+
+def _changed(name: str, change: Callable[[ModelProto], object]) -> Kind:
+    return Kind(name, partial(_change, _PLAIN, _W, change))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(_parse(_PLAIN, _W, 17).SerializeToString()[:-200])
+
+
+def _compress(path: Path) -> None:
+    path.write_bytes(gzip.compress(_parse(_PLAIN, _W, 17).SerializeToString()))
+
+
+def _write_runtime_format(path: Path) -> None:
+    """Write the format of ONNX Runtime's own, under the name of the other."""
+    import onnxruntime as ort
+
+    plain = path.with_name(f"{path.stem}-plain.onnx")
+    _change(_PLAIN, _W, lambda model: None, plain)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(path.with_suffix(".ort"))
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    ort.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+    path.with_suffix(".ort").replace(path)
+
+
+def _write_sparse(path: Path) -> None:
+    model = _parse(_PLAIN, {}, 17)
+    values = numpy_helper.from_array(np.ones(3, np.float32), "w")
+    indices = numpy_helper.from_array(np.array([3, 17, 90]), "w_indices")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [16, 8]))
+    onnx.save(model, path)
+
+
+def _write_large(path: Path) -> None:
+    _write("(float[N, 4096] x) => (float[N, 8192] y) { y = MatMul(x, w) }", {"w": _random(4096, 8192)}, 17, "", path)
+
+
+def _write_many(path: Path) -> None:
+    """Write a model of 150 inputs and as many outputs."""
+    given = ", ".join(f"float[N, 4] x{i}" for i in range(150))
+    made = ", ".join(f"float[N, 4] y{i}" for i in range(150))
+    body = " ".join(f"y{i} = Relu(x{i})" for i in range(150))
+    _write(f"({given}) => ({made}) {{ {body} }}", {}, 17, "", path)
+
+
+def _forget_opset(model: ModelProto) -> None:
+    del model.opset_import[:]
+
+
+def _name_alike(model: ModelProto) -> None:
+    for node in model.graph.node:
+        node.name = "node"
+
+
+def _give_twice(model: ModelProto) -> None:
+    model.graph.node[1].output[0] = model.graph.node[0].output[0]
+    model.graph.output[0].name = model.graph.node[0].output[0]
+
+
+def _forget_output(model: ModelProto) -> None:
+    model.graph.output[0].name = "z"
+
+
+def _make_free(model: ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+
+
+def _make_huge(model: ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 10**12
+
+
+def _declare_wrongly(model: ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 9
+
+
+def _drop_graph(model: ModelProto) -> None:
+    model.ClearField("graph")
+
+
+#: Files that something happened to.
+_FILES = (
+    _changed("spaces, colons and bars in names", _rename),
+    _changed("nodes of one name", _name_alike),
+    _changed("a value that two nodes give", _give_twice),
+    _changed("nodes out of order", _swap_nodes),
+    _changed("circle", _close_circle),
+    _changed("output that nothing gives", _forget_output),
+    _changed("output of another shape than declared", _declare_wrongly),
+    _changed("free batch written as -1", _make_free),
+    _changed("fixed batch of 10^12", _make_huge),
+    _changed("no opset", _forget_opset),
+    _changed("no graph", _drop_graph),
+    _changed("chain of 5,000 nodes", _grow),
+    _changed("weights in a file that is missing", partial(_point_outside, "gone.bin", 0)),
+    _changed("weights outside the folder", partial(_point_outside, "../../../../etc/passwd", 0)),
+    _changed("weights beyond the end of their file",
+             partial(_point_outside, "weights-beyond-the-end-of-their-file.onnx", 10**6)),
+    Kind("cut file", _cut),
+    Kind("compressed file", _compress),
+    Kind("ONNX Runtime's own format", _write_runtime_format),
+    Kind("sparse weights", _write_sparse),
+    Kind("weights of 128 MB inside", _write_large),
+    Kind("150 inputs and outputs", _write_many),
+    Kind("empty file", Path.touch),
+)  # fmt: skip
+
+ODD = (*_INPUTS, *_FLOW, *_OPS, *_FILES)
