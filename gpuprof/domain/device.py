@@ -57,7 +57,7 @@ class SmLimits:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its numbers; nothing measured is in here unless ``source`` says so.
+    """A device and its numbers; nothing measured is in here unless ``sources`` says so.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Device:
     max_power_w : float or None
         Board power limit.
     price_per_hour : float or None
-        US dollars, on demand, in ``price_source``.
+        US dollars, on demand; ``sources`` says whose price it is.
     mig_slices : int
         Memory slices of the MIG geometry, 0 where the device has no MIG.
     mig_profiles : tuple of MigProfile

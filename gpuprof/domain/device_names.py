@@ -23,6 +23,11 @@ def matching_names(text: str) -> tuple[str, ...]:
 
     Every word of the text must be one of the board's, and the words of its product must all be there: ``"A100"`` may
     mean four boards, ``"RTX 6000"`` is no RTX PRO 6000.
+
+    Examples
+    --------
+    >>> matching_names("NVIDIA A100-SXM4-80GB"), matching_names("GeForce RTX 4090")
+    (('a100-80',), ('rtx-4090',))
     """
     words = _words(text)
     if not words:

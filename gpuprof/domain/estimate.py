@@ -21,7 +21,13 @@ BEYOND_SEEN = "beyond what was co-located"
 
 
 def kind_of_source(source: str) -> str:
-    """Return ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"`` for the source of a figure."""
+    """Return ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"`` for the source of a figure.
+
+    Examples
+    --------
+    >>> kind_of_source("interpolated"), kind_of_source("roofline, uncalibrated")
+    ('interpolated', 'predicted')
+    """
     last = source.rsplit(", ", 1)[-1]
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
 

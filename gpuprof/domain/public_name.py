@@ -29,6 +29,13 @@ class PublicName:
             Its name in the map.
         path : str, optional
             Of its file.
+
+        Examples
+        --------
+        >>> PublicName.of("resnet50@3")
+        PublicName(name='resnet50', version='3')
+        >>> PublicName.of("resnet50", "models/resnet50/4/model.onnx").address
+        '/v2/models/resnet50/versions/4'
         """
         name, mark, version = model.rpartition(_MARK)
         if mark and name and _is_version(version):

@@ -146,6 +146,7 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
+    # What runs apart changes what its neighbours would gain. The loop ends, since ever more is left out.
     while more := _not_worth(plan, setting, options.force):
         left_out |= more
         plan = make_plan(sources, grouping, left_out)
@@ -202,9 +203,8 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
             write_description(merged.model, MergedModel(tuple(members)))
             _save(merged, path)
-        for file in sorted(
-            directory.iterdir(), key=lambda file: file == path
-        ):  # the data first, then what points to it
+        # The data first, then what points to it.
+        for file in sorted(directory.iterdir(), key=lambda file: file == path):
             file.replace(output.parent / file.name)
     return replace(merged.report, proof=proof)
 

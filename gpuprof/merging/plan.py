@@ -186,6 +186,7 @@ def _same_constants(plan: MergePlan, step: Step) -> bool:
 
 def _same_weight(plan: MergePlan, group: NodeGroup) -> bool:
     """Return whether the members of a group have one weight, within the tolerance."""
+    # A common block as large as either weight is all of both.
     if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
         return False
     tensors = [plan.sources[m].weights[operator.weight] for m, operator in group.operators.items()]

@@ -12,7 +12,7 @@ paper's padding of differently sized operators unnecessary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -165,6 +165,8 @@ def _in_features(
     if not is_conv:
         _check_worth(block.area)
         return SuperOperator(block.rows, block.columns, corners, totals)
+    # A convolution's matrix has a row for each filter, and its columns run through one channel's window after the
+    # other: a block may begin or end within a window, and only its whole channels can be cut out.
     kernels = {view.data.shape[2:] for view in views.values()}
     per = next(iter(views.values())).per_feature
     skips = {-column % per for _, column in corners.values()}
@@ -174,7 +176,7 @@ def _in_features(
     channels = (block.columns - skip) // per
     _check_worth(block.rows * channels)
     places = {m: ((column + skip) // per, row) for m, (row, column) in corners.items()}
-    return replace(SuperOperator(channels, block.rows, places, totals))
+    return SuperOperator(channels, block.rows, places, totals)
 
 
 def _check_worth(area: int) -> None:

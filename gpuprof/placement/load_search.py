@@ -24,6 +24,13 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
     limit_ms : float
     guess : float
         A load to begin with.
+
+    Examples
+    --------
+    Where a tail is 10 ms / (1 - load), 50 ms are reached at a load of 0.8:
+
+    >>> round(find_load(lambda load: 10.0 / (1.0 - load), limit_ms=50.0, guess=0.5), 6)
+    0.8
     """
     tails: dict[int, float] = {}
     low, high = -1, LAST_LOAD  # the last load is taken to be late

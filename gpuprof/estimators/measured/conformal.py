@@ -20,6 +20,12 @@ def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
     ----------
     residuals : mapping of str to sequence of float
         Architecture → log(measured / predicted) of its figures, predicted without it.
+
+    Examples
+    --------
+    >>> from math import log
+    >>> round(interval_factor({"resnet": [log(1.1)], "bert": [log(0.8)]}), 3)
+    1.25
     """
     sizes = sorted((abs(value), 1.0 / len(values)) for values in residuals.values() for value in values)
     if not sizes:
@@ -33,7 +39,13 @@ def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
 
 
 def common_factor(ratios: Mapping[str, Sequence[float]]) -> float:
-    """Return the middle ratio of the middle architecture."""
+    """Return the middle ratio of the middle architecture.
+
+    Examples
+    --------
+    >>> common_factor({"resnet": [1.0, 1.2, 5.0], "bert": [2.0], "gpt": [1.5]})
+    1.5
+    """
     return median(median(values) for values in ratios.values())
 
 

@@ -19,6 +19,14 @@ class BatchCurve:
     ----------
     values : mapping of int to float
         Batch size → what was measured; at least one.
+
+    Examples
+    --------
+    >>> curve = BatchCurve({1: 2.0, 8: 9.0})
+    >>> curve.at(8), curve.at(4), curve.at(16)
+    ((9.0, 'measured'), (5.0, 'interpolated'), None)
+    >>> curve.extrapolate(16)
+    Figure(value=17.0, source='extrapolated', low=9.0, high=18.0)
     """
 
     def __init__(self, values: Mapping[int, float]) -> None:
@@ -69,7 +77,13 @@ class BatchCurve:
 
 
 def quantile(values: Iterable[float], level: float) -> float | None:
-    """Return the conformal quantile: of n values the ceil(level (n + 1))-th smallest, the largest if n is too small."""
+    """Return the conformal quantile: of n values the ceil(level (n + 1))-th smallest, the largest if n is too small.
+
+    Examples
+    --------
+    >>> quantile(range(1, 20), 0.9), quantile([0.1, 0.3], 0.9)
+    (18, 0.3)
+    """
     ordered = sorted(values)
     if not ordered:
         return None
