@@ -96,6 +96,11 @@ class TestGpulet(PolicyContract):
         return Gpulet()
 
 
+class TestGpuletInTurn(TestGpulet):
+    def policy(self) -> Policy:
+        return Gpulet(temporal=True)
+
+
 class TestGslice(PolicyContract):
     def policy(self) -> Policy:
         return Gslice()

@@ -16,6 +16,8 @@ from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.duty_cycle import TurnDemand, list_duty_cycles
+from gpuprof.placement.published.requirement import require_gpus
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -28,6 +30,11 @@ class _Gpu:
     entry: FleetEntry
     replicas: list[PlacedReplica] = field(default_factory=list)
     free_pct: float = 100.0
+    unshared: bool = False
+
+    @property
+    def partition(self) -> PlacedPartition:
+        return PlacedPartition(tuple(self.replicas), unshared=self.unshared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +46,34 @@ class Gpulet:
     placed by falling rate. Decided here: the first kind of device of the fleet with room is used; of equally free
     parts the one opened first; whether two workloads bear each other is the estimator's to say, in place of the
     paper's linear model.
+
+    Attributes
+    ----------
+    temporal : bool
+        Whether models may also share a gpu-let in time (`duty_cycle`). A map holds replicas to a share each or to none,
+        so that only whole devices are shared so, and their partitions are unshared. Where no free part suits a
+        workload, it takes turns with those of a device before another is opened, with its whole rate or not at all. The
+        cycle is by times alone; beside one another all must also keep their SLOs by what the estimator says of
+        neighbours without shares, who at the worst slow one another as turns do.
     """
 
+    temporal: bool = False
+
     def place(self, problem: Problem) -> Placement:
-        """Return the placement."""
+        """Return the placement.
+
+        Raises
+        ------
+        InputError
+            With ``temporal`` where a device of the fleet is no GPU.
+        """
+        if self.temporal:
+            require_gpus("gpulet", problem, "temporal")
         segments = Segments(problem, capped=False)
-        filling = _Filling(problem, segments)
+        filling = _Filling(problem, segments, self.temporal)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
             filling.serve(demand)
-        placed = (PlacedGpu(gpu.entry.device.name, (PlacedPartition(tuple(gpu.replicas)),)) for gpu in filling.gpus)
+        placed = (PlacedGpu(gpu.entry.device.name, (gpu.partition,)) for gpu in filling.gpus)
         return with_unplaced(problem, segments, Placement("gpulet", tuple(placed)))
 
 
@@ -57,6 +83,7 @@ class _Filling:
 
     problem: Problem
     segments: Segments
+    temporal: bool
     gpus: list[_Gpu] = field(default_factory=list)
     _halves: dict[str, list[_Gpu]] = field(default_factory=dict)
     _used: Counter[str] = field(default_factory=Counter)
@@ -79,7 +106,9 @@ class _Filling:
             own = sizes[entry.device.name]
             if not own:
                 continue
-            served = self._beside(entry, own, left) or self._fresh(entry, _ideal(own, left), left)
+            model = own[0].model
+            served = self._beside(entry, own, left) or self._in_turn(entry, model, left)
+            served = served or self._fresh(entry, _ideal(own, left), left)
             if served:
                 return served
         return 0.0
@@ -100,6 +129,50 @@ class _Filling:
                 del halves[index]
                 return min(left, chosen[0].capacity_rps)
         return 0.0
+
+    def _in_turn(self, entry: FleetEntry, model: str, left: float) -> float:
+        """Let the workload take turns with those of a device; return what it serves there, 0 where none suits."""
+        for gpu in self.gpus if self.temporal else ():
+            if gpu.entry is not entry or any(one.model == model for one in gpu.replicas):
+                continue
+            together = self._take_turns(
+                entry.device, [*((one.model, one.rate_rps) for one in gpu.replicas), (model, left)]
+            )
+            if together is not None:
+                self._halves[entry.device.name] = [
+                    one for one in self._halves.get(entry.device.name, []) if one is not gpu
+                ]
+                gpu.replicas, gpu.free_pct, gpu.unshared = list(together.replicas), 0.0, True
+                return left
+        return 0.0
+
+    def _take_turns(self, device: Device, rates: Sequence[tuple[str, float]]) -> PlacedPartition | None:
+        """Return the models as replicas that take turns on the whole device, None where no cycle keeps all SLOs."""
+        asked = [self._turn_demand(device, model, rate_rps) for model, rate_rps in rates]
+        for cycle in list_duty_cycles(asked) if all(one.latency_ms for one in asked) else ():
+            replicas = []
+            for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True):
+                memory = self.segments.memory_bytes(self.segments.estimate(device, Workload(model, batch, Share())))
+                replicas.append(PlacedReplica(model, batch, 1, Share(), rate_rps, memory_bytes=memory))
+            together = PlacedPartition(tuple(replicas), unshared=True)
+            fits = sum(one.memory_bytes or 0 for one in replicas) <= device.dram_bytes
+            if fits and self._keep_alone(device, replicas) and self.segments.holds(device, together):
+                return together
+        return None
+
+    def _turn_demand(self, device: Device, model: str, rate_rps: float) -> TurnDemand:
+        times = {}
+        for batch in self.segments.menu.listed_batches(model, device, Share()):
+            try:
+                times[batch] = self.segments.latency_ms(device, Workload(model, batch, Share()))
+            except InputError:
+                continue
+        return TurnDemand(rate_rps, self.problem.demand(model).slo.latency_ms, times)
+
+    def _keep_alone(self, device: Device, replicas: Sequence[PlacedReplica]) -> bool:
+        """Whether each keeps its SLO alone: `Segments.holds` takes that for known."""
+        meets = self.segments.meets
+        return all(meets(self.problem.demand(one.model), device, one.workload, one.rate_rps) for one in replicas)
 
     def _fresh(self, entry: FleetEntry, segment: Segment, left: float) -> float:
         """Open a GPU for the segment if there is one left."""

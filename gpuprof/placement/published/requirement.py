@@ -101,7 +101,7 @@ def _required_pct(creq: Figure) -> float:
     return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - _EPSILON))
 
 
-def require_gpus(policy: str, problem: Problem) -> None:
+def require_gpus(policy: str, problem: Problem, option: str = "unshared") -> None:
     """Raise when a device of the fleet cannot be shared without shares: on a CPU they are cores.
 
     Raises
@@ -113,7 +113,7 @@ def require_gpus(policy: str, problem: Problem) -> None:
         if entry.device.kind != "gpu":
             raise InputError(
                 f"{policy} cannot leave {entry.device.name} unshared: its replicas are held to cores",
-                "leave out -O unshared, or name a GPU",
+                f"leave out -O {option}, or name a GPU",
             )
 
 

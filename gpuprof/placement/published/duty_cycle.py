@@ -1,0 +1,72 @@
+"""Temporal sharing: models take turns on a device within a duty cycle (Choi et al., ATC'22; Shen et al., SOSP'19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDemand:
+    """What a model asks of a cycle.
+
+    Attributes
+    ----------
+    rate_rps, slo_ms : float
+    latency_ms : mapping of int to float
+        Time of each batch size that it may have, alone on the device.
+    """
+
+    rate_rps: float
+    slo_ms: float
+    latency_ms: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DutyCycle:
+    """A cycle in which each model has one turn.
+
+    Attributes
+    ----------
+    cycle_ms : float
+    batches : tuple of int
+        Of the models, in the order in which they were given.
+    busy : float
+        Part of the cycle in which a batch runs, at most 1.
+    """
+
+    cycle_ms: float
+    batches: tuple[int, ...]
+    busy: float
+
+
+def list_duty_cycles(models: Sequence[TurnDemand]) -> tuple[DutyCycle, ...]:
+    """Return the cycles in which all models keep their SLOs, those with most time to spare first.
+
+    In a cycle of D come rᵢ·D requests of model i, which are its next batch: bᵢ ≥ rᵢ·D. All batches fit the cycle,
+    Σ lⱼ(bⱼ) ≤ D, and a request that has just missed its model's turn is answered after the next one:
+    D + lᵢ(bᵢ) ≤ SLOᵢ. Among the cycles with the same batches the longest that the SLOs allow has most time to spare.
+    """
+    found = {cycle.batches: cycle for cycle in _find_cycles(models)}
+    return tuple(sorted(found.values(), key=lambda one: (one.busy, one.cycle_ms)))
+
+
+def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
+    """Yield a cycle for each length at which a batch of some model is just full."""
+    for longest in {1000.0 * batch / one.rate_rps for one in models for batch in one.latency_ms}:
+        batches = [_smallest_batch(one, longest) for one in models]
+        taken = [batch for batch in batches if batch is not None]
+        if len(taken) < len(models):
+            continue
+        times = [one.latency_ms[batch] for one, batch in zip(models, taken, strict=True)]
+        cycle = min(longest, *(one.slo_ms - time for one, time in zip(models, times, strict=True)))
+        if 0.0 < sum(times) <= cycle * (1.0 + _EPSILON):
+            yield DutyCycle(cycle, tuple(taken), sum(times) / cycle)
+
+
+def _smallest_batch(one: TurnDemand, cycle_ms: float) -> int | None:
+    """Return the smallest batch that holds what comes in a cycle, None where the largest does not."""
+    needed = one.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
+    return min((batch for batch in one.latency_ms if batch >= needed), default=None)

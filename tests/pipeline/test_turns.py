@@ -1,0 +1,44 @@
+"""Models that take turns on one GPU, by the command line: planned, checked, and simulated as predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.domain.catalogue import datasets
+
+_ASKED = """model,rate_rps,slo_ms
+alexnet,100,100
+resnet50,20,200
+mobilenet_v2,50,150
+densenet121,10,300
+"""
+
+
+@pytest.mark.slow
+def test_turns_are_simulated_as_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("slo.csv").write_text(_ASKED)
+    assert main(["db", "import", str(datasets() / "v100_profiles.csv"), "--db", "db"]) == 0
+    gpus = {}
+    for name, options in {"apart": [], "turns": ["-O", "temporal=true"]}.items():
+        words = ["place", "--db", "db", "--gpus", "v100", "--policy", "gpulet", *options, "-o", f"{name}.json"]
+        assert main(words) == 0
+        gpus[name] = json.loads(Path(f"{name}.json").read_text())["predicted"]["gpus"]
+    assert gpus == {"apart": 2, "turns": 1}
+    assert main(["check", "turns.json", "--db", "db"]) == 0
+    models = json.loads(Path("turns.json").read_text())["models"]
+    capsys.readouterr()
+    for options, is_exact in (([], True), (["--interference", "--db", "db"], False)):
+        assert main(["simulate", "turns.json", "--duration", "300s", "--json", *options]) == 0
+        for one in json.loads(capsys.readouterr().out)["models"]:
+            predicted = models[one["model"]]["predicted"]
+            assert one["in_time"] >= 0.99 * one["requests"]
+            assert one["p99_ms"] <= 1.1 * predicted["p99_ms"]  # at the worst neighbours take turns
+            if is_exact:
+                assert one["p99_ms"] == pytest.approx(predicted["p99_ms"], rel=0.1)

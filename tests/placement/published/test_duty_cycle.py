@@ -1,0 +1,73 @@
+"""Models that take turns on a device: the equations of the duty cycle, and gpulet with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.errors import InputError
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.published.duty_cycle import DutyCycle, TurnDemand, list_duty_cycles
+from gpuprof.placement.published.gpulet import Gpulet
+
+TIMES = {1: 3.0, 2: 4.0, 4: 6.0, 8: 10.0}
+LOW_RATES = [demand(f"m{number}", 2.0, 200.0) for number in range(9)]
+
+
+def test_a_cycle_holds_a_batch_of_what_comes_in_it_of_each_model() -> None:
+    # In 40 ms come 4 of a and 2 of b, 6 and 4 ms; a's SLO of 40 ms leaves a cycle of 34 ms. In 20 ms come 2 and 1, 4
+    # and 3 ms. In 80 ms come 8 and 4, 10 and 6 ms, and 40 - 10 ms are left. In 10 ms come 1 and a half, 3 and 3 ms.
+    found = list_duty_cycles([TurnDemand(100.0, 40.0, TIMES), TurnDemand(50.0, 40.0, TIMES)])
+    assert [(one.cycle_ms, one.batches) for one in found] == [
+        (34.0, (4, 2)),
+        (20.0, (2, 1)),
+        (30.0, (8, 4)),
+        (10.0, (1, 1)),
+    ]
+    assert [one.busy for one in found] == pytest.approx([10 / 34, 7 / 20, 16 / 30, 6 / 10])
+
+
+def test_the_slo_holds_a_cycle_and_a_batch_of_ones_own_and_no_less() -> None:
+    # batches of one: a cycle of 3 + 3 ms, and 3 ms of its own
+    just, too_tight = ([TurnDemand(100.0, slo, TIMES)] * 2 for slo in (9.0, 8.9))
+    assert list_duty_cycles(just) == (DutyCycle(6.0, (1, 1), 1.0),)
+    assert list_duty_cycles(too_tight) == ()
+
+
+def test_rates_that_fill_more_than_all_the_time_have_no_cycle() -> None:
+    # batches of eight serve 800/s of a device's whole time: two models of 400/s fit, two of 401/s do not
+    fits, exceeds = ([TurnDemand(rate, 1e6, TIMES)] * 2 for rate in (400.0, 401.0))
+    assert [one.batches for one in list_duty_cycles(fits)] == [(8, 8)]
+    assert list_duty_cycles(exceeds) == ()
+
+
+def test_models_of_low_rates_take_turns_on_one_device() -> None:
+    given = problem(LOW_RATES, estimator=LinearEstimator(slowdown=1.0))
+    placement, deployment = solve_and_check(Gpulet(temporal=True), given)
+    assert placement.unplaced == () and len(placement.gpus) == 1
+    (partition,) = deployment.nodes[0].gpus[0].partitions
+    assert partition.unshared and {one.sm_share_pct for one in partition.replicas} == {100.0}
+    assert len(solve_and_check(Gpulet(), given)[0].gpus) == 5
+
+
+def test_nobody_takes_turns_where_a_neighbour_would_break_an_slo() -> None:
+    given = problem([demand(f"m{number}", 50.0, 40.0) for number in range(3)], estimator=LinearEstimator(slowdown=5.0))
+    placement, deployment = solve_and_check(Gpulet(temporal=True), given)
+    assert len(placement.gpus) == 3
+    assert "unshared" not in deployment.to_json()
+
+
+def test_memory_ends_how_many_take_turns() -> None:
+    given = problem(LOW_RATES, estimator=LinearEstimator(slowdown=0.1, memory_bytes=5 * 2**30))  # three in 16 GiB
+    placement, _ = solve_and_check(Gpulet(temporal=True), given)
+    assert [len(list(gpu.replicas())) for gpu in placement.gpus] == [3, 3, 3]
+
+
+def test_the_option_is_read_from_the_command_line_and_refused_for_cores() -> None:
+    assert make_policy("gpulet", {"temporal": "true"}) == Gpulet(temporal=True)
+    cpu = Fleet((FleetEntry(replace(plain_device(), kind="cpu"), 1),))
+    with pytest.raises(InputError, match=r"held to cores \(leave out -O temporal, or name a GPU\)"):
+        Gpulet(temporal=True).place(replace(problem(LOW_RATES), fleet=cpu))
