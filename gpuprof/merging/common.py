@@ -228,6 +228,7 @@ class _Search:
             rows, columns = (2, 1) if down else (1, 2)
             corners = [int(x[k]) for x in (rows_a, columns_a, rows_b, columns_b)]
             found.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
+        # One number for both displacements: the second, raised by a's width, is from 1 to below the span.
         span = a.shape[1] + b.shape[1]
         code = (rows_b - rows_a)[more] * span + (columns_b - columns_a)[more] + a.shape[1]
         codes, counts = np.unique(code, return_counts=True)

@@ -133,6 +133,7 @@ class Merging:
         problem, partition = self.problem, self._partition(spot)
         device = problem.device(self.deployment.nodes[spot.node].gpus[spot.gpu].device)
         beside = [Workload(r.model, r.batch, share_of(partition, r), r.processes) for r in others]
+        # SLOs are kept at the confidence that was planned with; the map tells means, as `Predictor` does.
         careful = Segments(problem).server(device, workload, beside)
         if broken := self._broken(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
             return broken

@@ -60,6 +60,7 @@ def _retime_replica(
             "throughput_rps_interval": _interval(full.throughput_rps),
             "utilization": replica.rate_rps / full.throughput_rps.value,
             "source": full.latency_ms.source,
+            # Those of the old times would be wrong beside the new ones.
             **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "p99_ms_interval", "goodput_rps_interval")),
         }
     )

@@ -64,77 +64,127 @@ class ClusterArrays(NamedTuple):
 class State(NamedTuple):
     """Where the simulation stands.
 
-    Requests in the system are places of a pool, chained by ``next``; ``free[0]`` starts the chain of empty places.
-    ``losses`` (N,) counts how often a request was lost with a device that failed, ``lonely`` (R,) how many in a queue
-    were lost so often that they go alone; ``orphans`` (M,) starts the chain of those that no living replica serves, and
-    ``behind`` (R,) is the last of those that were put before a queue's head, -1: none.
-    ``places_capped[0]`` is 1 when there may be no more places. ``router_until[0]`` is when the router has done all that
-    it was given. ``alive`` (R,): 1 takes requests, 0 takes none any more; ``takes`` (R,) is the same in the order of
-    ``choice``, and ``living`` (M,) how many of a model's replicas do. ``idle_since`` (R,): since when some process has
-    been free, and in ``idle_before`` (P,) what it was when the batch of a process started. ``done_at`` (P,): when that
-    batch ends, -1 while the process is free (since ``freed_at``); ``expected_at`` what the router believes of it;
-    ``flight`` the first request of the batch, and ``batch_size`` how many are in it.
-    ``arrival_count`` (R,) are the arrivals at a replica as `gpuprof.rules.routing.decay_count` leaves them at
-    ``counted_at``, ``refused_count`` (R,) those of them that were refused, ``wait_ms`` (R,) how long a batch waits
-    to be filled, ``held`` (R,) whether the next one does, ``joining`` (R,) what its next batch is expected to hold,
-    ``left_ms`` (R,) how long arrivals wait for a process on average; ``expected_ms`` (N,) when a request was
-    expected to be answered, in a batch of ``expected_rows`` (N,), ``reserve`` (M,) the part of an SLO that is kept
-    in hand since ``reserve_at``. ``host`` (3,): how many answers router and clients have to hand on now, the number
-    that is drawn from, and the core on which they were last.
-    ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
+    Requests in the system are places of a pool, chained by ``next``; -1 ends a chain. Times of events are nanoseconds;
+    what ends in ``_ms`` are milliseconds, as `gpuprof.rules.routing` has them.
+
+    Attributes
+    ----------
+    calendar : Calendar
+        The events to come.
+    free : ndarray of shape (1,)
+        Starts the chain of empty places.
+    places_capped : ndarray of shape (1,)
+        1 when there may be no more places.
+    next, arrived, joined : ndarray of shape (N,)
+        The place that follows in the chain; when the request was sent, and when it is with the replicas.
+    expected_ms, expected_rows : ndarray of shape (N,)
+        When it was expected to be answered, after it was sent, in a batch of so many.
+    losses : ndarray of shape (N,)
+        How often it was lost with a device that failed.
+    pending_head, pending_tail : ndarray of shape (M,)
+        The chain of requests on their way through router and network.
+    orphans : ndarray of shape (M,)
+        Starts the chain of those that no living replica serves.
+    living, turn : ndarray of shape (M,)
+        How many of its replicas take requests, and whose turn it is where several would do.
+    reserve, usual_reserve, reserve_at : ndarray of shape (M,)
+        The part of an SLO that is kept in hand since ``reserve_at``, and that to which it relaxes.
+    store, store_position, store_size : ndarray of shape (M, A), (M,), (M,)
+        Arrivals drawn ahead, which is next, and how many there are.
+    queue_head, queue_tail, waiting : ndarray of shape (R,)
+        The chain of requests that wait, and how many do.
+    behind : ndarray of shape (R,)
+        The last of those that were put before a queue's head, -1: none.
+    lonely : ndarray of shape (R,)
+        How many in a queue were lost so often that they go alone.
+    armed, held, wait_ms : ndarray of shape (R,)
+        Whether a timer is set, whether the next batch waits to be filled, and how long one does.
+    arrival_count, refused_count, counted_at : ndarray of shape (R,)
+        Its arrivals as `gpuprof.rules.routing.decay_count` leaves them at ``counted_at``, and those of them that were
+        refused.
+    joining, left_ms : ndarray of shape (R,)
+        What its next batch is expected to hold, and how long arrivals wait for a process on average.
+    alive, idle_since, free_processes : ndarray of shape (R,)
+        1 takes requests, 0 takes none any more; since when some process has been free, and how many are.
+    takes : ndarray of shape (R,)
+        ``alive`` in the order of `ClusterArrays.choice`.
+    factors, rested, factor_position : ndarray of shape (R, F), (R, F), (R,)
+        Service times over their mean, those of batches that find their process at rest, and which is next.
+    done_at, freed_at, started_at : ndarray of shape (P,)
+        When its batch ends, -1 while it is free; since when it is free; when its batch started.
+    expected_at : ndarray of shape (P,)
+        What the router believes of ``done_at``: it knows the means alone.
+    idle_before : ndarray of shape (P,)
+        ``idle_since`` of its replica when its batch started.
+    flight, batch_size : ndarray of shape (P,)
+        The first request of its batch, and how many are in it.
+    router_until : ndarray of shape (1,)
+        When the router has done all that it was given.
+    host : ndarray of shape (3,)
+        How many answers router and clients have to hand on now, the number that is drawn from, and the core on which
+        they were last.
+    ranking : Ranking
+    slowdown : Slowdown
+    busy_ms, finish_ms : ndarray
+        Room to work in, for the processes of one replica and the replicas of one model: compiled code makes no arrays.
     """
 
     calendar: Calendar
+    # The pool of requests.
+    free: Ints
+    places_capped: Ints
     next: NDArray[np.int32]
     arrived: Ints
     joined: Ints
     expected_ms: Floats
     expected_rows: Ints
-    free: Ints
+    losses: NDArray[np.int8]
+    # By model.
     pending_head: Ints
     pending_tail: Ints
+    orphans: Ints
+    living: Ints
+    turn: Ints
+    reserve: Floats
+    usual_reserve: Floats
+    reserve_at: Ints
+    store: Ints
+    store_position: Ints
+    store_size: Ints
+    # By replica.
     queue_head: Ints
     queue_tail: Ints
     waiting: Ints
+    behind: Ints
+    lonely: Ints
     armed: Ints
+    held: Ints
+    wait_ms: Floats
     arrival_count: Floats
     refused_count: Floats
     counted_at: Ints
     joining: Ints
-    wait_ms: Floats
-    held: Ints
     left_ms: Floats
-    reserve: Floats
-    usual_reserve: Floats
-    reserve_at: Ints
-    losses: NDArray[np.int8]
-    lonely: Ints
-    behind: Ints
-    orphans: Ints
     alive: Ints
-    takes: Ints
-    living: Ints
-    ranking: Ranking
-    slowdown: Slowdown
     idle_since: Ints
     free_processes: Ints
-    done_at: Ints
-    expected_at: Ints
-    started_at: Ints
-    idle_before: Ints
-    freed_at: Ints
-    flight: Ints
-    batch_size: Ints
-    turn: Ints
-    places_capped: Ints
-    router_until: Ints
-    host: Ints
-    store: Ints
-    store_position: Ints
-    store_size: Ints
+    takes: Ints
     factors: Floats
     rested: Floats
     factor_position: Ints
+    # By process.
+    done_at: Ints
+    freed_at: Ints
+    started_at: Ints
+    expected_at: Ints
+    idle_before: Ints
+    flight: Ints
+    batch_size: Ints
+    # Of the whole machine.
+    router_until: Ints
+    host: Ints
+    ranking: Ranking
+    slowdown: Slowdown
     busy_ms: Floats
     finish_ms: Floats
 

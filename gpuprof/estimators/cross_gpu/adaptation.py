@@ -140,5 +140,6 @@ def _covariance(one: OpPoints, other: OpPoints) -> Array:
 
 
 def _variance(points: OpPoints) -> Array:
+    # The diagonal of `_covariance`, without the rest of it.
     of_kernel = _GPU**2 + _KIND**2 + _DURATION**2 + _SHAPE**2
     return np.asarray(points.part**2 * of_kernel + (1.0 - points.part) ** 2 * _LAUNCHING**2)

@@ -115,6 +115,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         scalar_per_s=device.flops_per_s["float32"] * fraction,
         sustained=sustained_part(device, precision, fraction),
         bytes_per_s=bandwidth(device, share),
+        # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr".
         drawn=_DRAWN.get((device.dram_type or "").rstrip("23456789xe"), _DRAWN_OTHERWISE),
         l2_bytes=max(1.0, device.l2_bytes * (_slices(device, share) or 1.0)),
         threads=device.sm.threads if device.sm is not None else 2048,

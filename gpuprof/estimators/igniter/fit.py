@@ -181,10 +181,12 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
     share = np.array([one.share for one in profile.configurations])
     speed = np.array([one.clock_mhz for one in profile.configurations]) / hardware.max_clock_mhz
     total = np.array([one.gpu_ms for one in profile.configurations]) * speed
+    # Positive, since errors are relative to it: the delay is measured in another run and may exceed a short time.
     active = np.maximum(total - profile.idle_ms, 0.05 * total)
     coefficients = _fit_active(batch, share, active)
     ability = batch / active
     above_idle = np.array([one.power_w for one in profile.configurations]) - hardware.idle_power_w
+    # A GPU at its limit draws the limit, whatever it does: such points are not on the line.
     unthrottled = speed > 0.999
     known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]
     slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms

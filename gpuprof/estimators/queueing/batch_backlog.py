@@ -113,6 +113,7 @@ def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
         served = x * mean if cv**2 < _SMALL else -math.log1p(-x * mean * cv**2) / cv**2
         return served - arriving(x)
 
+    # The gamma's transform is finite up to there only.
     limit = 1e6 / mean if cv**2 < _SMALL else (1.0 - 1e-12) / (mean * cv**2)
     return _root(excess, 1e-9 / mean, limit)
 

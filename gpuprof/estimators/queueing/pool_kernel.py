@@ -161,6 +161,7 @@ def value_at(law: Array, score: float) -> Any:
 def fill_arrivals(gap: float, law: Array, scores: Array, arrived: Array) -> None:
     """Fill ``arrived`` with renewals of mean gap ``gap``, exactly: near capacity, waiting is very sensitive to it."""
     now = 0.0
+    # The number of scores is a power of two.
     mask = len(scores) - 1
     for i in range(len(arrived)):
         now += value_at(law, scores[i & mask])
@@ -320,6 +321,7 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
     """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind that answered each."""
     event, when = 0, _NEVER
     for i in range(len(arrived) + 1):
+        # One turn more than arrivals: the last serves what still waits.
         until = arrived[i] if i < len(arrived) else 1e300
         while when <= until:
             replica = -1 - event

@@ -91,6 +91,7 @@ class PartitionPlanner:
         known: list[int] = []
         running: list[Workload] = []
         for own, task in zip(steps, tasks, strict=True):
+            # Who stands there already begins with its share: beside more neighbours it needs no less.
             same = next((one for one in there if (one.model, one.rate_rps) == task), None)
             if same is not None:
                 there.remove(same)

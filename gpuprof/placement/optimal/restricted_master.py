@@ -109,6 +109,7 @@ def served_column(program: Program, demand: Demand, rate: int, *, floors: bool =
     if demand.min_goodput_rps and floors:
         floor, ceiling = program.row(low=0.0), program.row(high=0.0)
         entries |= {floor: 1.0, ceiling: 1.0}
+        # 0 or 1: served is then 0, or from the floor to the rate.
         program.column(0.0, {floor: -demand.min_goodput_rps, ceiling: -demand.rate_rps}, 1.0)
     return program.column(0.0, entries, demand.rate_rps, integer=False)
 
