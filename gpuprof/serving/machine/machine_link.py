@@ -16,6 +16,7 @@ from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
+#: Of all machines, and never used again: a worker that comes late must not be taken for its successor.
 _NUMBERS = itertools.count()
 
 
@@ -155,6 +156,7 @@ class MachineLink:
         """Tell a process that came as this machine what is to be there."""
         if self._connection is not None:
             self._connection.drop()  # what came later was started because this one was given up
+        # On another host nothing can be taken over: its workers, and the GPUs that were cut, are out of reach.
         same = said["host"] == self._host
         if not same:
             self._legacy = None

@@ -23,6 +23,7 @@ from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
+#: A body that nobody reads is received up to here, so that the connection can be kept.
 MAX_DISCARDED_BYTES = 1 << 20
 #: Up to here receiving a large body for nothing costs both sides less than a new connection.
 MAX_REFUSED_BYTES = 1 << 24

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from gpuprof.serving.transport.inference import Inference
 
 _LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
+#: Clients whose turns are kept; beyond it those with nothing waiting are forgotten.
 _MOST_CLIENTS = 4096
 
 #: Whose turn it is: a client, and whether its request may take longer than the SLO.

@@ -30,6 +30,7 @@ from gpuprof.serving.watch.tracing import RequestTracer
 
 #: A replica of one model, or what a model sees of one that serves several.
 AnyReplica = ServedReplica | MemberReplica
+#: What a request may ask for at most, in ms and in SLOs; the longer counts.
 _LONGEST_MS, _LONGEST_SLOS = 10_000.0, 10.0
 _MAX_WAITING = 20_000  # requests, whatever the SLO allows
 
@@ -293,12 +294,14 @@ class ServedModel:
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
+        # Only what went the way it was foreseen tells how far off the forecast was.
         if inference.attempts == 1 and not inference.overtaken:
             now = time.monotonic()
             took_ms = 1000.0 * (now - inference.arrived)
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
         if self.tracer is not None:
             self.tracer.record_answer(self.name, inference)
+        # Whoever writes the answer gives the slot back when it is written.
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)

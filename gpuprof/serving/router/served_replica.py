@@ -335,6 +335,7 @@ class ServedReplica:
             return
         for inference in batch.inferences:
             inference.alone = True
+            # Attempts count the workers that died with a request, and this one lives.
             inference.attempts -= 1
         self.take_back(batch.inferences)
 

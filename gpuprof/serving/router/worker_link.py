@@ -168,6 +168,7 @@ class WorkerLink:
     async def end(self) -> None:
         """Let the worker end in its own time, and return when nothing is left of it."""
         self._ending = True
+        # Before the connection ends: for a worker that it is to keep the machine would start another.
         gone = self._machine.dismiss(self._number)
         if self._connection is not None:
             self._connection.close()
@@ -178,6 +179,7 @@ class WorkerLink:
     def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Tell a worker what it is to serve."""
         assert self._order is not None
+        # A worker died, and its successor is here before the end of its connection was seen.
         if self._connection is not None:
             self._connection.abort()
             self.on_close()
@@ -253,6 +255,7 @@ class WorkerLink:
         if inference.output_slot is None and self.spec is not None:
             size = self._count_output_bytes(inference.rows)
             if size is None:
+                # A quarter more than the largest so far; what does not fit travels in the message.
                 size = int(1.25 * self._learned_row_bytes * inference.rows)
             if size > INLINE_BYTES:
                 inference.output_slot = self._arena.take(size)

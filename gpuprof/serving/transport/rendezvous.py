@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, FrameKind
 
+#: Whoever connects must have proved itself in this time.
 _GREETING_S = 20.0
 _SECRET_BYTES = 32
 

@@ -14,6 +14,7 @@ from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
 TOKEN_VARIABLE = "GPUPROF_TOKEN"
+#: In characters.
 _LEAST_TOKEN = 16
 _MOST_TOKEN = 4096
 
