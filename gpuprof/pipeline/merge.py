@@ -196,5 +196,6 @@ def _check_names(options: MergeOptions, proposals: Proposals) -> None:
 
 
 def _advise(proposals: Proposals) -> str:
+    # By the words of `gpuprof.merging.pipeline`: of the reasons there, force helps against this one alone.
     reasons = {reason for _, reason in proposals.left_out}
     return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""

@@ -42,6 +42,7 @@ class _RandomSequenceNet:
             bell = net.add("Add", net.add("Erf", net.add("Div", x, net.scalar(2**0.5))), net.scalar(1.0))
             return net.add("Mul", net.add("Mul", x, bell), net.scalar(0.5))
         if self.activation == "tanh gelu":
+            # GELU's approximation by tanh (Hendrycks and Gimpel, 2016, section 2).
             cube = net.add("Mul", net.add("Pow", x, net.scalar(3.0)), net.scalar(0.044715))
             bell = net.add("Tanh", net.add("Mul", net.add("Add", x, cube), net.scalar((2 / np.pi) ** 0.5)))
             return net.add("Mul", net.add("Mul", x, net.scalar(0.5)), net.add("Add", bell, net.scalar(1.0)))
@@ -101,6 +102,7 @@ def draw_rnn(net: Network, seed: int) -> ModelProto:
     x = net.add("Transpose", x, perm=[1, 0, 2])
     for _ in range(drawn.pick(1, 2)):
         weights = (net.weight(1, gates * width, width), net.weight(1, gates * width, width))
+        # Two biases a gate, one for the input and one for the state (ONNX operators LSTM and GRU, input B).
         x = net.add(kind, x, *weights, net.weight(1, 2 * gates * width), hidden_size=width)
         x = net.add("Squeeze", x, net.constant(1))
     drawn.dense(net.add("ReduceMean", x, axes=[0], keepdims=0), width, 16)

@@ -29,6 +29,7 @@ from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.runtime.session import runtime_version, session_settings
 
 _LOAD_S = 600.0
+#: Of the pass that times nodes, apart from that of the latencies: ONNX Runtime's profiler slows a batch down.
 _NODE_PASS = {"time_s": 1.5, "min_repeats": 5, "max_repeats": 50}
 
 

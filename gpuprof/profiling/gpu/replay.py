@@ -36,6 +36,7 @@ from gpuprof.profiling.timeline.timeline import Timeline, column
 from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.providers import NODE_RANGE
 
+#: nsys called its reports .qdrep until 2021.3; .qdstrm is a recording that it has not converted yet.
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")
 _UNTIMED = "the latency of a batch is not in a report: what a profiler slows down is no latency"
 

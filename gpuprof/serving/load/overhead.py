@@ -116,6 +116,7 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
     requests = rate_rps * (_WARMUP_S + _DURATION_S)
+    # 0 where the system keeps no CPU times: the client's own time alone would pass for all of it.
     host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
     return OverheadSample(result.p50_ms, worker_ms / requests, host_ms / requests)
 

@@ -10,6 +10,7 @@ from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers, recorded_work
 
+#: Relative difference up to which a rate is the map's.
 _UNCHANGED = 1e-9
 
 
@@ -165,6 +166,7 @@ def _mixed_percentile(laws: Sequence[Sojourn], weights: Sequence[float], percent
     high = max(law.percentile(percent) for law in laws)
     if high == float("inf"):
         return high
+    # 50 halvings leave less of the interval than doubles can tell apart.
     for _ in range(50):
         middle = (low + high) / 2.0
         within = sum(w * law.fraction_within(middle) for w, law in zip(weights, laws, strict=True))

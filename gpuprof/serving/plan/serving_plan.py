@@ -336,10 +336,11 @@ def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
 
 
 def _latency_ms(replica: Replica) -> tuple[float, ...]:
-    """Return the predicted time of a batch of 1, 2, …; in proportion where the map has only the full one."""
+    """Return the predicted time of a batch of 1, 2, …; on a straight line where the map has only the full one."""
     if replica.batch_latency_ms:
         return _pad_times(replica.batch_latency_ms, replica.batch)
     full_ms = replica.predicted.latency_ms
+    # Half of it is taken not to depend on the rows: an assumption, until the router has seen batches.
     return tuple(full_ms * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1))
 
 

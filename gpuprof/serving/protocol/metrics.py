@@ -20,6 +20,7 @@ from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _Counted = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
+#: Of the format that `generate_latest` writes.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -91,6 +92,7 @@ def render_metrics(router: Router, protocol: ProtocolFigures | None = None) -> b
 def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     """Yield what was refused and why, and for how long the router did not listen."""
     refused = CounterMetricFamily(
+        # prometheus_client appends _total to the names of counters.
         "gpuprof_refused_requests",
         "Requests that were refused, and why, by HTTP's status",
         labels=["protocol", "status", "reason"],

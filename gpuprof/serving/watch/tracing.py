@@ -121,7 +121,10 @@ def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
 
     resource = Resource.create({"service.name": "gpuprof"})
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(sampled)), resource=resource, shutdown_on_exit=False
+        # Not at exit: `close` ends it after the last answer, and waits for the collector only so long.
+        sampler=ParentBased(TraceIdRatioBased(sampled)),
+        resource=resource,
+        shutdown_on_exit=False,
     )
     provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S))
     return SpanTracer(provider)
