@@ -139,7 +139,7 @@ class Merging:
             return broken
         means = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
         server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
-        calm = means.undisturbed_server(device, workload, beside)
+        undisturbed = means.undisturbed_server(device, workload, beside)
         memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
         rate = sum(replica.rate_rps for replica in chosen)
         prediction = ReplicaPrediction(
@@ -160,7 +160,7 @@ class Merging:
             sm_share_pct=workload.share.sm_pct,
             memory_limit_bytes=memory if is_memory_known(estimate) else None,
             rate_rps=rate,
-            batch_latency_ms=None if problem.options.latency_budget is not None else calm.latency_ms,
+            batch_latency_ms=None if problem.options.latency_budget is not None else undisturbed.latency_ms,
             predicted=prediction,
             merged=tuple(MergedRate(model=r.model, rate_rps=r.rate_rps, goodput_rps=r.rate_rps) for r in chosen),
         )
@@ -242,7 +242,7 @@ class Merging:
         )
 
     def _server(self, replica: Replica) -> BatchServer:
-        calm = BatchServer(
+        undisturbed = BatchServer(
             latency_ms=replica.batch_latency_ms or (),
             batch=replica.batch,
             max_wait_ms=replica.max_wait_ms,
@@ -253,7 +253,7 @@ class Merging:
             overhead_ms=self._problem.options.overhead_ms,
         )
         all_rps = sum(demand.rate_rps for demand in self._problem.demands)
-        return disturb_at_worst(self._problem.options.host, calm, all_rps)
+        return disturb_at_worst(self._problem.options.host, undisturbed, all_rps)
 
 
 def _choose_replicas(partition: Partition, offer: MergeOffer) -> list[Replica]:

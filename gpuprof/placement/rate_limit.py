@@ -31,7 +31,7 @@ _HALVED = 3
 _LIKELY_LOAD = 0.8
 #: The tail of a coarse simulation is at most this part off below the load given, beyond it the other part; one that is
 #: nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3% beyond.
-_CALM_LOAD, _CALM_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
+_LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class RateLimits:
     _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
-    _borne: SustainedLoads = field(default_factory=SustainedLoads)
+    _sustained: SustainedLoads = field(default_factory=SustainedLoads)
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -94,7 +94,7 @@ class RateLimits:
         if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
             return 0.0
         known, asked = self._of(queueing, server, slo), 0
-        first = (self._borne.load(server, slo) or _guess_load(queueing, server, slo)) * server.capacity_rps
+        first = (self._sustained.load(server, slo) or _guess_load(queueing, server, slo)) * server.capacity_rps
         while True:
             halve = asked % _HALVED == _HALVED - 1
             guess = None if halve else _guess(known, server.capacity_rps, slo.latency_ms)
@@ -106,7 +106,7 @@ class RateLimits:
             elif above < known.fails_rps:
                 _ask(queueing, server, slo, above, known)
             else:
-                self._borne.add(server, slo, below / server.capacity_rps)
+                self._sustained.add(server, slo, below / server.capacity_rps)
                 return below
             asked += 1
 
@@ -141,7 +141,7 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
     arrivals = Arrivals(rate_rps)
     if _is_simulated(server):
         coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
-        off = _CALM_ERROR if rate_rps < _CALM_LOAD * server.capacity_rps else _COARSE_ERROR
+        off = _LOW_LOAD_ERROR if rate_rps < _LOW_LOAD * server.capacity_rps else _COARSE_ERROR
         if abs(coarse - slo.latency_ms) > off * slo.latency_ms:
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)

@@ -139,10 +139,10 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     lost = [0.0] * len(replicas)
     for _ in range(_ROUNDS):  # what is disturbed is busy for longer, and so are all cores at a time
         busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
-        borne = _borne(replicas, slices, busy, work.host_cores)
+        parts = _host_parts(replicas, slices, busy, work.host_cores)
         lost = [
             _lost(offered * part * _all_others_busy(index, slices, busy, work.host_cores))
-            for index, part in enumerate(borne)
+            for index, part in enumerate(parts)
         ]
     return tuple(lengthen_times(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
 
@@ -177,7 +177,7 @@ def _lost(part: float) -> float:
     return min(part, 1.0 - _LEAST_LEFT)
 
 
-def _borne(
+def _host_parts(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
     """Return which part of what the host does while every core runs a batch each replica bears."""

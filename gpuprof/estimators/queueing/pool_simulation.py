@@ -32,27 +32,39 @@ from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 Array = NDArray[Any]
 
 _SEED = 20240229
-_REQUESTS = 1 << 17  # at least; and
-_GROUPS = 24_576  # so many full batches, of one process;
-_LARGE = 1 << 19  # beyond so many requests only
-_LARGE_GROUPS = 4_096  # so many full batches: within a large batch requests vary little
-_POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
+#: Where gaps are gamma: so many requests at least, and so many full batches, of one process and of several, which
+#: forget a backlog sooner.
+_REQUESTS = 1 << 17
+_GROUPS = 24_576
+_POOL_GROUPS = 8_192
+#: Beyond so many requests, so many full batches do: within a large batch requests vary little.
+_LARGE = 1 << 19
+_LARGE_GROUPS = 4_096
+#: Requests of other arrival processes, at least and at most; so many cycles of those that have any.
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
-_CYCLES = 400  # of a process that has any; and
-_IN_BURSTS = 1 << 21  # requests in them: how long the next bursts last is not all that decides what happens in them
-_PIECES = 64  # of a recording that is longer than can be simulated
-_COARSER = 10  # times fewer requests where that is enough
+_CYCLES = 400
+#: Requests in bursts: how long the next bursts last is not all that decides what happens in them.
+_IN_BURSTS = 1 << 21
+#: Pieces of a recording that is longer than can be simulated.
+_PIECES = 64
+#: So many times fewer requests are simulated where a coarse answer is enough.
+_COARSER = 10
+#: Random numbers that are drawn once, a power of two; and bins of the histogram of the times, in even steps of their
+#: logarithm, from this part of the longest on.
 _SCORES = 1 << 19
 _BINS = 1 << 13
-_SHORTEST = 1e-8  # of the longest time, which is told apart
-_WARM_UP = 100  # groups, at least; and
-#: so many of the longest full batches: many replicas of large batches that all begin idle go on in step for that long,
-#: the longer the less their batches vary, and the router's counts of arrivals must fill.
+_SHORTEST = 1e-8
+#: What comes first and is not counted: so many groups, and so many of the longest full batches. Many replicas of large
+#: batches that all begin idle go on in step for that long, the longer the less their batches vary, and the router's
+#: counts of arrivals must fill.
+_WARM_UP = 100
 _SETTLING = 40.0
-_SETTLED = 160.0  # full batches at least that are looked at after that;
-_SETTLED_COARSE = 15.0  # where less is enough
-_ENOUGH = 10  # groups that a stratum must have been seen in
+#: So many of the longest full batches are looked at after that; so many where a coarse answer is enough.
+_SETTLED = 160.0
+_SETTLED_COARSE = 15.0
+#: Groups that a stratum must have been seen in.
+_ENOUGH = 10
 #: Between the quantiles of the backlog at these probabilities lie the strata.
 _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
 
@@ -169,6 +181,7 @@ def _scaled_backlog(rate: float, scv: float, group: int, cv: float, process: Ren
 
 
 def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
+    """Return how many requests are simulated where a full batch of all servers together holds ``group``."""
     if stream.process is None:
         groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
@@ -191,6 +204,7 @@ def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     times = stream.process.stream(random).take(requests) * 1e-6 / stream.unit_ms
     if not len(times):
         return np.asarray(times)
+    # At the rate asked for, exactly: near capacity, waiting is very sensitive to it.
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
 
 
@@ -347,6 +361,7 @@ def _quantiles(scv: float) -> Array:
     if scv < 1e-8:
         return np.ones(len(scores))
     half = len(scores) // 2
+    # Each half from its own end: a probability just below 1 has no digits left for the tail.
     low, high = gammaincinv(1.0 / scv, ndtr(scores[:half])), gammainccinv(1.0 / scv, ndtr(-scores[half:]))
     return np.asarray(scv * np.concatenate([low, high]), dtype=np.float64)
 
