@@ -54,10 +54,18 @@ class RequiredCompute(_Part):
     source: str
 
 
+class RequiredMemory(_Part):
+    """Mreq in bytes of all processes together, as the estimator has it; what it guesses is planned at the upper end."""
+
+    bytes: NonNegative
+    interval_bytes: Interval | None = None
+    source: str
+
+
 class ReplicaPrediction(_Part):
     """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
 
-    ``memory_bytes`` is of all processes together; ``creq`` is there where the policy planned by it.
+    ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
     """
 
     latency_ms: NonNegative
@@ -77,10 +85,11 @@ class ReplicaPrediction(_Part):
     memory_bytes: Annotated[int, Field(ge=0)] | None = None
     source: str = ""
     creq: RequiredCompute | None = None
+    mreq: RequiredMemory | None = None
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_empty(write(self), "creq")
+        return _without_empty(_without_empty(write(self), "creq"), "mreq")
 
 
 class MergedRate(_Part):

@@ -79,7 +79,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
 
 
 def describe_requirements(deployment: DeploymentMap) -> str:
-    """Return one line that says which compute requirements no profiler measured and within what they are.
+    """Return one line that says which requirements of compute and memory nobody measured and within what they are.
 
     Empty where the policy did not plan by them, or all were profiled.
     """
@@ -92,7 +92,27 @@ def describe_requirements(deployment: DeploymentMap) -> str:
         metrics[creq.metric] = None
         within = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
         words[f"{replica.model} at batch {replica.batch} {creq.pct:.0f}%{within} of {gpu.device}"] = None
-    return f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(words)}" if words else ""
+    said = [f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(words)}."] if words else []
+    memory = _describe_memory(deployment)
+    return " ".join([*said, *([f"Mreq predicted, not measured: {memory}."] if memory else [])]).removesuffix(".")
+
+
+def _describe_memory(deployment: DeploymentMap) -> str:
+    """Return the memory that replicas were taken to require though nobody observed it, and within what it is."""
+    words: dict[str, None] = {}
+    for _, gpu, _, replica in deployment.places():
+        mreq, planned = replica.predicted.mreq, replica.predicted.memory_bytes
+        if mreq is None or kind_of_source(mreq.source) in (MEASURED, INTERPOLATED):
+            continue
+        within = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
+        (need,) = _gib(mreq.bytes)
+        with_what = "" if planned is None else f", planned with {_gib(planned)[0]:.3g}"
+        words[f"{replica.model} at batch {replica.batch} {need:.3g} GiB{within}{with_what} of {gpu.device}"] = None
+    return "; ".join(words)
+
+
+def _gib(*sizes: float) -> tuple[float, ...]:
+    return tuple(size / 2**30 for size in sizes)
 
 
 def is_observed(deployment: DeploymentMap) -> bool:

@@ -217,6 +217,14 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             low, high = creq.interval_pct or (None, None)
             said = {"metric": creq.metric, "pct": creq.pct, "low_pct": low, "high_pct": high, "source": creq.source}
             row |= {f"creq_{name}": value for name, value in said.items()}
+        if (mreq := predicted.mreq) is not None:
+            low, high = mreq.interval_bytes or (None, None)
+            row |= {
+                "mreq_bytes": mreq.bytes,
+                "mreq_low_bytes": low,
+                "mreq_high_bytes": high,
+                "mreq_source": mreq.source,
+            }
         rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
     return rows
 

@@ -6,7 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction, RequiredCompute
+from gpuprof.domain.deployment import (
+    ModelPrediction,
+    Replica,
+    ReplicaPrediction,
+    RequiredCompute,
+    RequiredMemory,
+)
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.model_queues import queue_of
@@ -126,6 +132,7 @@ class Predictor:
             memory_bytes=placed.memory_bytes,
             source=estimate.latency_ms.source,
             creq=_required_compute(placed),
+            mreq=_required_memory(placed, estimate),
         )
         latencies, rate_rps = None, placed.rate_rps
         if self._problem.options.latency_budget is None:
@@ -218,6 +225,14 @@ def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
         return None
     creq = placed.creq
     return RequiredCompute(metric=placed.creq_metric, pct=creq.value, interval_pct=_interval(creq), source=creq.source)
+
+
+def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemory | None:
+    """Return what a policy that plans by requirements took the memory from."""
+    if placed.creq is None or estimate.memory_bytes is None:
+        return None
+    needed = estimate.memory_bytes.scale_by(placed.processes)
+    return RequiredMemory(bytes=needed.value, interval_bytes=_interval(needed), source=needed.source)
 
 
 def _interval(figure: Figure) -> Interval | None:

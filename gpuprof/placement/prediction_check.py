@@ -85,6 +85,11 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
         low, high = creq.interval_pct
         if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= creq.pct <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
             yield f"a compute requirement of {creq.pct:.4g}% is outside of its interval"
+    mreq = said.mreq
+    if mreq is not None and mreq.interval_bytes is not None:
+        low, high = mreq.interval_bytes
+        if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= mreq.bytes <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
+            yield f"a memory requirement of {mreq.bytes:.4g} bytes is outside of its interval"
     yield from _intervals(said)
 
 

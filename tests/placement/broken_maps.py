@@ -392,6 +392,11 @@ def _ends(**values: object) -> Edit:
     return lambda content: content["predicted"].update(at_lower_ends={"gpus": 1, "served_rps": 40.0, **values})
 
 
+def _mreq(needed: float, low: float, high: float) -> Edit:
+    told = {"bytes": needed, "interval_bytes": [low, high], "source": "weights and live activations, scaled"}
+    return lambda content: replica(content)["predicted"].update(mreq=told)
+
+
 def _creq(pct: float, low: float, high: float) -> Edit:
     told = {"metric": "max_occupancy", "pct": pct, "interval_pct": [low, high], "source": "measured"}
     return lambda content: replica(content)["predicted"].update(creq=told)
@@ -456,6 +461,9 @@ FIGURES = (
     Breakage("a compute requirement above its interval", _creq(50.0, 10.0, 20.0)),
     Breakage("a compute requirement below its interval", _creq(5.0, 10.0, 20.0)),
     Breakage("a negative compute requirement", _creq(-5.0, -10.0, 20.0)),
+    Breakage("a memory requirement above its interval", _mreq(5e9, 1e9, 2e9)),
+    Breakage("a memory requirement below its interval", _mreq(5e8, 1e9, 2e9)),
+    Breakage("a negative memory requirement", _mreq(-5.0, -10.0, 20.0)),
     Breakage("a model called nothing", _call_nothing),
     Breakage("a model of no name in the database", _in_model(source_model=" ")),
     Breakage("sizes that nobody can read", _in_model(dims="seq=")),

@@ -32,6 +32,13 @@ def test_a_policy_by_requirements_places_files_that_nobody_profiled(policy: str,
         assert 0.0 <= low <= value <= high <= 100.0
         assert float(str(row["share_pct"])) == pytest.approx(2.5 * round(float(str(row["share_pct"])) / 2.5))
         assert float(str(row["share_pct"])) >= value - 1e-6
+        least, needed, most = (float(str(row[f"mreq_{name}"])) for name in ("low_bytes", "bytes", "high_bytes"))
+        assert 0.0 < least <= needed <= most
+    for *_, replica in plan.deployment.places():
+        assert replica.predicted.mreq is not None and replica.predicted.mreq.interval_bytes is not None
+        # a guess is planned at its upper end, and is no limit that a process could be ended by
+        assert replica.predicted.memory_bytes == pytest.approx(replica.predicted.mreq.interval_bytes[1], abs=2.0)
+        assert replica.memory_limit_bytes is None
     assert describe_requirements(plan.deployment).startswith("max_occupancy predicted, not profiled: ")
 
 
@@ -40,7 +47,9 @@ def test_the_summary_and_the_json_say_the_interval(files: list[Path], capsys: py
     options = PlanningOptions(latency_budget=0.5)
     plan = gpuprof.place(demands, fleet="v100:1", policy="usher", options=options)
     print_map(plan, Format.TABLE)
-    assert "max_occupancy predicted, not profiled: mlp at batch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "max_occupancy predicted, not profiled: mlp at batch" in said
+    assert "Mreq predicted, not measured: mlp at batch" in said
     print_map(plan, Format.JSON)
     assert json.loads(capsys.readouterr().out)["replicas"][0]["creq_high_pct"] <= 100.0
     (*_, replica) = next(plan.deployment.places())
