@@ -118,6 +118,7 @@ def spoils_batch(cluster: ClusterArrays, state: State, replica: int, now: int, a
     count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+    # Since it was sent, from when its SLO counts; the wait for a batch, in `finish_of`, counts from when it joined.
     waited = (now - state.arrived[state.queue_head[replica]]) * _MS
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
     wait_ms = state.wait_ms[replica]

@@ -30,12 +30,31 @@ WINDOWS = 60
 class ClusterArrays(NamedTuple):
     """What is simulated; nothing of it changes between two changes of the cluster.
 
-    ``late_part`` (M,) is the part of a model's requests that may miss its ``slo``. ``choice`` (of shape (R,)) holds the
-    replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``; ``first_process`` (R + 1,) likewise the
-    processes of a replica. ``router_ns``: time of the router for a request; ``round_robin``: each replica in turn
-    instead of the fastest; ``refuse_hopeless``: see `SimulationOptions`. ``host_event`` (1,): what router and clients
-    take of a CPU twice for a request, 0 where they disturb nobody; ``core_process`` holds the processes of core c from
-    ``core_start[c]`` to ``core_start[c + 1]``.
+    Attributes
+    ----------
+    slo, late_part : ndarray of shape (M,)
+        What a request may take, and which part of a model's requests may take longer.
+    request_leg, answer_leg : ndarray of shape (M,)
+        The way of a request to its replica, and of its answer back.
+    choice, choice_start : ndarray of shape (R,), (M + 1,)
+        The replicas of model m are ``choice[choice_start[m]:choice_start[m + 1]]``.
+    replica_model, batch : ndarray of shape (R,)
+    latency_ms : ndarray of shape (R, B)
+        Mean time of a batch by how many are in it.
+    max_wait_ms, cv, pause_factor, pause_cv : ndarray of shape (R,)
+        As in `gpuprof.domain.sojourn.BatchServer`.
+    first_process, process_replica : ndarray of shape (R + 1,), (P,)
+        The processes of replica r are those from ``first_process[r]`` to before ``first_process[r + 1]``.
+    router_ns : int
+        Time of the router for a request.
+    round_robin : bool
+        Each replica in turn instead of the fastest.
+    refuse_hopeless : bool
+        See `gpuprof.simulator.cluster.SimulationOptions`.
+    host_event : ndarray of shape (1,)
+        What router and clients take of a CPU twice for a request, 0 where they disturb nobody.
+    core_start, core_process : ndarray
+        The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
     """
 
     slo: Ints
@@ -190,12 +209,29 @@ class State(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What has been counted, of requests that arrived from ``span[0]`` on; the time line ends at ``span[1]``.
+    """What has been counted, of requests that arrived from ``span[0]`` on.
 
-    ``stage_ns`` (M, 5) sums; ``total`` (M, fine bins), ``stage`` (M, 5, coarse bins) and ``by_replica`` (R, coarse
-    bins) histograms; ``replica_by_end`` (R,) the requests answered until the time line ended; ``missed`` (M, 8) by
-    cause; ``windows`` (W, M, 3): of the requests that arrived in a part of the time line, all, the answered and those
-    in time, ``window_ns`` (W, M, 5) the sums of their stages.
+    Attributes
+    ----------
+    span : ndarray of shape (2,)
+        Begin and end of the time line.
+    windows_per_ns : ndarray of shape (1,)
+    arrived, answered, in_time, longest : ndarray of shape (M,)
+        Requests; longest latency.
+    missed : ndarray of shape (M, 8)
+        By cause.
+    stage_ns : ndarray of shape (M, 5)
+        Sums.
+    total, stage, by_replica : ndarray of shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins)
+        Histograms: of latencies, of their stages, of latencies by replica.
+    replica_answered, replica_in_time, replica_by_end : ndarray of shape (R,)
+        Requests; ``replica_by_end`` those answered before the time line ended.
+    replica_batches, replica_busy : ndarray of shape (R,)
+        Batches, and the time that processes were busy.
+    windows : ndarray of shape (W, M, 3)
+        Of the requests that arrived in a part of the time line, all, the answered and those in time.
+    window_ns : ndarray of shape (W, M, 5)
+        Sums of their stages.
     """
 
     span: Ints
