@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.reporting.number import show_number
+from gpuprof.reporting.palette import shade_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]
             value,
             f"{group}, {part}: {show_number(value)} {unit}",
             j,
+            shade=shade_of(j),
         )
         for i, group in enumerate(groups)
         for j, (part, values) in enumerate(parts.items())

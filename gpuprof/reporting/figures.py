@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
 from gpuprof.reporting.number import show_number
+from gpuprof.reporting.palette import shade_of
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
@@ -128,6 +129,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
             i + 0.4,
             f"{replica['place']} {replica['model']}: busy {100 * replica['utilization']:.1f}%",
             models.index(replica["model"]),
+            shade=shade_of(models.index(replica["model"])),
         )
         for i, replica in enumerate(shown)
     )

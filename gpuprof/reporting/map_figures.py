@@ -10,14 +10,12 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
 from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import COLORS
+from gpuprof.reporting.palette import shade_of
 
 _MOST_GPUS = 48
 #: Pixels of a GPU's row; with MIG instances there is a strip with their profiles above the replicas.
 _ROW, _MIG_ROW = 30, 52
 _STRIP = 0.3  # of the row
-#: Beyond the colours of the palette they come again, each time paler; the names in the replicas tell them apart.
-_SHADES = (1.0, 0.75, 0.55, 0.4)
 
 
 def map_figure(
@@ -96,8 +94,7 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 f"{show_number(replica.rate_rps)} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )
-            shade = _SHADES[color // COLORS % len(_SHADES)]
-            yield Box(replica.model, at + 0.15, at + part - 0.15, top, high, tip, color, label, shade)
+            yield Box(replica.model, at + 0.15, at + part - 0.15, top, high, tip, color, label, shade_of(color))
             at += part
 
 

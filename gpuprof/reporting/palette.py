@@ -48,3 +48,12 @@ def variables() -> dict[str, str]:
 def declarations(theme: str) -> str:
     """Return the CSS declarations of the variables in a theme."""
     return "".join(f"--{name}:{color};" for name, color in THEMES[theme].items())
+
+
+#: Beyond the colours of the palette they come again, each time paler.
+_SHADES = (1.0, 0.75, 0.55, 0.4)
+
+
+def shade_of(color: int) -> float:
+    """Return how much of its colour a box of the series of this number has."""
+    return _SHADES[color // COLORS % len(_SHADES)]

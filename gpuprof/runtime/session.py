@@ -163,7 +163,11 @@ def translate_error(error: Exception, path: Path) -> InputError:
         return InputError(f"cannot read {path}: no such file")
     if kind == "NotImplemented":
         return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}", _LACKING)
-    is_loading = detail.startswith("Load model")  # what it says later may be for its inputs
+    if detail.startswith("Unexpected input data type"):
+        return InputError(
+            f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "give it inputs of another type, and Cast"
+        )
+    is_loading = detail.startswith(("Load model", "Exception during initialization"))  # later it may be its inputs
     return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
 from gpuprof.reporting.heat_map import heat_map
 from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import DARK, LIGHT, THEMES
+from gpuprof.reporting.palette import COLORS, DARK, LIGHT, THEMES
 from gpuprof.reporting.scale import scale_of, tick_text
 from gpuprof.reporting.sparkline import sparkline
 from gpuprof.reporting.svg import inline, standalone
@@ -222,3 +222,9 @@ def test_a_logarithmic_axis_of_less_than_a_decade_has_ticks() -> None:
     for low, high in ((22.0, 38.0), (36.0, 57.0), (9_000.0, 16_000.0), (0.21, 0.4)):
         ticks = scale_of(Axis("ms", log=True), (low, high), 0.0, 100.0).ticks()
         assert len(ticks) > 1 and all(0.8 * low <= tick <= 1.3 * high for tick in ticks)
+
+
+def test_bars_of_more_series_than_colours_are_paler_the_second_time() -> None:
+    boxes = group_bars(("a",), {f"s{i}": [1.0] for i in range(COLORS + 1)}, "ms")
+    assert boxes[0].color % COLORS == boxes[-1].color % COLORS
+    assert boxes[-1].shade < boxes[0].shade == 1.0

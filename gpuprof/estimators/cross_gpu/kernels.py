@@ -134,6 +134,9 @@ class _Walk:
             yield self._product(place), 1
         elif op.op_type in _CONVOLUTIONS:
             yield self._convolution(place), 1
+        elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
+            yield self._projection(op), 1
+            yield self._projected_attention(op), 1
         elif op.op_type in _ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
             yield self._whole_attention(op), 1
         else:
@@ -246,6 +249,29 @@ class _Walk:
             key_heads, keys = max(1, key[2] // size), key[1]
         causal = bool(op.attributes.get("is_causal", op.attributes.get("unidirectional", 0)))
         return _attention_columns(batch * heads, batch * key_heads, queries, keys, size, self._width, causal=causal)
+
+    def _projection(self, op: Op) -> _Row:
+        """Return the product by which ONNX Runtime's own Attention makes queries, keys and values of its input."""
+        taken, weight = op.inputs[0], op.inputs[1]
+        rows, depth, columns = float(prod(taken.shape[:-1])), float(weight.shape[0]), float(weight.shape[1])
+        row = {
+            **{"b": 1.0, "m": rows, "n": columns, "k": depth, "width": self._operand},
+            "flops": 2.0 * rows * columns * depth,
+            "read_bytes": self._operand * (rows * depth + depth * columns),
+            "written_bytes": self._width * rows * columns,
+            "elements": rows * columns,
+            "extra": 0.0,
+        }
+        return "matmul", row
+
+    def _projected_attention(self, op: Op) -> _Row:
+        """Return the attention of ONNX Runtime's own Attention, of a sequence to itself."""
+        batch, queries, _ = op.inputs[0].shape
+        heads = int(op.attributes.get("num_heads", 1))  # type: ignore[call-overload]
+        size = max(1, op.outputs[0].shape[-1] // heads)
+        causal = bool(op.attributes.get("unidirectional", 0))
+        every = batch * heads
+        return _attention_columns(every, every, queries, queries, size, self._width, causal=causal)
 
     def _product(self, place: int) -> _Row:
         op = self._ops[place]

@@ -129,3 +129,12 @@ def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_either_runtime(r
     )
     kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
     assert kernels.op_types == ("MatMul", "Mul")
+
+
+def test_the_runtimes_own_attention_is_the_projection_of_its_input_and_an_attention() -> None:
+    x, w, bias = _t("x", 2, 12, 16), _t("w", 16, 48), _t("b", 48)
+    op = _op("Attention", [x, w, bias], _t("y", 2, 12, 16), [w, bias], num_heads=2)
+    ops = list_kernels(_graph(op), "float32", LaunchMode.EAGER).ops
+    assert (ops.b[0], ops.m[0], ops.n[0], ops.k[0]) == (1, 24, 48, 16)
+    assert (ops.b[1], ops.m[1], ops.n[1], ops.k[1]) == (4, 12, 12, 8)
+    assert ops.flops[1] == 4 * 4 * 8 * 12 * 12
