@@ -8,13 +8,14 @@ alone, and in the end is given up (`gpuprof.rules.routing`).
 
 from __future__ import annotations
 
-from gpuprof.rules.routing import goes_alone, is_given_up
+from gpuprof.rules.routing import is_given_up
 from gpuprof.simulator.choice import choose_replica, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.departure import FAILED, give_up
+from gpuprof.simulator.replica_queue import goes_alone
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
-_is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)
+_is_given_up = jit(is_given_up)
 
 
 @jit
@@ -83,7 +84,7 @@ def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, n
         state.queue_tail[replica] = place
     state.behind[replica] = place
     state.waiting[replica] += 1
-    if _goes_alone(state.losses[place]):
+    if goes_alone(state.losses[place]):
         state.lonely[replica] += 1
     rank_again(cluster, state, replica, now)
 

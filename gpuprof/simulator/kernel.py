@@ -18,7 +18,6 @@ from gpuprof.rules.routing import (
     decay_count,
     extend_wait_ms,
     forecast_joining,
-    goes_alone,
     is_refused,
     relax_reserve,
     usual_reserve,
@@ -39,10 +38,11 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.host import run_host_work
+from gpuprof.simulator.replica_queue import goes_alone, take_batch
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
-_batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
+_batch_size_now, _is_refused = jit(batch_size_now), jit(is_refused)
 _correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
 _average_left, _decay_count, _extend_wait_ms = jit(average_left), jit(decay_count), jit(extend_wait_ms)
@@ -259,7 +259,7 @@ def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> No
 def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
     """Return how many requests go now; when none do, set the timer."""
     head = state.queue_head[replica]
-    if state.lonely[replica] > 0 and _goes_alone(state.losses[head]):
+    if state.lonely[replica] > 0 and goes_alone(state.losses[head]):
         return 1
     oldest = state.joined[head]
     waited = (now - oldest) * _MS
@@ -282,7 +282,7 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
         process += 1
-    size = _take(state, replica, process, size)
+    size = take_batch(state, replica, process, size)
     if state.held[replica] > 0:
         _forget_holding(state, process, size, cluster.latency_ms[replica, size - 1], now)
         state.held[replica] = 0
@@ -323,56 +323,6 @@ def _spread(cluster: ClusterArrays, state: State, replica: int, rested: bool) ->
         position %= state.factors.shape[1]
         factor *= state.rested[replica, position] if rested else state.factors[replica, position]
     return factor
-
-
-@jit
-def _take(state: State, replica: int, process: int, size: int) -> int:
-    """Move a batch from the queue to its process, and return how many it holds; some are left that go alone."""
-    place = state.queue_head[replica]
-    state.flight[process] = place
-    if state.lonely[replica] > 0:
-        return _take_around(state, replica, size)
-    for _ in range(size - 1):
-        place = state.next[place]
-    state.queue_head[replica] = state.next[place]
-    state.next[place] = -1
-    state.waiting[replica] -= size
-    return size
-
-
-@jit
-def _take_around(state: State, replica: int, size: int) -> int:
-    """Take the head of the queue and, unless it goes alone, others that do not; return how many."""
-    last = state.queue_head[replica]
-    place, kept, taken = state.next[last], -1, 1
-    if _goes_alone(state.losses[last]):
-        state.lonely[replica] -= 1
-        size = 1
-    while taken < size and place >= 0:
-        following = state.next[place]
-        if _goes_alone(state.losses[place]):
-            kept = _keep(state, replica, kept, place)
-        else:
-            state.next[last] = place
-            last = place
-            taken += 1
-        place = following
-    state.next[last] = -1
-    _keep(state, replica, kept, place)
-    if place < 0:
-        state.queue_tail[replica] = kept
-    state.waiting[replica] -= taken
-    return taken
-
-
-@jit
-def _keep(state: State, replica: int, before: int, place: int) -> int:
-    """Let a request follow the one before it in the queue, or lead it; return it."""
-    if before < 0:
-        state.queue_head[replica] = place
-    else:
-        state.next[before] = place
-    return place
 
 
 @jit

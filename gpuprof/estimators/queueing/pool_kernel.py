@@ -74,6 +74,7 @@ class PoolState(NamedTuple):
     busy, batches : ndarray of shape (K,)
         Time that batches took and how many there were.
     spare : ndarray of shape (P,)
+        Room to work in: compiled code makes no arrays.
     recent, counted : ndarray of shape (K,)
         Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and when the last of them came.
     joining : ndarray of shape (K,)
@@ -102,8 +103,17 @@ class PoolState(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Random numbers: standard normal scores for each group of requests, for batches beyond one in a group, and evenly
-    spread ones for the times that are reported; and how many requests are a group."""
+    """Random numbers.
+
+    Attributes
+    ----------
+    groups, others : ndarray
+        Standard normal scores for each group of requests, and for batches beyond one in a group.
+    even : ndarray
+        Evenly spread ones for the times that are reported.
+    group : int
+        How many requests are a group.
+    """
 
     groups: Array
     others: Array
@@ -115,25 +125,25 @@ def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
     """Return idle replicas, ready for so many requests."""
     count, processes = len(replicas.batch), len(replicas.owner)
     return PoolState(
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-        np.diff(replicas.first),
-        np.full(count, _NEVER),
-        np.zeros(count),
-        replicas.means[:, 0].copy(),
-        np.full(processes, _NEVER),
-        np.zeros(processes),
-        np.zeros(processes),
-        np.zeros(requests, np.int64),
-        np.zeros(requests // group + 1, np.bool_),
-        np.zeros(2, np.int64),
-        np.zeros(count),
-        np.zeros(count, np.int64),
-        np.zeros(processes),
-        np.zeros(count),
-        np.zeros(count),
-        np.zeros(count, np.int64),
+        waiting=np.zeros(count, np.int64),
+        head=np.zeros(count, np.int64),
+        tail=np.zeros(count, np.int64),
+        free=np.diff(replicas.first),
+        timer=np.full(count, _NEVER),
+        finish=np.zeros(count),
+        delay=replicas.means[:, 0].copy(),
+        done=np.full(processes, _NEVER),
+        expected=np.zeros(processes),
+        freed=np.zeros(processes),
+        next=np.zeros(requests, np.int64),
+        used=np.zeros(requests // group + 1, np.bool_),
+        counts=np.zeros(2, np.int64),
+        busy=np.zeros(count),
+        batches=np.zeros(count, np.int64),
+        spare=np.zeros(processes),
+        recent=np.zeros(count),
+        counted=np.zeros(count),
+        joining=np.zeros(count, np.int64),
     )
 
 
