@@ -16,6 +16,7 @@ from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
+from gpuprof.placement.known_answers import KnownAnswers
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
@@ -107,6 +108,8 @@ class Problem:
         What the database knows to fail; estimators refuse it, and the check of a map looks again.
     limits : RateLimits
         What was found out about queues; problems made from this one share it.
+    answers : KnownAnswers
+        What estimators said of workloads, for every policy that looks at this problem or one made from it.
     alike : dict
         Which of some demands are alike (`gpuprof.placement.alike`), by the demands and what they are judged by, which
         is kept beside the answer; shared in the same way.
@@ -122,6 +125,7 @@ class Problem:
     previous: DeploymentMap | None = None
     tried: TriedRuns = NOTHING_TRIED
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
+    answers: KnownAnswers = field(default_factory=KnownAnswers, repr=False, compare=False)
     alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 

@@ -113,12 +113,12 @@ class Segments:
         self.menu = Menu(problem)
         self._capped = capped
         self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
-        self._estimates: dict[tuple[object, ...], Estimate] = {}
+        known = problem.answers.of(problem.estimator)
+        self._estimates, self._alone_ms = known.estimates, known.alone_ms
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
-        self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
         self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
         self._as_first: dict[Workload, Workload] = {}
 
@@ -197,12 +197,12 @@ class Segments:
             sizes = (replace(workload, batch=n) for n in range(1, workload.batch + 1))
             return tuple(self.latency_ms(device, size, beside) for size in sizes)
         workload = self._first_workload(workload)
-        kept = self._alone_ms.setdefault(_series(device, workload), [])
+        confidence = self.problem.options.confidence
+        kept = self._alone_ms.setdefault((*_series(device, workload), confidence), [])
         missing = range(len(kept) + 1, workload.batch + 1)
         if missing:
             self.problem.limits.check_time()
             named = workload.model, device, missing, workload.share, workload.processes
-            confidence = self.problem.options.confidence
             kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
         return tuple(kept[: workload.batch])
 

@@ -116,7 +116,7 @@ class Optimal:
             settled = planner.settle(spread)
             return first if settled.unplaced else replace(settled, found_by=first.found_by)
         if first is not None and limit.is_over:
-            return replace(first, stopped=True)
+            return replace(self._first_plan(problem, segments, first, whole), stopped=True)
         split = self._place_split(problem, segments, first, whole)
         found = planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
         return found if first is None else _better_of_two(problem, found, first)
@@ -173,8 +173,8 @@ class Optimal:
     def _first_plan(self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
 
-        By queues the quick plan comes first, and the quick policies have a quarter of the time; by a latency budget,
-        where they are quicker than it, they come first.
+        By queues the quick plan comes first, and what is not quick among the policies has a quarter of the time; by a
+        latency budget, where they are quicker than it, they come first.
         """
         best = known
         if best is None and problem.options.latency_budget is None:

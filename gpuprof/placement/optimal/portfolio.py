@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
-from gpuprof.errors import GpuprofError
+from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
@@ -17,8 +18,10 @@ _QUICKEST = "igniter"
 _QUICK = (_QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
 #: Baselines that are as quick: `optimal` with a time limit must not fall behind them either.
 _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
-#: By a latency budget each of the quick policies takes milliseconds for so many demands.
+#: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
 _FEW = 20
+#: Of figures that are looked up, all of them together take 20 to 30 ms a demand by a latency budget, 0.2 s by queues.
+_FEW_LOOKED_UP = 100
 #: Policies that search; they are asked about so many demands at most.
 _SEARCHING = {"usher": 30, "milp": 12}
 #: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
@@ -39,21 +42,41 @@ def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
 
 
 def run_heuristics(problem: Problem, limit: Limit) -> Iterator[Placement]:
-    """Yield what the policies that take time in proportion to the demands make of the problem, until the time is up.
+    """Yield what the policies that take time in proportion to the demands make of the problem.
 
-    By a latency budget those of few demands are not stopped then, nor of many the quickest by far.
+    Those that are quick are not stopped, however long that takes on a machine whose cores are taken: whoever asks one
+    of them instead would wait as long, and have the better map. The others have until the time is up.
     """
-    few = len(problem.demands) <= _FEW
     for name in (*_QUICK, *_BASELINES):
         if not _is_meant_for(name, problem):
             continue
         policy = make_policy(name)
-        is_free = problem.options.latency_budget is not None and (few or name == _QUICKEST)
-        own = Limit() if is_free else limit
         with suppress(GpuprofError, TimeUpError):
-            with problem.limits.until(own):
-                placement = policy.place(problem)
+            with problem.limits.until(Limit() if _is_quick(name, problem) else limit):
+                placement = policy.place(replace(problem, options=replace(problem.options, time_limit_s=None)))
             yield placement
+
+
+def _is_quick(name: str, problem: Problem) -> bool:
+    """Whether a policy is done before long: with few demands whose figures are looked up.
+
+    By a latency budget the quickest is with many, and all are with few. Where figures are predicted, thousands are.
+    """
+    many = len(problem.demands)
+    if problem.options.latency_budget is not None and (many <= _FEW or name == _QUICKEST):
+        return True
+    return many <= _FEW_LOOKED_UP and _are_looked_up(problem)
+
+
+def _are_looked_up(problem: Problem) -> bool:
+    """Whether the figures of every demand were measured or lie between such, on each kind that is known to run it."""
+    for demand, entry in product(problem.demands, problem.fleet.entries):
+        with suppress(InputError):
+            share = problem.estimator.shares(demand.model, entry.device)[-1]
+            batch = problem.estimator.batches(demand.model, entry.device, share)[0]
+            if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
+                return False
+    return True
 
 
 def _is_meant_for(name: str, problem: Problem) -> bool:

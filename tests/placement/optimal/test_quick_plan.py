@@ -12,9 +12,11 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.errors import GpuprofError
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
     ExponentialQueue,
+    LinearEstimator,
     demand,
     evidence,
     plain_device,
@@ -25,6 +27,8 @@ from gpuprof.placement.contract import (
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal import portfolio
+from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
 from gpuprof.placement.placement import Placement
@@ -32,8 +36,10 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
 from tests.placement.curved import CurvedEstimator
 
+QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd", "mig-serving", "alpaserve", "paris-elsa", "shepherd")
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 ASKED = st.lists(st.tuples(st.floats(0.5, 1500.0), st.floats(4.0, 300.0)), min_size=1, max_size=5)
 FLEETS = st.sampled_from([[(plain_device(), None)], [(sliced_device(), None)], [(plain_device(), 2)]])
@@ -78,6 +84,7 @@ def test_it_is_sound_and_its_bound_below_what_the_search_finds(
 
 def stopped_after(limit_s: float, disturbance: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Placement, Slow]:
     queueing = Slow()
+    monkeypatch.setattr(portfolio, "_FEW_LOOKED_UP", 20)  # of more demands no policy is waited for
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
     posed = make_problem(30, queueing, disturbance, Options(time_limit_s=limit_s))
     placement = Optimal().place(posed)
@@ -102,6 +109,58 @@ def test_without_any_time_a_handful_of_questions_a_demand_gives_a_plan(monkeypat
     assert placement.stopped
     assert placement.unplaced == ()
     assert queueing.now_s <= 30 * 12 * queueing.each_s
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 2.0, 5.0, 30.0])
+@pytest.mark.parametrize("budget", [None, 0.5])
+@pytest.mark.parametrize("disturbance", [0.0, 0.3])
+def test_where_every_question_takes_longer_than_the_limit_no_quick_policy_has_a_better_map(
+    limit_s: float, budget: float | None, disturbance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(latency_budget=budget)
+    best = min(objective_value(one, _place(name, one)) for name in QUICK for one in [_pose(disturbance, options)])
+    clock = _Starving(limit_s)
+    monkeypatch.setattr(module, "time", clock)
+    given = _pose(disturbance, replace(options, time_limit_s=limit_s))
+    hurried = Optimal().place(given)
+    assert clock.now_s > limit_s
+    assert objective_value(given, hurried) <= best
+    assert check(to_map(given, hurried), evidence(given)) == ()
+
+
+def test_where_figures_are_predicted_no_policy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    queueing = Slow(each_s=0.1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
+    asked = [demand(f"m{i}", 60.0 + 90.0 * i, 25.0 + 9.0 * i) for i in range(7)]
+    posed = problem(asked, estimator=LinearEstimator(source="roofline"), options=Options(time_limit_s=4.0))
+    Optimal().place(replace(posed, queueing=queueing))
+    predicted, queueing.now_s = queueing.now_s, 0.0
+    measured = problem(asked, estimator=LinearEstimator(), options=posed.options)
+    Optimal().place(replace(measured, queueing=queueing))
+    assert predicted <= 4.0 + 7 * 12 * queueing.each_s < queueing.now_s
+
+
+class _Starving:
+    """A clock that whoever looks at it finds later by more than the limit: what runs gets no cores."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self._step_s = 0.0, step_s
+
+    def monotonic(self) -> float:
+        self.now_s += self._step_s
+        return self.now_s
+
+
+def _pose(disturbance: float, options: Options) -> Problem:
+    asked = [demand(f"m{i}", 60.0 + 90.0 * i, 25.0 + 9.0 * i) for i in range(7)]
+    return problem(asked, estimator=CurvedEstimator(disturbance=disturbance), options=options)  # type: ignore[arg-type]
+
+
+def _place(name: str, given: Problem) -> Placement:
+    try:
+        return make_policy(name).place(given)
+    except GpuprofError:  # not made for such a fleet
+        return with_unplaced(given, Segments(given), Placement(name, ()))
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.3])

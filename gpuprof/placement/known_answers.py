@@ -1,0 +1,45 @@
+"""What estimators said, remembered across the policies that work on one problem.
+
+Each policy asks much the same questions; where every answer is a prediction they take longer than the policy itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuprof.domain.estimate import Estimate, Estimator
+
+#: A question: the device's name, the workload, those beside it, in order.
+Question = tuple[object, ...]
+#: Device, model, share, processes and the confidence that is planned at.
+Series = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class AnswersOfOne:
+    """What one estimator said.
+
+    Attributes
+    ----------
+    estimator : Estimator
+        Kept, so that its number stays its own.
+    estimates : dict
+        By question.
+    alone_ms : dict
+        Planned times of 1, 2, … requests, alone, as far as they were asked for.
+    """
+
+    estimator: Estimator
+    estimates: dict[Question, Estimate] = field(default_factory=dict)
+    alone_ms: dict[Series, list[float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class KnownAnswers:
+    """Answers by estimator; one object serves every policy that looks at the same problem."""
+
+    _of: dict[int, AnswersOfOne] = field(default_factory=dict)
+
+    def of(self, estimator: Estimator) -> AnswersOfOne:
+        """Return what this very estimator said so far, to be added to."""
+        return self._of.setdefault(id(estimator), AnswersOfOne(estimator))
