@@ -252,6 +252,7 @@ def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: Dep
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise _ERRORS.get(answer["kind"], UnavailableError)(answer["error"], answer["fix"])
+    # One text for people, as `Server` announces it: HTTP's address first.
     addresses = answer["url"].split(" and ")
     url = addresses[0]
     return MapServer(

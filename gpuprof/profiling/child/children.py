@@ -100,6 +100,7 @@ class Child:
     def end(self) -> None:
         """Kill the child and whatever it started, and wait for it."""
         with suppress(ProcessLookupError):
+            # The group, since a profiler runs the model in a process below its own.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):

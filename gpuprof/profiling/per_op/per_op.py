@@ -216,4 +216,5 @@ class PerOp:
         runs = set(self.database.read_table("runs", ["run_id"], wanted).column("run_id").to_pylist())
         rows = read_records(self.database, OpRow, {"model": PER_OP, "device": self.device.name})
         same = [row for row in rows if row.run_id in runs and abs(row.sm_share_pct - self.share.sm_pct) < 1e-6]
+        # By time, which ids begin with: the newest of an op stays.
         return {row.signature: row for row in sorted(same, key=lambda row: row.run_id)}

@@ -327,6 +327,7 @@ def _is_assumed(graph: ModelGraph) -> bool:
     return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
 
 
+# The same fields in the same order as `Campaign._key`: the two are compared.
 def _run_key(run: RunRow, assumed: Mapping[str, str]) -> tuple[object, ...]:
     share = run.sm_share_pct
     return (

@@ -193,6 +193,7 @@ class Connection:
             if not count:
                 raise ConnectionResetError("closed by the server")
             if self.expected < 0:
+                # Of a large answer the beginning alone: tensors follow the head, and copying them takes time.
                 self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
                 self._read_head()
             self.received += count

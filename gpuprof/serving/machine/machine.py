@@ -34,6 +34,7 @@ from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
 
+#: For workers to end by themselves once the router has gone, and nobody waits for them.
 _HURRY_S = 0.5
 
 

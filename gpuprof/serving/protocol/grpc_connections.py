@@ -17,8 +17,9 @@ from pathlib import Path
 
 from gpuprof.serving.protocol.grpc_connection_bytes import Peer
 
-#: Of the system's ``struct tcp_info``: where the bytes that were received stand, 64 bits.
+#: `tcpi_bytes_received` of the system's ``struct tcp_info`` (linux/tcp.h), 64 bits.
 _RECEIVED = slice(128, 136)
+#: How an IPv4 address appears at a socket of IPv6 (RFC 4291, 2.5.5.2).
 _MAPPED = "::ffff:"
 
 

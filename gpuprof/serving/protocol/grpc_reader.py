@@ -28,10 +28,10 @@ from gpuprof.serving.watch.memory import private_bytes, return_free_memory
 WEIGH_S = 0.05
 _TRIM_S = 1.0
 _INFLATED_AT_ONCE = 2
-#: Deflate makes a byte of at most so many.
+#: Deflate makes a byte of at most so many (zlib.net/zlib_tech.html).
 _MOST_RATIO = 1032
 _PIECE_BYTES = 1 << 16
-#: zlib recognises the header, that of gzip or its own.
+#: zlib recognises the header, that of gzip or its own: 15 bits of window + 32 (zlib.h, inflateInit2).
 _ANY_HEADER = 47
 
 
@@ -84,6 +84,7 @@ class MessageReader:
         try:
             message = await context.read()
         except asyncio.CancelledError:
+            # `uncancel` returns how many others have cancelled the call as well: theirs goes on.
             if receiving.refusal is not None and not task.uncancel():
                 raise receiving.refusal from None
             raise
@@ -184,6 +185,7 @@ def _is_compressed(message: bytes) -> bool:
     """Return whether a message begins as gzip or zlib do; no message of the services here has a field like that."""
     if message[:2] == b"\x1f\x8b":
         return True
+    # RFC 1950, 2.2: Deflate with 32 KiB of window, and both bytes as one number a multiple of 31.
     return message[:1] == b"\x78" and len(message) > 1 and int.from_bytes(message[:2], "big") % 31 == 0
 
 
