@@ -107,7 +107,7 @@ def _describe_memory(deployment: DeploymentMap) -> str:
         within = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
         (need,) = _gib(mreq.bytes)
         with_what = "" if planned is None else f", planned with {_gib(planned)[0]:.3g}"
-        words[f"{replica.model} at batch {replica.batch} {need:.3g} GiB{within}{with_what} of {gpu.device}"] = None
+        words[f"{replica.model} at batch {replica.batch} on {gpu.device} {need:.3g} GiB{within}{with_what}"] = None
     return "; ".join(words)
 
 

@@ -109,7 +109,7 @@ def make_scheduler(
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
 
     Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
-    devices there are, leave the map as it is.
+    devices there are, leave the map as it is; the first time that is noted.
 
     Raises
     ------
@@ -124,7 +124,13 @@ def make_scheduler(
     problem = restore_problem(deployment, db, note)
     made = restore_policy(deployment) if policy is None else make_policy(policy, {})
 
-    running = deployment
+    running, is_told = deployment, False
+
+    def tell_unplaced(reason: str) -> None:
+        nonlocal is_told
+        if not is_told:
+            note(f"rates that cannot be placed leave the map as it is, first: {reason}")
+        is_told = True
 
     def scheduler(rates: Mapping[str, float]) -> DeploymentMap | None:
         nonlocal running
@@ -135,12 +141,14 @@ def make_scheduler(
         )
         try:
             wanted = plan_map(replace(problem, demands=demands, previous=running), made)
-        except InfeasibleError:
+        except InfeasibleError as error:
+            tell_unplaced(error.message)
             return None
         except GpuprofError as error:
             # The same kind, for its exit code.
             raise type(error)(f"while rescheduling: {error.message}", error.fix) from None
         if wanted.unplaced:
+            tell_unplaced(f"{wanted.unplaced[0].model}: {wanted.unplaced[0].reason}")
             return None
         running = wanted
         return wanted

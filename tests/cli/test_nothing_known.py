@@ -58,6 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("explain map.json net --db failed-db", 0, _RULED_OUT),
         ("simulate map.json --db failed-db --estimator measured --duration 1s", 3, _RULED_OUT),
         ("simulate map.json --db failed-db --estimator database --duration 1s", 3, _RULED_OUT),
+        ("simulate map.json --db failed-db --reschedule 1s --duration 3s", 0,
+         "rates that cannot be placed leave the map as it is, first: net: no batch of net is known to run on a100-80"),
         ("train --db failed-db --device a100-80", 3, "no ops were measured on a100-80"),
         ("calibrate --db failed-db --device a100-80", 3, "no model was measured on a100-80"),
         ("evaluate --db failed-db", 3, "no ops were measured on a100-80"),
@@ -91,7 +93,8 @@ def test_each_verb_says_in_a_line_what_is_not_known(
     assert main(shlex.split(line)) == code
     told = capsys.readouterr().err.strip().splitlines()
     assert len([one for one in told if said in one]) == 1
-    assert len(told) <= 2 and all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
+    told = [one for one in told if "compiling the simulator" not in one]  # said on a machine that has not done so yet
+    assert len(told) <= 3 and all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
 
 
 @pytest.mark.parametrize("name", ["database", "measured"])
