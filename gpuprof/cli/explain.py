@@ -19,6 +19,7 @@ from gpuprof.cli.output import (
     chosen_format,
     print_json,
     print_rows,
+    print_text,
     say_note,
     show_progress,
 )
@@ -101,12 +102,10 @@ def explain(
     if neighbours:
         sys.stdout.write("\nWhat each neighbour adds to the time of a batch:\n")
         print_rows([{**row, "interval": _interval(row)} for row in neighbours], _NEIGHBOURS, Format.TABLE)
-    sys.stdout.write(
-        "\nThe best batch under each share, cheapest first\n"
-        "(cost: dollars an hour, or devices where none has a price):\n"
-    )
+    sys.stdout.write("\nThe best batch under each share, cheapest first\n")
+    print_text("(cost: dollars an hour, or devices where none has a price):")
     if any(row["at_upper_end"] for row in choices):
-        sys.stdout.write("(percentile ms: as planned, with unsure times towards the upper ends of their intervals)\n")
+        print_text("(percentile ms: as planned, with unsure times towards the upper ends of their intervals)")
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
     sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)

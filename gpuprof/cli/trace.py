@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpuprof.pipeline.trace import TraceResult
 
 app = typer.Typer(no_args_is_help=True, help="Make traces of requests, and look at them.")
+#: Looks like a space, at which no line is broken.
+_BLANK = "\u2800"
 _COLUMNS = (
     Column("model", "model", right=False),
     Column("requests", "requests"),
@@ -136,4 +138,5 @@ def show(
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return
-    print_rows([{**row, "sparkline": sparkline(row["counts"])} for row in result.rows()], _COLUMNS, chosen)
+    drawn = [{**row, "sparkline": sparkline(row["counts"]).replace(" ", _BLANK)} for row in result.rows()]
+    print_rows(drawn, _COLUMNS, chosen)
