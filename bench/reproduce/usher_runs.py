@@ -49,7 +49,8 @@ _WHY = (
     "Shepherd gives a model a GPU of its own, and 'whole GPUs' stands for it, at the best that can be done so; "
     "AlpaServe is not there. gpulet splits a GPU once, by shares whose time is stretched from the table; the paper "
     "counts the interference against it, here there is none.",
-    "gpuprof's optimal places shares of 10% and believes the stretched times, not the requirements that USHER adds up.",
+    "gpuprof's optimal places shares of 10% and believes the stretched times, not the requirements that USHER adds up. "
+    "It and 'whole GPUs' take the batches of the table and none between them.",
 )
 
 
