@@ -33,7 +33,7 @@ class PolicyOptions:
         typer.Option("-O", "--policy-option", help="Option of the policy as KEY=VALUE; may be repeated."),
     ] = None
     time_limit: Annotated[
-        float | None, typer.Option(help="Longest search in seconds; the best map so far is taken; with --gpus any 30.")
+        float | None, typer.Option(help="Longest search in seconds; the best map so far is taken; with --gpus any 3.")
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
 

@@ -44,6 +44,7 @@ from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
+    from gpuprof.estimators.roofline.op_work import WorkByBatch
 
 _MOST_BATCH = 256
 #: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
@@ -145,6 +146,8 @@ class DatabaseEstimator:
             return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
         known, identity, times = self.known.find_model(model), _Identity(device), []
         failed = known.failed_on(device.name)
+        if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
+            return tuple(self._predict_times(known, device, batches, _part_of_one(share, processes)))
         for batch in batches:
             workload = Workload(model, batch, share, processes)
             if failed and not known.has_run(device.name, workload):
@@ -284,9 +287,8 @@ class DatabaseEstimator:
         device = identity.device
         measured = sorted({point.processes for point in known.points.get(device.name, [])})
         if not measured:
-            # Processes split the share evenly, each in its own part: one process on that part, no more is known.
-            part = Share(workload.share.sm_pct / workload.processes, workload.share.mig)
-            return self._from_roofline(known, device, workload.batch, part), 0.0
+            part = _part_of_one(workload.share, workload.processes)
+            return self._predict_times(known, device, (workload.batch,), part)[0], 0.0
         processes = workload.processes if workload.processes in measured else measured[0]
         part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
         surface = self._surface(known, device, processes)
@@ -313,7 +315,10 @@ class DatabaseEstimator:
             error = self._calibration(device).interpolation_error(point.relative_error)
         return figure_within(reading.value, reading.source, error)
 
-    def _from_roofline(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+    def _predict_times(
+        self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share
+    ) -> list[Figure]:
+        """Return the times of batches of a model that was not measured on the device."""
         work = self.known.read_work(known)
         if work is None:
             if failed := known.failures.get(device.name):
@@ -326,32 +331,36 @@ class DatabaseEstimator:
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
             )
-        at = work.at(batch)
         learned = self._learned(_Identity(device))
         if learned:
-            figure = learned.latency(self.known.bind_graph(known, batch), share)
+            figures = [learned.latency(self.known.bind_graph(known, batch), share) for batch in batches]
         else:
-            figure = self._predict_unmeasured(known, device, batch, share)
-            figure = widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
-        if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
+            figures = self._predict_unmeasured(known, work, device, batches, share)
+        if any(one.value <= 0.0 for one in figures):  # nothing but views and constants, or strings of unknown bytes
             raise InputError(
                 f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
                 "gpuprof profile MODEL",
             )
-        return widen_interval(figure, unknown_ms(at, device, share))
+        if not work.smallest.unknown_ops:
+            return figures
+        each = zip(figures, batches, strict=True)
+        return [widen_interval(figure, unknown_ms(work.at(batch), device, share)) for figure, batch in each]
 
-    def _predict_unmeasured(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+    def _predict_unmeasured(
+        self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
+    ) -> list[Figure]:
         """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
+        calibration = self._calibration(device)
         if device.kind == "gpu":
-            figure = self._cross_gpu.predict(known, device, batch, share)
-            if figure.value <= 0.0:
-                return figure
-            return self._calibration(device).scale_prediction(
-                figure.value, figure.source, figure.upper() / figure.value
-            )
-        work = self.known.read_work(known)
-        least = 0.0 if work is None else roofline_ms(work.at(batch), device, share)
-        return self._calibration(device).scale_prediction(least, source_of(device))
+            figures = self._cross_gpu.predict_series(known, device, batches, share)
+            if any(one.value <= 0.0 for one in figures):
+                return figures
+            return [calibration.scale_prediction(one.value, one.source, one.upper() / one.value) for one in figures]
+        found = []
+        for at in map(work.at, batches):
+            figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
+            found.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
+        return found
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for one in beside:
@@ -485,3 +494,8 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
+
+
+def _part_of_one(share: Share, processes: int) -> Share:
+    """Return the part of one process: they split the share evenly, each in its own part, and no more is known."""
+    return share if processes == 1 else Share(share.sm_pct / processes, share.mig)

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.migration import migrate_table, version_of
@@ -35,6 +35,9 @@ from gpuprof.kernel_db.schema import (
 )
 from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_error, write_segment
 
+if TYPE_CHECKING:  # imports pandas, half a second that whoever has no database does without
+    import pyarrow.dataset as ds
+
 #: In a segment that compaction made: the names of the segments whose rows it holds.
 REPLACES = "replaces.json"
 #: Names of segments that compaction made begin with this, so that they sort behind those of runs.
@@ -44,10 +47,6 @@ COPIES = ".models"
 _LOCK = ".lock"
 #: A compaction may remove a segment under a reader, who then starts anew: so often, before the error is real.
 _READ_ATTEMPTS = 5
-#: Pages are written with checksums, which Arrow checks only where it is told to.
-_FORMAT = ds.ParquetFileFormat(
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +269,21 @@ def _table_file(segment: Path, table: str) -> Path | None:
     return file
 
 
+@cache
+def _parquet_format() -> ds.ParquetFileFormat:
+    """Return the format that checks checksums of pages, which Arrow does only where it is told to."""
+    import pyarrow.dataset as ds
+
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.ParquetFileFormat(default_fragment_scan_options=options)
+
+
 def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
     """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
-    schema = arrow_schema(table)
-    dataset = ds.dataset([str(file) for file in files], schema=schema, format=_FORMAT)
+    import pyarrow.dataset as ds
+
+    schema, parquet = arrow_schema(table), _parquet_format()
+    dataset = ds.dataset([str(file) for file in files], schema=schema, format=parquet)
     # Files of this version are left to Arrow, which reads them in parallel; an older one is migrated by itself, in
     # its place, so that rows stay in the order of their runs.
     current: list[ds.Fragment] = []
@@ -283,11 +293,11 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
         if version_of(fragment.physical_schema, fragment.path) == SCHEMA_VERSION:
             current.append(fragment)
             continue
-        parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
+        parts.append(ds.FileSystemDataset(current, schema, parquet))
         current = []
         old = fragment.to_table(schema=fragment.physical_schema)
         parts.append(ds.dataset(migrate_table(table, old, fragment.path)))
-    parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
+    parts.append(ds.FileSystemDataset(current, schema, parquet))
     return parts
 
 
@@ -337,9 +347,11 @@ def _term(column: Any, value: object) -> pc.Expression:
 
 def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
     """Return an error that names the file that cannot be read."""
+    import pyarrow.dataset as ds
+
     for file in files:
         try:
-            ds.dataset(str(file), format=_FORMAT).to_table()
+            ds.dataset(str(file), format=_parquet_format()).to_table()
         except (pa.ArrowException, OSError, ValueError, OverflowError) as culprit:
             return damage_error(file, str(culprit).split("\n")[0].replace(str(file), "").strip(" ':"))
     return InputError(f"cannot read the kernel database: {error}")

@@ -38,8 +38,9 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
 
-#: Seconds for the search among all GPUs that have a price, unless the options give another limit.
-_ANY_LIMIT_S = 30.0
+#: Seconds for the search among all GPUs that have a price, unless the options give another limit: the first maps
+#: and their bound come by then, and the output says how to search longer.
+_ANY_LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -170,3 +172,13 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
 
     monkeypatch.setattr(KernelDb, "segments", list_and_compact)
     assert database.read_table("models").num_rows == 3
+
+
+def test_whoever_reads_no_table_imports_no_pandas() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, gpuprof.kernel_db.store; print('pandas' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == "False"

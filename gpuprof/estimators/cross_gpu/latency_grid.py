@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 
 #: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
-_MANY_BATCHES, _MANY_SHARES = 2, 12
+_MANY_BATCHES, _MANY_SHARES = 2, 4
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
 _STEP, _INSTANCE_STEP = 2.5, 5.0
@@ -41,7 +41,7 @@ class LatencyGrid:
 
     def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel) -> None:
         self._kernels, self._device, self._model = kernels, device, model
-        self._known: dict[tuple[Share, int], Figure] = {}
+        self._known: dict[Share, dict[int, Figure]] = {}
         self._asked: dict[Share, int] = {}
 
     def at(self, share: Share, batch: int) -> Figure:
@@ -52,30 +52,44 @@ class LatencyGrid:
         InputError
             When the device lacks the precision, or the model does not take the batch.
         """
-        if (share, batch) not in self._known:
-            grid = self._kernels.grid(batch)
-            if missing := [one for one in grid if (share, one) not in self._known]:
-                self._predict(share, missing)
-            if (share, batch) not in self._known:
-                self._known[share, batch] = self._interpolate(share, grid[0], batch, grid[1])
-        return self._known[share, batch]
+        return self.series(share, (batch,))[0]
 
-    def _predict(self, share: Share, missing: Sequence[int]) -> None:
+    def series(self, share: Share, batches: Sequence[int]) -> list[Figure]:
+        """Return the times of several batches, as `at` one by one.
+
+        Raises
+        ------
+        InputError
+            As `at`.
+        """
+        known = self._known.setdefault(share, {})
+        asked = [one for one in batches if one not in known]
+        grids = {one: self._kernels.grid(one) for one in asked}
+        if missing := sorted({one for grid in grids.values() for one in grid}.difference(known)):
+            self._predict(share, missing, len(asked))
+        for batch, grid in grids.items():
+            if batch not in known:
+                known[batch] = _interpolate(known, grid[0], batch, grid[1])
+        return [known[one] for one in batches]
+
+    def _predict(self, share: Share, missing: Sequence[int], asked: int) -> None:
         """Predict what is missing; for whoever makes a plan also what it is going to ask for."""
-        self._asked[share] = self._asked.get(share, 0) + 1
+        self._asked[share] = self._asked.get(share, 0) + asked
         shares, batches = [share], tuple(missing)
         many = len(self._asked) >= _MANY_SHARES
         if many or self._asked[share] >= _MANY_BATCHES:
             batches = self._kernels.list_grid(max(*missing, _MOST_BATCH)) or batches
         if many:
             shares = list(dict.fromkeys((share, *_list_shares(share.mig))))
-        wanted = [one for one in shares if any((one, batch) not in self._known for batch in batches)]
-        self._known |= self._model.latencies(self._kernels, batches, self._device, wanted)
+        wanted = [one for one in shares if not self._known.get(one, {}).keys() >= set(batches)]
+        for (one, batch), figure in self._model.latencies(self._kernels, batches, self._device, wanted).items():
+            self._known.setdefault(one, {})[batch] = figure
 
-    def _interpolate(self, share: Share, low: int, batch: int, high: int) -> Figure:
-        one, two = self._known[share, low], self._known[share, high]
-        value = one.value + (two.value - one.value) * (batch - low) / (high - low)
-        return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
+
+def _interpolate(known: Mapping[int, Figure], low: int, batch: int, high: int) -> Figure:
+    one, two = known[low], known[high]
+    value = one.value + (two.value - one.value) * (batch - low) / (high - low)
+    return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
 
 
 def _list_shares(mig: str | None) -> list[Share]:
@@ -114,12 +128,27 @@ class CrossGpuLatencies:
         InputError
             When the device lacks the precision, or the model does not take the batch.
         """
+        return self._grid(known, device).at(share, batch)
+
+    def predict_series(
+        self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
+    ) -> list[Figure]:
+        """Return `predict` of several batches.
+
+        Raises
+        ------
+        InputError
+            As `predict`.
+        """
+        return self._grid(known, device).series(share, batches)
+
+    def _grid(self, known: UnmeasuredModel, device: Device) -> LatencyGrid:
         # With the power limit, which times hang on (`rates.sustained_part`): a board may be given less.
         key = (known.name, device.name, device.max_power_w)
         if key not in self._tables:  # a placement asks thousands of times
             model = adapt_model(shipped_model(), device, self._timed_ops(device))
             self._tables[key] = LatencyGrid(self.kernels_of(known, device), device, model)
-        return self._tables[key].at(share, batch)
+        return self._tables[key]
 
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:
         """Return the kernels of a model in the precision that ``device`` computes it in.

@@ -49,10 +49,14 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
 
 
 def with_least_bound(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with the bound of the cheapest device, where it serves anything."""
+    """Return the placement with the bound of the cheapest device, where it serves anything, or a higher one it has."""
     serves_any = any(rate > 0.0 for rate in placement.rates_rps().values())
-    least = min(entry.price_per_hour for entry in problem.fleet.entries)
-    return replace(placement, lower_bound_gpus=int(serves_any), lower_bound_cost_per_hour=least if serves_any else 0.0)
+    least = min(entry.price_per_hour for entry in problem.fleet.entries) if serves_any else 0.0
+    return replace(
+        placement,
+        lower_bound_gpus=max(placement.lower_bound_gpus or 0, int(serves_any)),
+        lower_bound_cost_per_hour=max(placement.lower_bound_cost_per_hour or 0.0, least),
+    )
 
 
 def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:

@@ -18,9 +18,10 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.incumbent import clip_bounds, objective_value
+from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value
 from gpuprof.placement.optimal.pooled import PooledPlanner
 from gpuprof.placement.optimal.quick_plan import place_first_fit
+from gpuprof.placement.optimal.whole_device_bound import bound_whole_devices
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Problem
@@ -66,17 +67,13 @@ class PrunedFleet:
             return found
         if objective_value(self.problem, self.known) < objective_value(self.problem, found):
             found = replace(found, gpus=self.known.gpus, unplaced=(), found_by=self.known.found_by)
-        if math.isinf(self.least_price):
-            return clip_bounds(self.problem, found)
         cost, gpus = found.lower_bound_cost_per_hour, found.lower_bound_gpus
-        return clip_bounds(
-            self.problem,
-            replace(
-                found,
-                lower_bound_cost_per_hour=None if cost is None else min(cost, self.least_price),
-                lower_bound_gpus=None if gpus is None else min(gpus, 1),  # one large device may do the work of many
-            ),
-        )
+        if math.isfinite(self.least_price):
+            cost = None if cost is None else min(cost, self.least_price)
+            gpus = None if gpus is None else min(gpus, 1)  # one large device may do the work of many
+        if not found.unplaced and self.known.lower_bound_cost_per_hour is not None:
+            cost = max(cost or 0.0, self.known.lower_bound_cost_per_hour)
+        return clip_bounds(self.problem, replace(found, lower_bound_cost_per_hour=cost, lower_bound_gpus=gpus))
 
 
 def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
@@ -90,9 +87,13 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)
-    known = _find_quick_map(problem, limit)
+    untried = iter(_guess_cheapest(problem))
+    known = _try_kinds(problem, untried, limit, None, 1)
     if known is None:
         return PrunedFleet(problem)
+    known = _bound_and_improve(problem, known, limit)
+    if not is_proven_optimal(problem, known):
+        known = _replace_devices(problem, _try_kinds(problem, untried, limit, known, _TRIED - 1) or known, limit)
     cost, entries = _cost(problem, known), problem.fleet.entries
     kinds = {gpu.device for gpu in known.gpus}
     # A map with one device of a kind costs at least its price: at the price of the known map it cannot be cheaper.
@@ -103,28 +104,49 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     return PrunedFleet(replace(problem, fleet=Fleet(tuple(kept)), alike={}), known, left_out)
 
 
+def _bound_and_improve(problem: Problem, known: Placement, limit: Limit) -> Placement:
+    """Return the map with a bound on the cost of every map, or a cheaper one of the kinds that the bound takes."""
+    cost, entries = _cost(problem, known), problem.fleet.entries
+    cheaper = tuple(one for one in entries if one.price_per_hour < cost * (1.0 - 1e-9))
+    if len(entries) == 1 or not cheaper:
+        return known  # one kind has a bound of its own
+    least_s = _LEAST_S / 2.0
+    until = limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
+    bound = bound_whole_devices(_restrict(problem, problem.demands, cheaper), until)
+    least = min(bound.cost_per_hour, cost, *(one.price_per_hour for one in entries if one not in cheaper))
+    if least < cost * (1.0 - 1e-9):
+        until = limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
+        likely = (one for one in cheaper if one.device.name in bound.kinds)
+        known = _try_kinds(problem, likely, until, known, _TRIED) or known
+    return replace(known, lower_bound_cost_per_hour=least)
+
+
 def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
     """Return the cheapest map of a few kinds of devices, each alone, that serves everything; None without one.
 
     What stands by itself on one of its devices is moved to cheaper kinds where they serve it.
     """
-    known: Placement | None = None
-    tried = 0
-    for _, entry in _guess_costs(problem):
-        if known is not None and (limit.is_over or tried == _TRIED):
-            break
-        if known is not None and entry.price_per_hour >= _cost(problem, known):
-            continue
-        tried += 1
-        own = _restrict(problem, problem.demands, (entry,))
-        segments, until = Segments(own), limit if known is not None else _with_least(problem, limit)
-        for one in _quick_maps(own, segments, until):
-            settled = PooledPlanner(own, segments, until).settle(one)
-            if not settled.unplaced and (known is None or _cost(problem, settled) < _cost(problem, known)):
-                known = settled
-            if known is not None and (until.is_over or len(known.gpus) == 1):
-                break  # nothing of this kind costs less
+    known = _try_kinds(problem, iter(_guess_cheapest(problem)), limit, None, _TRIED)
     return known if known is None else _replace_devices(problem, known, limit)
+
+
+def _try_kinds(
+    problem: Problem, kinds: Iterator[FleetEntry], limit: Limit, known: Placement | None, most: int
+) -> Placement | None:
+    """Return the cheapest of a known map and those of so many kinds, each alone; of more where nothing is known."""
+    for tried, entry in enumerate(kinds, 1):
+        if known is None or entry.price_per_hour < _cost(problem, known):
+            own = _restrict(problem, problem.demands, (entry,))
+            segments, until = Segments(own), limit if known is not None else _with_least(problem, limit)
+            for one in _quick_maps(own, segments, until, better_first=known is not None):
+                settled = PooledPlanner(own, segments, until).settle(one)
+                if not settled.unplaced and (known is None or _cost(problem, settled) < _cost(problem, known)):
+                    known = settled
+                if known is not None and (until.is_over or len(known.gpus) == 1):
+                    break  # nothing of this kind costs less
+        if known is not None and (limit.is_over or tried >= most):
+            break
+    return known
 
 
 def _replace_devices(problem: Problem, known: Placement, limit: Limit) -> Placement:
@@ -162,15 +184,23 @@ def _cost(problem: Problem, placement: Placement) -> float:
     return math.fsum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
 
 
-def _quick_maps(problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
-    """Yield a map from a few queues for each demand, then of GPUs one from some dozens."""
-    yield place_first_fit(problem, segments, limit)
-    if any(entry.device.kind != "gpu" for entry in problem.fleet.entries):
-        return  # igniter gives shares that were not measured
-    with suppress(GpuprofError, TimeUpError):
-        with problem.limits.until(limit):
-            found = make_policy("igniter").place(problem)
-        yield replace(found, policy="optimal", found_by=found.policy)
+def _quick_maps(problem: Problem, segments: Segments, limit: Limit, *, better_first: bool) -> Iterator[Placement]:
+    """Yield a map from a few queues for each demand, then of GPUs one from some dozens, or that one first."""
+    if not better_first:
+        yield place_first_fit(problem, segments, limit)
+    if all(
+        entry.device.kind == "gpu" for entry in problem.fleet.entries
+    ):  # igniter gives shares that were not measured
+        with suppress(GpuprofError, TimeUpError):
+            with problem.limits.until(limit):
+                found = make_policy("igniter").place(problem)
+            yield replace(found, policy="optimal", found_by=found.policy)
+    if better_first:
+        yield place_first_fit(problem, segments, limit)
+
+
+def _guess_cheapest(problem: Problem) -> Sequence[FleetEntry]:
+    return [entry for _, entry in _guess_costs(problem)]
 
 
 def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:

@@ -60,3 +60,15 @@ def test_rates_of_several_shares_stand_one_after_another() -> None:
     last = stacked.take([4])
     assert list(last.units) == [gpu.compute_units]  # type: ignore[arg-type]
     assert stacked.kernel_s == last.kernel_s == rates_of(gpu, "tfloat32").kernel_s
+
+
+def test_times_of_a_series_are_those_of_its_batches(network: Path) -> None:
+    gpu, batches = device("a100-80"), (1, 2, 3, 5, 7, 64, 100, 300)
+    for share in _SHARES[:4]:
+        series = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model()).series(share, batches)
+        one_by_one = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model())
+        for figure, batch in zip(series, batches, strict=True):
+            alone = one_by_one.at(share, batch)
+            assert (figure.value, figure.low, figure.high) == pytest.approx(
+                (alone.value, alone.low, alone.high), rel=1e-9
+            )
