@@ -88,7 +88,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
     """Return the error for a name that is not known, naming the nearest known ones."""
     import difflib
 
-    lower = name.lower()
+    lower, known = name.lower(), list(dict.fromkeys(known))
     near = [other for other in known if lower and other.lower().startswith(lower)][:3]
     near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     fix = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"

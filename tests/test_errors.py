@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.errors import InputError, refuse_unwritable
+from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 
 
 def test_what_the_system_says_against_writing_is_an_error_of_the_input(tmp_path: Path) -> None:
@@ -19,3 +19,7 @@ def test_other_errors_and_no_error_pass() -> None:
         raise KeyError("model")
     with refuse_unwritable("map.json"):
         pass
+
+
+def test_a_name_that_is_known_twice_is_suggested_once() -> None:
+    assert unknown_name("model", "resnet5", ["resnet50", "resnet50"]).fix == "did you mean resnet50?"
