@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -340,6 +341,23 @@ class DeploymentMap(_Part):
     def to_json(self) -> str:
         """Return the map as indented JSON with a final newline."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_creation_time(text: str) -> datetime:
+    """Return when a map says it was made; without a time zone, in UTC.
+
+    Raises
+    ------
+    InputError
+        When it is no time as ISO 8601 has it.
+    """
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(
+            f"a time of creation must be a date and time as in ISO 8601 but got {text!r}", "as 2026-01-31T12:00:00Z"
+        ) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
 def share_of(partition: Partition, replica: Replica) -> Share:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, read_creation_time
 from gpuprof.errors import InputError, UnstableError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
@@ -27,12 +27,15 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
     Raises
     ------
     InputError
-        When a demand is too large to be planned.
+        When a demand is too large to be planned, or ``created`` is no time.
     UnstableError
         When the map breaks a rule: the policy is wrong, and its map must not be deployed.
     """
     refuse_oversized(problem)
-    deployment = to_map(problem, policy.place(problem), created or _read_source_date())
+    created = created or _read_source_date()
+    if created is not None:
+        read_creation_time(created)
+    deployment = to_map(problem, policy.place(problem), created)
     # Whatever the policy: a plug-in's map is believed as little as one of ours.
     broken = check(deployment, collect_evidence(problem))
     if broken:

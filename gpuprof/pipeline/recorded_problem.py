@@ -202,6 +202,7 @@ def collect_map_evidence(
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
 
     settings = deployment.planned_with
+    execution = _recorded_execution(settings, other)
     database = open_database(db, needed=False)
     names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     found: dict[str, Device] = {}
@@ -220,7 +221,7 @@ def collect_map_evidence(
     if database is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
-        measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
+        measured = make_database_estimator(database, known, note, execution)
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
         tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
         asked = name_services(asked, sources)

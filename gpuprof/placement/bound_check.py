@@ -1,21 +1,32 @@
-"""Checks what no map is said to do better: neither the map itself may do so, nor a plan that it tells of."""
+"""Checks what no map is said to do better: neither a part of the map itself may do so, nor a plan that it tells of."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
-from gpuprof.placement.evidence import Violation
+from gpuprof.domain.deployment import DeploymentMap, Gpu, PlanAtEnds, Replica
+from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_queues import map_servers
+from gpuprof.rules.host_work import NO_HOST_WORK
 
 _RELATIVE = 1e-3
 _ABSOLUTE = 1e-6
 #: Of the rates; what is left unplaced below that is rounding.
 _LITTLE = 1e-6
+#: So many devices that differ are left out in turn.
+_MOST_TRIED = 12
+_CLEARLY = 0.98  # of the SLO
+_OF_INTERVALS = 0.9  # what the intervals in a map hold
 
 
-def check_bounds(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Yield each bound of a map that the map, or a plan that it tells of, exceeds."""
+def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield each bound of a map that the map, a part of it, or a plan that it tells of exceeds."""
     said = deployment.predicted
     rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
     most = said.upper_bound_goodput_rps
@@ -30,6 +41,8 @@ def check_bounds(deployment: DeploymentMap) -> Iterator[Violation]:
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
     yield from _between_ends(deployment, used)
+    if evidence.demands is None and not deployment.merges:
+        yield from _without_one(deployment, evidence, used)
 
 
 def _serves_all(deployment: DeploymentMap) -> bool:
@@ -49,6 +62,71 @@ def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
         for of, gpus in plans:
             if bound is not None and gpus is not None and bound > gpus and (name or of):
                 yield _wrong(f"{name or 'the map'} needs at least {bound} devices, and {of or 'the map'} has {gpus}")
+
+
+def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
+    """Yield the bound that the map without one of its devices refutes, where it serves everything without."""
+    said, tried = deployment.predicted, set()
+    least, cost = said.lower_bound_cost_per_hour, said.cost_per_hour
+    for number, node in enumerate(deployment.nodes):
+        for gpu in node.gpus:
+            price = evidence.devices[gpu.device].price_per_hour
+            few = said.lower_bound_gpus is not None and said.lower_bound_gpus >= used
+            cheap = None not in (least, cost, price) and (least or 0.0) > (cost or 0.0) - 0.5 * (price or 0.0)
+            kind = json.dumps([gpu.device, [part.model_dump(mode="json") for part in gpu.partitions]])
+            if kind in tried or not (few or cheap) or not any(part.replicas for part in gpu.partitions):
+                continue
+            tried.add(kind)
+            if len(tried) > _MOST_TRIED:
+                return
+            if _suffices(_leave_out(deployment, number, gpu), evidence):
+                where = f"{node.name} gpu {gpu.index}"
+                yield _wrong(f"no map is said to need less, and without {where} the others serve everything")
+                return
+
+
+def _leave_out(deployment: DeploymentMap, number: int, left: Gpu) -> DeploymentMap:
+    node = deployment.nodes[number]
+    rest = node.model_copy(update={"gpus": tuple(gpu for gpu in node.gpus if gpu.index != left.index)})
+    return deployment.model_copy(update={"nodes": (*deployment.nodes[:number], rest, *deployment.nodes[number + 1 :])})
+
+
+def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
+    """Whether the replicas of each model answer all of its requests within the SLO, and clearly so.
+
+    Where there is no estimator the map's times count at their upper ends: it may have been planned there, and its bound
+    is one for such times.
+    """
+    if evidence.host != NO_HOST_WORK or (evidence.estimator is None and (evidence.confidence or 0.0) > _OF_INTERVALS):
+        return False  # what the machine does for the others would grow with their requests
+    if evidence.latency_budget is not None:  # each batch keeps to its part of the SLO, with more requests, too
+        most: defaultdict[str, float] = defaultdict(float)
+        for *_, replica in deployment.places():
+            said = replica.predicted  # which may have been planned at the upper end of its time
+            slowest_ms = said.latency_ms if said.latency_ms_interval is None else said.latency_ms_interval[1]
+            most[replica.model] += said.throughput_rps * said.latency_ms / max(slowest_ms, said.latency_ms)
+        return all(most[name] >= model.rate_rps for name, model in deployment.models.items())
+    pools: defaultdict[str, list[BatchServer]] = defaultdict(list)
+    for (*_, replica), server in zip(deployment.places(), map_servers(deployment, evidence), strict=True):
+        if isinstance(server, str):
+            return False
+        pools[replica.model].append(server if evidence.estimator is not None else _at_upper_end(replica, server))
+    for name, model in deployment.models.items():
+        if model.rate_rps >= math.fsum(server.capacity_rps for server in pools[name]):
+            return False
+    for name, model in deployment.models.items():
+        whole = queue_of(evidence.queueing, name).pool(Arrivals(model.rate_rps), pools[name]).whole
+        if not whole.percentile(model.percentile) <= _CLEARLY * model.slo_ms:
+            return False
+    return True
+
+
+def _at_upper_end(replica: Replica, server: BatchServer) -> BatchServer:
+    said = replica.predicted
+    if said.latency_ms_interval is None or not said.latency_ms > 0.0:
+        return server
+    scale = max(1.0, said.latency_ms_interval[1] / said.latency_ms)
+    return replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms))
 
 
 def _wrong(message: str) -> Violation:

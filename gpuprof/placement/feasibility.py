@@ -18,6 +18,7 @@ from gpuprof.domain.failure import FailedRun
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
+from gpuprof.placement.claim_check import check_claims
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_queues import MOST_BATCH, map_servers, upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
@@ -46,6 +47,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         *_rates(deployment, evidence),
         *_slos(deployment, evidence),
         *_figures(deployment),
+        *check_claims(deployment),
     )
     return broken or tuple(check_predictions(deployment, evidence))  # where they fail, so does what rests on them
 

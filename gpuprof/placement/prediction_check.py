@@ -150,7 +150,7 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
         ("throughput_rps", said.throughput_rps, known.throughput_rps.value),
         ("latency_cv", said.latency_cv, known.latency_cv),
         ("pause_factor", said.pause_factor, known.pause_factor),
-        ("pause_cv", said.pause_cv, known.pause_cv),
+        ("pause_cv", said.pause_cv, known.latency_cv if known.pause_cv is None else known.pause_cv),
     ):
         if value is not None and true is not None and not _is_near(value, true):
             yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
@@ -237,7 +237,7 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
     yield from _ends(deployment)
-    yield from check_bounds(deployment)
+    yield from check_bounds(deployment, evidence)
     if said.external_fragmentation is not None and not deployment.merges:
         left = _unused_part(deployment, evidence)
         if abs(said.external_fragmentation - left) > _RELATIVE:
@@ -275,6 +275,8 @@ def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
             continue
         if plan.served_rps > asked * (1.0 + _RELATIVE):
             yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s, and {asked:.4g} are asked for")
+        if plan.gpus == 0 and plan.served_rps > 0.0:
+            yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s by no device")
         if plan.gpus is not None and plan.lower_bound_gpus is not None and plan.lower_bound_gpus > plan.gpus:
             yield _wrong(f"{name} needs at least {plan.lower_bound_gpus} devices and has {plan.gpus}")
 

@@ -134,11 +134,15 @@ def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here
 
 
 def test_the_settings_of_a_plan_are_checked_with() -> None:
-    options = PlanningOptions(confidence=0.9, max_batch=2, max_processes=1, overhead_ms=1.5, created="now")
+    options = PlanningOptions(
+        confidence=0.9, max_batch=2, max_processes=1, overhead_ms=1.5, created="2026-01-31T12:00:00Z"
+    )
     deployment = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=options).deployment
     settings = deployment.planned_with
     assert (settings.confidence, settings.max_batch, settings.max_processes, settings.overhead_ms) == (0.9, 2, 1, 1.5)
-    assert deployment.created == "now"
+    assert deployment.created == "2026-01-31T12:00:00Z"
+    with pytest.raises(InputError, match=r"must be a date and time as in ISO 8601 but got .now."):
+        gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(created="now"))
     with pytest.raises(InputError, match="max batch must be at least 1 but got 0"):
         gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(max_batch=0))
 
@@ -152,6 +156,14 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
     assert [row["rule"] for row in strict.rows()] == ["slo"]
     with pytest.raises(InfeasibleError, match="the map breaks 1 rule"):
         strict.raise_if_broken()
+
+
+@pytest.mark.parametrize(("name", "value"), [("precision", "fp3"), ("runtime", "abacus")])
+def test_check_refuses_a_map_in_a_precision_or_a_runtime_that_nobody_has(name: str, value: str) -> None:
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
+    settings = deployment.planned_with.model_copy(update={name: value})
+    with pytest.raises(InputError, match=f"unknown {name} '{value}'"):
+        gpuprof.check(deployment.model_copy(update={"planned_with": settings}))
 
 
 def test_check_says_of_a_policy_and_an_estimator_that_nobody_has_that_they_are_claims() -> None:

@@ -20,11 +20,14 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.rules.host_work import recorded_work
+from tests.placement.broken_claims import CLAIMS
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
+EVERY = (*BREAKAGES, *CLAIMS)
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
-PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL}
+SPARE = problem([demand("a", 300.0)], [(plain_device(), 3)])
+PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL, "spare": SPARE}
 
 
 def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float = 20.0) -> PlacedReplica:
@@ -46,6 +49,12 @@ MAPS: dict[Layout, DeploymentMap] = {
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0, rate_rps=150.0),) * 2),)),
                 PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=300.0),)),)),
             ),
+        ),
+    ),
+    "spare": to_map(
+        SPARE,
+        Placement(
+            "by hand", (PlacedGpu("plain", (PlacedPartition((make_replica("a", 100.0, rate_rps=100.0),)),)),) * 3
         ),
     ),
     "mig": to_map(
@@ -94,9 +103,9 @@ def _as_recorded(deployment: DeploymentMap, against: Evidence) -> Evidence:
     )
 
 
-def test_there_are_more_than_two_hundred_ways_and_none_twice() -> None:
-    assert len(BREAKAGES) > 200
-    assert Counter(one.name for one in BREAKAGES).most_common(1)[0][1] == 1
+def test_there_are_nearly_three_hundred_ways_and_none_twice() -> None:
+    assert len(EVERY) > 290
+    assert Counter(one.name for one in EVERY).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize("layout", PROBLEMS)
@@ -106,12 +115,12 @@ def test_the_maps_are_sound_before_they_are_broken(layout: Layout) -> None:
     assert check(MAPS[layout], replace(against, estimator=None)) == ()
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.name)
+@pytest.mark.parametrize("breakage", EVERY, ids=lambda one: one.name)
 def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=True)
 
 
-@pytest.mark.parametrize("breakage", [one for one in BREAKAGES if not one.needs_estimator], ids=lambda one: one.name)
+@pytest.mark.parametrize("breakage", [one for one in EVERY if not one.needs_estimator], ids=lambda one: one.name)
 def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=False)
 
@@ -130,3 +139,18 @@ def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
         given = problem(asked, fleet, options=options)
         _, deployment = solve_and_check(make_policy(policy), given)
         assert check(deployment, replace(evidence(given), estimator=None)) == ()
+
+
+def test_a_bound_for_slow_batches_is_not_refuted_by_the_means_of_their_times() -> None:
+    deployment = MAPS["spare"].model_copy(
+        update={"predicted": MAPS["spare"].predicted.model_copy(update={"lower_bound_gpus": 3})}
+    )
+    believed = replace(evidence(PROBLEMS["spare"]), estimator=None)
+    assert [broken.message for broken in check(deployment, believed)] == [
+        "no map is said to need less, and without node0 gpu 0 the others serve everything"
+    ]
+    content = json.loads(deployment.to_json())
+    for gpu in content["nodes"][0]["gpus"]:
+        said = gpu["partitions"][0]["replicas"][0]["predicted"]
+        said.update(latency_ms_interval=[said["latency_ms"], 30.0 * said["latency_ms"]], throughput_rps_interval=None)
+    assert not any("no map is said" in broken.message for broken in check(parse_map(content, "slow"), believed))

@@ -1,0 +1,73 @@
+"""Checks what a map says of its making: who made it and when, by whose times, from which files, on which devices."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from gpuprof.domain.deployment import DeploymentMap, read_creation_time
+from gpuprof.errors import InputError
+from gpuprof.placement.evidence import Violation
+
+_CLOCKS_APART = timedelta(days=1)  # two machines' at most, and zones that were left out
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CREQ_METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
+_RELATIVE = 1e-3
+
+
+def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield what cannot be so, whatever the map holds."""
+    settings = deployment.planned_with
+    for name, text in (("policy", deployment.policy), ("estimator", settings.estimator)):
+        if not text.strip():
+            yield Violation("figures", name, "has no name")
+    if deployment.created is not None:
+        yield from _creation(deployment.created)
+    hashes = [("slo_sha256", settings.slo_sha256), ("database_sha256", settings.database_sha256)]
+    files = [*deployment.models.items(), *deployment.merges.items()]
+    for name, sha256 in (*hashes, *((name, file.sha256) for name, file in files)):
+        if sha256 is not None and not _SHA256.fullmatch(sha256):
+            yield Violation("figures", name, f"{sha256!r} is no SHA-256")
+    for name, path in ((name, file.path) for name, file in files):
+        if path is not None and not path.strip():
+            yield Violation("figures", name, "its file has no path")
+    yield from _planned_devices(deployment)
+    yield from _required_compute(deployment)
+
+
+def _creation(created: str) -> Iterator[Violation]:
+    try:
+        when = read_creation_time(created)
+    except InputError as error:
+        yield Violation("figures", "created", str(error))
+        return
+    if when > datetime.now(UTC) + _CLOCKS_APART:
+        yield Violation("figures", "created", f"{created} is yet to come")
+
+
+def _planned_devices(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield devices that are used and that the map does not say it was planned on, or not so many of."""
+    planned = {one.device: one.count for one in deployment.planned_with.fleet}
+    used = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
+    for name, count in used.items() if planned else ():
+        if name not in planned:
+            yield Violation("fleet", name, f"is used, and the map was planned on {', '.join(sorted(planned))}")
+        elif (there := planned[name]) is not None and count > there:
+            yield Violation("fleet", name, f"{count} devices are used and the map was planned on {there}")
+
+
+def _required_compute(deployment: DeploymentMap) -> Iterator[Violation]:
+    for node, gpu, _, replica in deployment.places():
+        creq, where = replica.predicted.creq, f"{node.name} gpu {gpu.index}"
+        if creq is None:
+            continue
+        if creq.metric not in _CREQ_METRICS:
+            yield Violation("figures", where, f"{replica.model}: {creq.metric!r} is no metric of compute requirements")
+        if not creq.source.strip():
+            yield Violation("figures", where, f"{replica.model}: its compute requirement has no source")
+        if creq.pct > 100.0 * (1.0 + _RELATIVE):
+            yield Violation(
+                "figures", where, f"{replica.model}: a requirement of {creq.pct:.4g}% is more than a device"
+            )
