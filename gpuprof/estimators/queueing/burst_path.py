@@ -21,7 +21,7 @@ from gpuprof.estimators.queueing.burst_backlog import BurstBacklog
 
 Array = NDArray[Any]
 
-_LEAST_CYCLES = 60
+_LEAST_CYCLES = 32  # shorter bursts begin and end too often: a pool needs a while to get used to them
 _STEPS = 20  # of the lattice, in the scale on which the backlog's tail falls
 _LEAST_MASS = 1e-7
 _GRAIN = 3.0  # of what a request brings: in lower backlogs the law has steps, and nobody waits for long
