@@ -25,12 +25,10 @@ def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("figures", name, "has no name")
     if deployment.created is not None:
         yield from _creation(deployment.created)
-    hashes = [("slo_sha256", settings.slo_sha256), ("database_sha256", settings.database_sha256)]
-    files = [*deployment.models.items(), *deployment.merges.items()]
-    for name, sha256 in (*hashes, *((name, file.sha256) for name, file in files)):
+    for name, sha256 in (("slo_sha256", settings.slo_sha256), ("database_sha256", settings.database_sha256)):
         if sha256 is not None and not _SHA256.fullmatch(sha256):
             yield Violation("figures", name, f"{sha256!r} is no SHA-256")
-    for name, path in ((name, file.path) for name, file in files):
+    for name, path in ((name, one.path) for name, one in (*deployment.models.items(), *deployment.merges.items())):
         if path is not None and not path.strip():
             yield Violation("figures", name, "its file has no path")
     yield from _planned_devices(deployment)
