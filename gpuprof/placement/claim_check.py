@@ -28,7 +28,8 @@ def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
     for name, sha256 in (("slo_sha256", settings.slo_sha256), ("database_sha256", settings.database_sha256)):
         if sha256 is not None and not _SHA256.fullmatch(sha256):
             yield Violation("figures", name, f"{sha256!r} is no SHA-256")
-    for name, path in ((name, one.path) for name, one in (*deployment.models.items(), *deployment.merges.items())):
+    paths = [(name, model.path) for name, model in deployment.models.items()]
+    for name, path in (*paths, *((name, merge.path) for name, merge in deployment.merges.items())):
         if path is not None and not path.strip():
             yield Violation("figures", name, "its file has no path")
     yield from _planned_devices(deployment)
