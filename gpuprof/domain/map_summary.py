@@ -33,14 +33,16 @@ def _bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     """Return whether fewer devices, or several kinds for less money, could do; bounds are of the estimates."""
     said = deployment.predicted
     texts, proven = [], False
-    if said.lower_bound_gpus is not None and len(kinds) < 2:
-        proven = said.gpus <= said.lower_bound_gpus
-        if not proven:
-            texts.append(f"at least {said.lower_bound_gpus:,} needed")
-    if said.lower_bound_cost_per_hour is not None and said.cost_per_hour is not None and len(kinds) > 1:
+    offered = {one.device for one in deployment.planned_with.fleet or ()}
+    several = max(len(kinds), len(offered)) > 1  # one device of a dear kind may cost more than two of another
+    if several and said.lower_bound_cost_per_hour is not None and said.cost_per_hour is not None:
         proven = said.cost_per_hour <= said.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
         if not proven:
             texts.append(f"at least ${said.lower_bound_cost_per_hour:,.2f}/h needed")
+    elif said.lower_bound_gpus is not None and len(kinds) < 2:
+        proven = said.gpus <= said.lower_bound_gpus
+        if not proven:
+            texts.append(f"at least {said.lower_bound_gpus:,} needed")
     if proven and kinds:
         texts.append("proven minimum" if is_observed(deployment) else "minimum by these estimates")
     elif texts and not is_observed(deployment):

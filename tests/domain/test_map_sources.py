@@ -13,6 +13,7 @@ from gpuprof.domain.map_sources import (
     split_by_source,
 )
 from gpuprof.domain.map_summary import summarize_map
+from gpuprof.domain.planned_with import PlannedDevices
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
@@ -129,3 +130,16 @@ def test_a_bound_that_the_map_itself_refutes_is_not_printed(bounds: dict[str, fl
     refuted = Placement("any", PLACED.gpus, **bounds)  # type: ignore[arg-type]
     said = to_map(GIVEN, refuted).predicted
     assert [getattr(said, name) for name in bounds] == (list(bounds.values()) if kept else [None] * 3)
+
+
+def test_one_dear_device_is_no_minimum_where_cheaper_kinds_were_offered() -> None:
+    known = with_prediction(
+        with_sources("measured", "roofline"),
+        cost_per_hour=1.86,
+        goodput_rps=40.0,
+        lower_bound_gpus=1,
+        lower_bound_cost_per_hour=0.8,
+    )
+    offered = (PlannedDevices(device="plain", count=None), PlannedDevices(device="cheap", count=None))
+    among = known.model_copy(update={"planned_with": known.planned_with.model_copy(update={"fleet": offered})})
+    assert summarize_map(among).startswith("1 × plain ($1.86/h), at least $0.80/h needed by these estimates.")
