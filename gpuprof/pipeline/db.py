@@ -248,6 +248,7 @@ def import_measurements(
     --------
     >>> import tempfile
     >>> from pathlib import Path
+    >>> from gpuprof.pipeline.db import import_measurements, verify_database
     >>> folder = Path(tempfile.mkdtemp())
     >>> header = "Mig instance,Batch size,Workload Number,Throughput,Latency"
     >>> _ = (folder / "resnet50.csv").write_text(header + "\n1,8,1,500,16\n")

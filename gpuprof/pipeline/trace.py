@@ -133,6 +133,7 @@ def show_trace(path: PathArgument, *, bins: int = _BINS) -> TraceResult:
     --------
     >>> import tempfile
     >>> from pathlib import Path
+    >>> from gpuprof.pipeline.trace import record_trace, show_trace
     >>> file = Path(tempfile.mkdtemp()) / "trace.csv"
     >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).write(file)
     >>> show_trace(file, bins=2).rows()[0]["requests"]

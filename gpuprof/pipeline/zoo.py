@@ -110,6 +110,7 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     >>> import tempfile
     >>> from pathlib import Path
     >>> import gpuprof
+    >>> from gpuprof.pipeline.zoo import rebatch_model
     >>> folder = Path(tempfile.mkdtemp())
     >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx", batch=4)
     >>> rebatch_model(file, folder / "free.onnx").was_free

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuprof.domain.estimate import Estimate, Estimator
+from gpuprof.errors import InputError
 
 #: A question: the device's name, the workload, those beside it, in order.
 Question = tuple[object, ...]
@@ -25,13 +26,20 @@ class AnswersOfOne:
         Kept, so that its number stays its own.
     estimates : dict
         By question.
+    refusals : dict
+        By question, of those that it refused to answer.
     alone_ms : dict
         Planned times of 1, 2, … requests, alone, as far as they were asked for.
+    reasons : dict
+        Why a kind of device serves none of a demand (None where it does), by the demand, the device's name and what
+        the demand is judged by, which is kept beside the reason.
     """
 
     estimator: Estimator
     estimates: dict[Question, Estimate] = field(default_factory=dict)
+    refusals: dict[Question, InputError] = field(default_factory=dict)
     alone_ms: dict[Series, list[float]] = field(default_factory=dict)
+    reasons: dict[tuple[object, ...], tuple[object, str | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

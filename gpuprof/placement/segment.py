@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -114,7 +114,8 @@ class Segments:
         self._capped = capped
         self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         known = problem.answers.of(problem.estimator)
-        self._estimates, self._alone_ms = known.estimates, known.alone_ms
+        self._estimates, self._refusals, self._alone_ms = known.estimates, known.refusals, known.alone_ms
+        self._reasons = known.reasons
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
@@ -145,12 +146,26 @@ class Segments:
             workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
         # Sorted: neighbours in another order are the same question.
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
+        if key in self._refusals:
+            raise self._refusals[key].with_traceback(None)
         if key not in self._estimates:
             self.problem.limits.check_time()
-            self._estimates[key] = self.problem.estimator.estimate(
-                workload.model, device, workload.batch, workload.share, key[2], workload.processes
-            )
+            try:
+                self._estimates[key] = self.problem.estimator.estimate(
+                    workload.model, device, workload.batch, workload.share, key[2], workload.processes
+                )
+            except InputError as error:
+                self._refusals[key] = error.with_traceback(None)
+                raise
         return self._estimates[key]
+
+    def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
+        """Return what ``find`` says of why the device serves none of the demand, asked once for all policies."""
+        queueing = self.problem.queueing
+        key = (demand, device.name, self.problem.options, id(queueing), type(self), self._capped)
+        if key not in self._reasons:
+            self._reasons[key] = queueing, find()
+        return self._reasons[key][1]
 
     def latency_ms(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
         """Return the planned mean time of one batch."""

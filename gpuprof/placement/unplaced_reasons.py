@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
@@ -26,7 +28,10 @@ _MOST_REASONS = 3
 
 def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, placement: Placement | None = None) -> str:
     """Return why nothing at all of ``demand`` was placed: memory, its own latency, its neighbours, or a full fleet."""
-    reasons = [_device_reason(segments, demand, entry.device) for entry in problem.fleet.entries]
+    reasons = [
+        segments.device_reason(demand, entry.device, partial(_device_reason, segments, demand, entry.device))
+        for entry in problem.fleet.entries
+    ]
     if None in reasons:
         if any(entry.count is None for entry in problem.fleet.entries):
             word = "planned" if demand.max_replicas is None else "allowed"
@@ -40,6 +45,12 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
     if len(told) <= _MOST_REASONS:
         return "; ".join(told)
     return f"{told[0]}; nor can any of the other {len(told) - 1} kinds of devices serve it"
+
+
+def is_refused_everywhere(segments: Segments, demand: Demand) -> bool:
+    """Whether the estimator knows no batch of the demand's model on any kind of device."""
+    devices = [entry.device for entry in segments.problem.fleet.entries]
+    return not any(_is_known(segments, device, one) for device in devices for one in _listed(segments, demand, device))
 
 
 def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> str:
@@ -77,11 +88,23 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
     """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none."""
     least = math.inf
-    for share in segments.problem.estimator.shares(demand.model, device):
-        for workload in segments.workloads(demand.model, device, share):
-            if _fits_memory(segments, device, workload):
-                least = min(least, _nearly_idle_ms(segments, demand, device, workload))
+    for workload in _listed(segments, demand, device):
+        if _fits_memory(segments, device, workload):
+            least = min(least, _nearly_idle_ms(segments, demand, device, workload))
     return least
+
+
+def _listed(segments: Segments, demand: Demand, device: Device) -> Iterator[Workload]:
+    for share in segments.problem.estimator.shares(demand.model, device):
+        yield from segments.workloads(demand.model, device, share)
+
+
+def _is_known(segments: Segments, device: Device, workload: Workload) -> bool:
+    try:
+        segments.estimate(device, workload)
+    except InputError:
+        return False
+    return True
 
 
 def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | None:
@@ -123,14 +146,13 @@ def _free_pct(gpu: PlacedGpu) -> float:
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
     needs, refusals = [], []
-    for share in segments.problem.estimator.shares(demand.model, device):
-        for workload in segments.workloads(demand.model, device, share):
-            try:
-                needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
-                if needs[-1] <= device.memory_bytes(share):  # then it is its time that is not known
-                    segments.server(device, workload)
-            except InputError as error:
-                refusals.append(str(error))
+    for workload in _listed(segments, demand, device):
+        try:
+            needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
+            if needs[-1] <= device.memory_bytes(workload.share):  # then it is its time that is not known
+                segments.server(device, workload)
+        except InputError as error:
+            refusals.append(str(error))
     if not needs or (refusals and min(needs) <= device.dram_bytes):
         first = refusals[0] if refusals else _find_refusal(segments, Workload(demand.model, 1, Share()), device)
         return f"no batch of {demand.model} is known to run on {device.name}: {first}"

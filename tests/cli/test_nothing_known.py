@@ -51,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
           for name in ("database", "measured", "usher", "gk", "igniter")),
         *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator {name} -o x.json", 1, _RULED_OUT)
           for name in ("database", "measured", "usher", "gk")),
-        ("place --slo-file slo.csv --db failed-db --gpus any -o x.json", 1, "net is known to run on"),
+        *((f"place --slo-file slo.csv --db failed-db --gpus any --time-limit {limit} -o x.json", 1,
+           "net is known to run on") for limit in ("0.001", "60")),
         ("compare --slo-file slo.csv --db failed-db --gpus a100-80 --policies ffd,parvagpu,gpulet", 0,
          "net: no policy serves any of it: no batch of net is known to run on a100-80: net at batch 1"),
         ("check map.json --db failed-db", 1, "map.json breaks"),

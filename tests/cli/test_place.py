@@ -249,7 +249,7 @@ def test_what_could_have_been_is_told_with_what_its_times_stand_on(
         assert main(["place", "--slo-file", slo_file, "--gpus", gpu]) == 0
         capsys.readouterr()
         assert main(["explain", "map.json", model]) == 0
-        said = capsys.readouterr().out
+        said = " ".join(capsys.readouterr().out.split())
         assert main(["explain", "map.json", model, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["alternatives"]
         stands_on = {row["source"].split(":")[0]: row["at_upper_end"] for row in rows}

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 
 @dataclass
@@ -39,6 +44,25 @@ def test_what_one_policy_asked_no_other_asks_again() -> None:
     again = Segments(replace(given, options=replace(given.options, time_limit_s=1.0)))
     assert (again.server(plain_device(), workload), again.estimate(plain_device(), workload, beside)) == expected
     assert estimator.asked == asked
+
+
+def test_what_is_refused_once_is_not_asked_again() -> None:
+    @dataclass
+    class Refusing(Counting):
+        def estimate(self, *question: Any, **named: Any) -> Estimate:
+            self.asked.append((question[2], False))
+            raise InputError("nothing is known of it", "measure it")
+
+    estimator = Refusing(LinearEstimator())
+    given = problem([demand("m")], estimator=estimator)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(InputError, match="nothing is known of it"):
+            Segments(given).estimate(plain_device(), Workload("m", 4, Share(50.0)))
+    assert len(estimator.asked) == 1
+    assert "nothing is known of it" in explain_unplaced(given, Segments(given), given.demands[0])
+    asked = len(estimator.asked)
+    assert "nothing is known of it" in explain_unplaced(given, Segments(given), given.demands[0])
+    assert len(estimator.asked) == asked
 
 
 def test_another_estimator_and_another_confidence_have_answers_of_their_own() -> None:

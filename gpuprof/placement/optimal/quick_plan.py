@@ -18,6 +18,7 @@ from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.unplaced_reasons import explain_unplaced, is_refused_everywhere
 
 #: The load up to which a replica is asked whether it keeps its SLO; above, a larger batch or share is asked at once.
 _LIKELY = 0.7
@@ -51,7 +52,7 @@ def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Place
         _place_cover(problem, segments, cover, bins, until)
     placed = Placement("optimal", bins.to_gpus(), found_by="first fit")
     served = placed.rates_rps()
-    unplaced = tuple(_list_unplaced(problem.by_priority(), served))
+    unplaced = tuple(_list_unplaced(problem, segments, served))
     return Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by)
 
 
@@ -132,9 +133,11 @@ def _throughputs(segments: Segments, demand: Demand, device: Device, share: Shar
             continue
 
 
-def _list_unplaced(demands: Sequence[Demand], served: dict[str, float]) -> Iterator[Unplaced]:
-    for demand in demands:
+def _list_unplaced(problem: Problem, segments: Segments, served: dict[str, float]) -> Iterator[Unplaced]:
+    for demand in problem.by_priority():
         left = demand.rate_rps - served.get(demand.model, 0.0)
         if left > demand.rate_rps * 1e-9:
             reason = "the time limit left no time to look for more than a first place for it"
+            if is_refused_everywhere(segments, demand):
+                reason = explain_unplaced(problem, segments, demand)
             yield Unplaced(model=demand.model, rate_rps=left, reason=reason)
