@@ -27,17 +27,17 @@ _OF_INTERVALS = 0.9  # what the intervals in a map hold
 
 def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     """Yield each bound of a map that the map, a part of it, or a plan that it tells of exceeds."""
-    said = deployment.predicted
+    predicted = deployment.predicted
     rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
-    most = said.upper_bound_goodput_rps
+    most = predicted.upper_bound_goodput_rps
     if most is not None and rate_rps > most * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _wrong(f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}")
     if not _serves_all(deployment):
         return
     used = sum(any(part.replicas for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus)
-    if said.lower_bound_gpus is not None and said.lower_bound_gpus > used:
-        yield _wrong(f"the lower bound of {said.lower_bound_gpus} GPUs is above the {used} used")
-    least, cost = said.lower_bound_cost_per_hour, said.cost_per_hour
+    if predicted.lower_bound_gpus is not None and predicted.lower_bound_gpus > used:
+        yield _wrong(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
+    least, cost = predicted.lower_bound_cost_per_hour, predicted.cost_per_hour
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
     yield from _between_ends(deployment, used)
@@ -66,12 +66,12 @@ def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
 
 def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
     """Yield the bound that the map without one of its devices refutes, where it serves everything without."""
-    said, tried = deployment.predicted, set()
-    least, cost = said.lower_bound_cost_per_hour, said.cost_per_hour
+    predicted, tried = deployment.predicted, set()
+    least, cost = predicted.lower_bound_cost_per_hour, predicted.cost_per_hour
     for number, node in enumerate(deployment.nodes):
         for gpu in node.gpus:
             price = evidence.devices[gpu.device].price_per_hour
-            few = said.lower_bound_gpus is not None and said.lower_bound_gpus >= used
+            few = predicted.lower_bound_gpus is not None and predicted.lower_bound_gpus >= used
             cheap = None not in (least, cost, price) and (least or 0.0) > (cost or 0.0) - 0.5 * (price or 0.0)
             kind = json.dumps([gpu.device, [part.model_dump(mode="json") for part in gpu.partitions]])
             if kind in tried or not (few or cheap) or not any(part.replicas for part in gpu.partitions):
@@ -85,9 +85,9 @@ def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> It
                 return
 
 
-def _leave_out(deployment: DeploymentMap, number: int, left: Gpu) -> DeploymentMap:
+def _leave_out(deployment: DeploymentMap, number: int, removed: Gpu) -> DeploymentMap:
     node = deployment.nodes[number]
-    rest = node.model_copy(update={"gpus": tuple(gpu for gpu in node.gpus if gpu.index != left.index)})
+    rest = node.model_copy(update={"gpus": tuple(gpu for gpu in node.gpus if gpu.index != removed.index)})
     return deployment.model_copy(update={"nodes": (*deployment.nodes[:number], rest, *deployment.nodes[number + 1 :])})
 
 
@@ -122,10 +122,10 @@ def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
 
 
 def _at_upper_end(replica: Replica, server: BatchServer) -> BatchServer:
-    said = replica.predicted
-    if said.latency_ms_interval is None or not said.latency_ms > 0.0:
+    predicted = replica.predicted
+    if predicted.latency_ms_interval is None or not predicted.latency_ms > 0.0:
         return server
-    scale = max(1.0, said.latency_ms_interval[1] / said.latency_ms)
+    scale = max(1.0, predicted.latency_ms_interval[1] / predicted.latency_ms)
     return replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms))
 
 

@@ -162,7 +162,7 @@ def _pairs(
         for partition in gpu.partitions:
             for replica in partition.replicas:
                 having[gpu.device, replica_key(replica)].add(group)
-    found = {}
+    pairs = {}
     for group, members in enumerate(ours):
         gpu_here = gpus[members[0]]
         near = {other for one in gpu_here.replicas() for other in having[gpu_here.device, replica_key(one)]}
@@ -170,8 +170,8 @@ def _pairs(
             standing = _replicas_by_instance(old[theirs[other][0]])
             arranged, kept = _arrange_instances(devices[gpu_here.device], gpu_here, standing)
             if kept:
-                found[group, other] = (arranged, kept)
-    return found
+                pairs[group, other] = (arranged, kept)
+    return pairs
 
 
 def _solve_assignment(
@@ -213,12 +213,12 @@ def _assign_instances(
 
     placed, kept = [], 0
     for profile in {item.profile.name for item in layout}:
-        own = [part for part in partitions if part.mig == profile]
+        instances = [part for part in partitions if part.mig == profile]
         starts = [item.start for item in layout if item.profile.name == profile]
-        gain = [[_count_kept(part, standing.get((profile, start))) for start in starts] for part in own]
+        gain = [[_count_kept(part, standing.get((profile, start))) for start in starts] for part in instances]
         rows, columns = linear_sum_assignment(gain, maximize=True)
         for row, column in zip(rows, columns, strict=True):
-            placed.append(replace(own[row], start=starts[column]))
+            placed.append(replace(instances[row], start=starts[column]))
             kept += gain[row][column]
     return placed, kept
 
@@ -230,26 +230,26 @@ def _count_kept(partition: PlacedPartition, there: Counter[ReplicaKey] | None) -
 def _layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
     """Yield the legal layouts of these instances, the same content at other starts."""
 
-    def extend(left: list[tuple[MigProfile, int]], chosen: Layout) -> Iterator[Layout]:
-        if not left:
+    def extend(remaining: list[tuple[MigProfile, int]], chosen: Layout) -> Iterator[Layout]:
+        if not remaining:
             yield chosen
             return
-        profile, times = left[0]
+        profile, times = remaining[0]
         for starts in combinations(profile.start_slots, times):
             more = (*chosen, *(MigPlacement(profile, start) for start in starts))
             if is_legal(device, more):
-                yield from extend(left[1:], more)
+                yield from extend(remaining[1:], more)
 
     yield from extend([(device.mig_profile(name), count) for name, count in sorted(wanted.items())], ())
 
 
 def _arrange_like(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
     """Return ``gpu``, whose content is that of ``arranged`` up to the rates, at its starts."""
-    left = list(gpu.partitions)
+    remaining = list(gpu.partitions)
     parts = []
     for pattern in arranged.partitions:
         wanted = (pattern.mig, Counter(map(replica_key, pattern.replicas)))
-        same = next(one for one in left if (one.mig, Counter(map(replica_key, one.replicas))) == wanted)
-        left.remove(same)
+        same = next(one for one in remaining if (one.mig, Counter(map(replica_key, one.replicas))) == wanted)
+        remaining.remove(same)
         parts.append(replace(same, start=pattern.start))
     return PlacedGpu(gpu.device, tuple(parts))

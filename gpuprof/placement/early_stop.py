@@ -19,14 +19,16 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
     """
     if (stopped_by := deployment.planned_with.stopped_by) is None:
         return None
-    found, words = deployment.predicted, []
-    if found.lower_bound_gpus is not None:
-        words.append(f"{found.gpus} devices, and no map takes fewer than {found.lower_bound_gpus}")
-    if found.lower_bound_cost_per_hour is not None and found.cost_per_hour is not None:
-        words.append(f"{found.cost_per_hour:.4g} $/h, and none costs less than {found.lower_bound_cost_per_hour:.4g}")
-    if found.upper_bound_goodput_rps is not None:
+    predicted, words = deployment.predicted, []
+    if predicted.lower_bound_gpus is not None:
+        words.append(f"{predicted.gpus} devices, and no map takes fewer than {predicted.lower_bound_gpus}")
+    if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         words.append(
-            f"{found.goodput_rps:.4g} requests/s, and none serves more than {found.upper_bound_goodput_rps:.4g}"
+            f"{predicted.cost_per_hour:.4g} $/h, and none costs less than {predicted.lower_bound_cost_per_hour:.4g}"
+        )
+    if predicted.upper_bound_goodput_rps is not None:
+        words.append(
+            f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
         )
     known = "; ".join(words) or "no bound is known"
     if limit_s is None:

@@ -112,12 +112,12 @@ def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -
         for _, gpu, partition, replica in deployment.places()
         if model in replica.rates()
     )
-    found: list[Alternative] = []
+    alternatives: list[Alternative] = []
     for entry in problem.fleet.entries:
         for segment in segments.best(demand, entry.device):
-            found.append(_alternative(segments, demand, segment, chosen))
-    found += list(_find_unlisted(problem, segments, demand, chosen, found))
-    return tuple(sorted(found, key=lambda one: (one.cost, one.replicas)))
+            alternatives.append(_alternative(segments, demand, segment, chosen))
+    alternatives += list(_find_unlisted(problem, segments, demand, chosen, alternatives))
+    return tuple(sorted(alternatives, key=lambda one: (one.cost, one.replicas)))
 
 
 def _find_unlisted(
@@ -125,12 +125,12 @@ def _find_unlisted(
     segments: Segments,
     demand: Demand,
     chosen: Mapping[_Kind, int],
-    found: Sequence[Alternative],
+    alternatives: Sequence[Alternative],
 ) -> Iterator[Alternative]:
     """Yield what the estimator does not list: the map's shares, the steps beside each, and those below all listed."""
     wanted: dict[tuple[str, Share], None] = {}
     for entry in problem.fleet.entries:
-        listed = [one.segment.share for one in found if one.segment.device == entry.device.name]
+        listed = [one.segment.share for one in alternatives if one.segment.device == entry.device.name]
         smallest = min((share.sm_pct for share in listed if share.mig is None), default=0.0)
         steps = segments.menu.steps(demand.model, entry.device, None)
         wanted |= {(entry.device.name, Share(step)): None for step in steps if step < smallest}
@@ -139,7 +139,7 @@ def _find_unlisted(
         below = [step for step in steps if step < percent][-1:]
         above = [step for step in steps if step > percent][:1]
         wanted |= {(name, Share(size, mig)): None for size in (*below, percent, *above)}
-    known = {(one.segment.device, one.segment.share) for one in found}
+    known = {(one.segment.device, one.segment.share) for one in alternatives}
     for name, share in wanted:
         segment = None if (name, share) in known else segments.best_of(demand, problem.device(name), share)
         if segment is not None:
@@ -180,14 +180,14 @@ def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess:
 
 def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocation, ...]:
     """Return where the replicas of ``model`` stand, in the order of the map."""
-    found = []
+    locations = []
     for node, gpu, partition, replica in deployment.places():
         if replica.model != model:
             continue
         mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
         others = [other for other in partition.replicas if other is not replica]
         free = 100.0 - sum(one.sm_share_pct for one in partition.replicas)
-        found.append(
+        locations.append(
             ReplicaLocation(
                 where=f"{node.name} {gpu.device} {gpu.index}{mig}",
                 share=str(share_of(partition, replica)),
@@ -197,7 +197,7 @@ def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocat
                 free_pct=max(0.0, free),
             )
         )
-    return tuple(found)
+    return tuple(locations)
 
 
 def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:

@@ -267,15 +267,15 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
     named: defaultdict[str, float] = defaultdict(float)
     for unplaced in deployment.unplaced:
         named[unplaced.model] += unplaced.rate_rps
-    for name, left in named.items():
-        if not left > 0.0:
+    for name, missing_rps in named.items():
+        if not missing_rps > 0.0:
             yield Violation("rate", name, "is said to be left unplaced, and nothing of it is left")
         elif name not in deployment.models:
             yield Violation("rate", name, "is left unplaced and is not among the map's models")
-        elif planned[name] + left > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
+        elif planned[name] + missing_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
             asked = deployment.models[name].rate_rps
             yield Violation(
-                "rate", name, f"{planned[name]:g} requests/s are served, {left:g} left, {asked:g} asked for"
+                "rate", name, f"{planned[name]:g} requests/s are served, {missing_rps:g} left, {asked:g} asked for"
             )
     for name, rate_rps in planned.items():
         if name not in named and rate_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):

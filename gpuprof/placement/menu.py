@@ -117,15 +117,15 @@ class Menu:
 
         Predicted ones are in whole steps.
         """
-        found: set[float] = set()
+        shares: set[float] = set()
         for batch in self.listed_batches(model, device, Share()):
             try:
                 creq = self.problem.estimator.estimate(model, device, batch, Share()).creq_pct
             except InputError:
                 continue
             values = {figure.value for _, figure in creq if figure.is_observed and math.isfinite(figure.value)}
-            found |= {value for value in values if 0.0 < value < 100.0}
-        return found
+            shares |= {value for value in values if 0.0 < value < 100.0}
+        return shares
 
 
 def _space_apart(batches: Iterable[int]) -> Iterable[int]:

@@ -100,13 +100,13 @@ class Merging:
         before = dict(self._works)
         self._works[offer.name] = MergedWork(rates, offer.merge.saved_weight_bytes, offer.file)
         try:
-            found = self._best(spot, offer.name, chosen, others)
+            merged_replica = self._best(spot, offer.name, chosen, others)
         except InputError as error:
-            found = error.message
-        if isinstance(found, str):
+            merged_replica = error.message
+        if isinstance(merged_replica, str):
             self._works = before
-            return found
-        self.deployment = self._with(spot, offer, (*others, found))
+            return merged_replica
+        self.deployment = self._with(spot, offer, (*others, merged_replica))
         return None
 
     def _partition(self, spot: Spot) -> Partition:
@@ -114,17 +114,17 @@ class Merging:
 
     def _best(self, spot: Spot, name: str, chosen: Sequence[Replica], others: Sequence[Replica]) -> Replica | str:
         """Return the merged replica with the most requests in time, or why none keeps the SLOs."""
-        found: list[Replica] = []
+        feasible: list[Replica] = []
         reasons: list[str] = []
         # A call has room for a request of each model, and for the largest request that one of them took.
         least, most = max(len(chosen), *(r.batch for r in chosen)), sum(replica.batch for replica in chosen)
         doubled = (least * 2**power for power in range(most.bit_length()))
         for batch in sorted({least, most, *(batch for batch in doubled if batch < most)}):
             made = self._replica(spot, Workload(name, batch, *_part(self._partition(spot), chosen)), chosen, others)
-            (reasons if isinstance(made, str) else found).append(made)  # type: ignore[arg-type]
-        if not found:
+            (reasons if isinstance(made, str) else feasible).append(made)  # type: ignore[arg-type]
+        if not feasible:
             return reasons[-1]
-        return max(found, key=lambda one: (one.predicted.goodput_rps, -(one.predicted.p99_ms or 0.0), -one.batch))
+        return max(feasible, key=lambda one: (one.predicted.goodput_rps, -(one.predicted.p99_ms or 0.0), -one.batch))
 
     def _replica(
         self, spot: Spot, workload: Workload, chosen: Sequence[Replica], others: Sequence[Replica]
@@ -177,11 +177,11 @@ class Merging:
         for replica in chosen:
             slo = self._problem.demand(replica.model).slo
             if law is None:
-                took, allowed, what = server.latency_ms[-1], (options.latency_budget or 1.0) * slo.latency_ms, "a batch"
+                took, allowed, name = server.latency_ms[-1], (options.latency_budget or 1.0) * slo.latency_ms, "a batch"
             else:
-                took, allowed, what = law.percentile(slo.percentile), slo.latency_ms, f"p{slo.percentile:g}"
+                took, allowed, name = law.percentile(slo.percentile), slo.latency_ms, f"p{slo.percentile:g}"
             if not took <= allowed:
-                return f"{what} of the merged replica would be {took:.4g} ms, {replica.model} allows {allowed:.4g} ms"
+                return f"{name} of the merged replica would be {took:.4g} ms, {replica.model} allows {allowed:.4g} ms"
         return ""
 
     def _law(self, rate_rps: float, server: BatchServer) -> Sojourn:
@@ -258,11 +258,11 @@ class Merging:
 
 def _choose_replicas(partition: Partition, offer: MergeOffer) -> list[Replica]:
     """Return one replica of each model of the offer."""
-    found: dict[str, Replica] = {}
+    replicas: dict[str, Replica] = {}
     for replica in partition.replicas:
         if replica.model in offer.merge.members and not replica.merged:
-            found.setdefault(replica.model, replica)
-    return list(found.values())
+            replicas.setdefault(replica.model, replica)
+    return list(replicas.values())
 
 
 def _part(partition: Partition, chosen: Sequence[Replica]) -> tuple[Share, int]:

@@ -54,24 +54,24 @@ def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: s
     MIG instances do not slow one another down, as everywhere in a plan: neighbours are those in the same partition.
     Of neighbours that the estimator can say nothing of, nothing is returned.
     """
-    found: list[NeighbourEffect] = []
+    effects: list[NeighbourEffect] = []
     for node, gpu, partition, replica in deployment.places():
         if replica.model != model or len(partition.replicas) < 2:
             continue
         mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
         where = f"{node.name} {gpu.device} {gpu.index}{mig}"
-        found += _list_effects(problem, problem.device(gpu.device), partition, replica, where)
-    return tuple(found)
+        effects += _list_effects(problem, problem.device(gpu.device), partition, replica, where)
+    return tuple(effects)
 
 
 def _list_effects(
     problem: Problem, device: Device, partition: Partition, replica: Replica, where: str
 ) -> Iterator[NeighbourEffect]:
-    own = replica_workload(partition, replica, replica.batch)
+    workload = replica_workload(partition, replica, replica.batch)
     others = neighbour_workloads(partition, replica)
 
     def latency(beside: tuple[Workload, ...]) -> Figure:
-        return ask_estimator(problem.estimator, device, own, beside).latency_ms
+        return ask_estimator(problem.estimator, device, workload, beside).latency_ms
 
     for neighbour, count in Counter(others).items():
         try:
@@ -82,8 +82,8 @@ def _list_effects(
         interval = None if beside.low is None or beside.high is None else (beside.low, beside.high)
         yield NeighbourEffect(
             where=where,
-            share=str(own.share),
-            batch=own.batch,
+            share=str(workload.share),
+            batch=workload.batch,
             neighbour=_describe_neighbour(neighbour, count),
             alone_ms=alone.value,
             beside_ms=beside.value,

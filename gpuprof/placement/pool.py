@@ -75,11 +75,11 @@ class Pools:
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
         """Return the replicas of each model, each as slow as its neighbours make it."""
-        found: defaultdict[str, Counter[BatchServer]] = defaultdict(Counter)
+        servers: defaultdict[str, Counter[BatchServer]] = defaultdict(Counter)
         for gpu in gpus:
             for one, server in self._of_gpu(gpu):
-                found[one.model][server] += 1
-        return dict(found)
+                servers[one.model][server] += 1
+        return dict(servers)
 
     def _of_gpu(self, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, BatchServer]]:
         device = self.problem.device(gpu.device)
@@ -127,21 +127,21 @@ class Pools:
         for key in sorted(groups, key=lambda key: self._spare_order(groups[key][0])):
             if limit.is_over:
                 break
-            own = self.servers(groups[key][:1])
-            dropped = self._count_removable(pools, own, kept[key], rates)
+            of_one_gpu = self.servers(groups[key][:1])
+            dropped = self._count_removable(pools, of_one_gpu, kept[key], rates)
             kept[key] -= dropped
-            for model, servers in own.items():
+            for model, servers in of_one_gpu.items():
                 pools[model] = pools[model] - _times(servers, dropped)
         left = [gpu for key, group in groups.items() for gpu in group[: kept[key]]]
         return self.rerate(left, rates) if len(left) < len(gpus) else gpus
 
-    def _count_removable(self, pools: _Pools, own: _Pools, count: int, rates: Mapping[str, float]) -> int:
+    def _count_removable(self, pools: _Pools, of_one_gpu: _Pools, count: int, rates: Mapping[str, float]) -> int:
         """Return how many of ``count`` equal devices need not be there, by bisection."""
 
         def enough(dropped: int) -> bool:
             return all(
                 self.keeps(self.problem.demand(model), pools[model] - _times(servers, dropped), rates[model])
-                for model, servers in own.items()
+                for model, servers in of_one_gpu.items()
             )
 
         low, high = 0, count

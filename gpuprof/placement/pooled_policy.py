@@ -52,13 +52,13 @@ class PooledPolicy:
         if problem.options.latency_budget is not None:
             raise InputError("pooled queues need an SLO that counts waiting", "leave out --latency-budget, or pooled")
         limit = Limit(problem.options.time_limit_s)
-        own = self.policy.place(problem)
+        split = self.policy.place(problem)
         segments = Segments(problem)
         pools = Pools(problem, segments)
-        best = _serve_pooled(problem, pools, own.gpus, limit)
+        best = _serve_pooled(problem, pools, split.gpus, limit)
         planned = {demand.model: demand.rate_rps for demand in problem.demands}
         enough = dict(planned)
-        gpus = own.gpus
+        gpus = split.gpus
         for _ in range(_ROUNDS):
             lower = _lower_rates(problem, pools, gpus, planned, enough)
             if limit.is_over or lower == planned:
@@ -69,10 +69,10 @@ class PooledPolicy:
             tried = _serve_pooled(problem, pools, gpus, limit)
             if _rank(problem, tried) > _rank(problem, best):
                 best = tried
-        if _rank(problem, best) <= _rank(problem, (own.gpus, own.rates_rps())):
-            return own
-        found = f"pooled queues: {len(best[0])} devices where {own.policy} has {len(own.gpus)} for split streams"
-        made = Placement(own.policy, best[0], found_by=found, stopped=own.stopped or limit.is_over)
+        if _rank(problem, best) <= _rank(problem, (split.gpus, split.rates_rps())):
+            return split
+        found_by = f"pooled queues: {len(best[0])} devices where {split.policy} has {len(split.gpus)} for split streams"
+        made = Placement(split.policy, best[0], found_by=found_by, stopped=split.stopped or limit.is_over)
         return with_unplaced(problem, segments, made)
 
 

@@ -65,16 +65,16 @@ class Predictor:
         """Solve the queue of each model's replicas at the rate that they are to serve together."""
         if self._problem.options.latency_budget is not None:
             return
-        found: dict[str, list[tuple[PlacedReplica, BatchServer, Estimate]]] = {}
+        by_model: dict[str, list[tuple[PlacedReplica, BatchServer, Estimate]]] = {}
         for gpu in gpus:
             device = self._problem.device(gpu.device)
             for partition in gpu.partitions:
-                for one in partition.replicas:
-                    beside = partition.beside(one)
-                    server = disturbances.get(one) or self._undisturbed_server(device, one, beside)
-                    estimate = self._segments.estimate(device, one.workload, beside)
-                    found.setdefault(one.model, []).append((one, server, estimate))
-        for model, replicas in found.items():
+                for replica in partition.replicas:
+                    beside = partition.beside(replica)
+                    server = disturbances.get(replica) or self._undisturbed_server(device, replica, beside)
+                    estimate = self._segments.estimate(device, replica.workload, beside)
+                    by_model.setdefault(replica.model, []).append((replica, server, estimate))
+        for model, replicas in by_model.items():
             rate = math.fsum(one.rate_rps for one, _, _ in replicas)
             self._pools[model] = self._solve(model, rate, [(server, estimate) for _, server, estimate in replicas])
 

@@ -56,58 +56,60 @@ def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator
 
 def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
     """Yield where a replica's figures do not follow from one another."""
-    said = replica.predicted
-    if not said.latency_ms > 0.0:
+    predicted = replica.predicted
+    if not predicted.latency_ms > 0.0:
         yield "no time is predicted for a batch"
         return
-    full_rps = 1000.0 * replica.batch * replica.processes / said.latency_ms
-    if not full_rps * (1.0 - _RELATIVE) <= said.throughput_rps <= _OVERLAP * full_rps:
-        yield f"a throughput of {said.throughput_rps:.4g}/s does not follow from {said.latency_ms:.4g} ms a batch"
-    if said.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield f"a goodput of {said.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
-    if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
-        yield f"its time is said to vary by {max(said.latency_cv, said.pause_cv or 0.0):.4g} times itself"
+    full_rps = 1000.0 * replica.batch * replica.processes / predicted.latency_ms
+    if not full_rps * (1.0 - _RELATIVE) <= predicted.throughput_rps <= _OVERLAP * full_rps:
+        throughput, latency = f"{predicted.throughput_rps:.4g}/s", f"{predicted.latency_ms:.4g} ms"
+        yield f"a throughput of {throughput} does not follow from {latency} a batch"
+    if predicted.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
+        yield f"a goodput of {predicted.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
+    if max(predicted.latency_cv, predicted.pause_cv or 0.0) > MOST_VARIATION:
+        yield f"its time is said to vary by {max(predicted.latency_cv, predicted.pause_cv or 0.0):.4g} times itself"
     times = replica.batch_latency_ms
     yield from _utilization(replica)
     if times is not None:
         if len(times) != replica.batch or min(times) <= 0.0:
             yield f"batch_latency_ms must hold {replica.batch} times above 0"
-        elif not _is_near(times[-1], said.latency_ms + evidence.host.handover_ms):
-            yield f"batch_latency_ms ends at {times[-1]:.4g} ms and a batch takes {said.latency_ms:.4g} ms"
-    percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
+        elif not _is_near(times[-1], predicted.latency_ms + evidence.host.handover_ms):
+            yield f"batch_latency_ms ends at {times[-1]:.4g} ms and a batch takes {predicted.latency_ms:.4g} ms"
+    percentiles = [value for value in (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) if value is not None]
     if percentiles != sorted(percentiles):
         yield "its percentiles fall"
-    limit, held = replica.memory_limit_bytes, said.memory_bytes
+    limit, held = replica.memory_limit_bytes, predicted.memory_bytes
     if limit is not None and held is not None and limit < held * (1.0 - _RELATIVE):
         yield f"it may hold {limit / 2**30:.4g} GiB and is said to hold {held / 2**30:.4g} GiB"
-    creq = said.creq
+    creq = predicted.creq
     if creq is not None and creq.interval_pct is not None:
         low, high = creq.interval_pct
         if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= creq.pct <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
             yield f"a compute requirement of {creq.pct:.4g}% is outside of its interval"
-    mreq = said.mreq
+    mreq = predicted.mreq
     if mreq is not None and mreq.interval_bytes is not None:
         low, high = mreq.interval_bytes
         if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= mreq.bytes <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
             yield f"a memory requirement of {mreq.bytes:.4g} bytes is outside of its interval"
-    yield from _intervals(said)
+    yield from _intervals(predicted)
 
 
 def _utilization(replica: Replica) -> Iterator[str]:
     """Yield where a replica is said to be busy for less than its requests take, or for more than all of its time."""
-    said = replica.predicted
-    if said.utilization is None or replica.merged or not said.throughput_rps > 0.0:
+    predicted = replica.predicted
+    if predicted.utilization is None or replica.merged or not predicted.throughput_rps > 0.0:
         return
     times = replica.batch_latency_ms or ()
-    each_ms = min((ms / size for size, ms in enumerate(times, 1)), default=said.latency_ms / replica.batch)
-    least = replica.rate_rps * min(each_ms / 1000.0 / replica.processes, 1.0 / said.throughput_rps)
-    if not least * (1.0 - _SIMULATED) - _ABSOLUTE <= said.utilization <= 1.0 + _SIMULATED:
-        yield f"it is said to be busy for {said.utilization:.4g} of its time, and its requests take {least:.4g} of it"
+    each_ms = min((ms / size for size, ms in enumerate(times, 1)), default=predicted.latency_ms / replica.batch)
+    least = replica.rate_rps * min(each_ms / 1000.0 / replica.processes, 1.0 / predicted.throughput_rps)
+    if not least * (1.0 - _SIMULATED) - _ABSOLUTE <= predicted.utilization <= 1.0 + _SIMULATED:
+        busy = f"{predicted.utilization:.4g}"
+        yield f"it is said to be busy for {busy} of its time, and its requests take {least:.4g} of it"
 
 
-def _intervals(said: ReplicaPrediction) -> Iterator[str]:
+def _intervals(predicted: ReplicaPrediction) -> Iterator[str]:
     for name in ("latency_ms", "p99_ms", "throughput_rps", "goodput_rps"):
-        interval, value = getattr(said, f"{name}_interval"), getattr(said, name)
+        interval, value = getattr(predicted, f"{name}_interval"), getattr(predicted, name)
         if interval is None:
             continue
         low, high = interval
@@ -144,20 +146,20 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
     known = ask(replica.batch)
     if known is None:
         return
-    said = replica.predicted
+    predicted = replica.predicted
     for name, value, true in (
-        ("latency_ms", said.latency_ms, known.latency_ms.value),
-        ("throughput_rps", said.throughput_rps, known.throughput_rps.value),
-        ("latency_cv", said.latency_cv, known.latency_cv),
-        ("pause_factor", said.pause_factor, known.pause_factor),
-        ("pause_cv", said.pause_cv, known.latency_cv if known.pause_cv is None else known.pause_cv),
+        ("latency_ms", predicted.latency_ms, known.latency_ms.value),
+        ("throughput_rps", predicted.throughput_rps, known.throughput_rps.value),
+        ("latency_cv", predicted.latency_cv, known.latency_cv),
+        ("pause_factor", predicted.pause_factor, known.pause_factor),
+        ("pause_cv", predicted.pause_cv, known.latency_cv if known.pause_cv is None else known.pause_cv),
     ):
         if value is not None and true is not None and not _is_near(value, true):
             yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
-    yield from _told_intervals(said, known)
+    yield from _told_intervals(predicted, known)
     yield from _told_memory(replica, known, evidence)
-    if said.source and said.source != known.latency_ms.source:
-        yield f"its time is called {said.source!r} and is {known.latency_ms.source!r}"
+    if predicted.source and predicted.source != known.latency_ms.source:
+        yield f"its time is called {predicted.source!r} and is {known.latency_ms.source!r}"
     if replica.batch_latency_ms is None:
         return
     for size, value in enumerate(replica.batch_latency_ms[: replica.batch], 1):
@@ -168,10 +170,10 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
             return
 
 
-def _told_intervals(said: ReplicaPrediction, known: Estimate) -> Iterator[str]:
+def _told_intervals(predicted: ReplicaPrediction, known: Estimate) -> Iterator[str]:
     for name, interval, figure in (
-        ("latency_ms", said.latency_ms_interval, known.latency_ms),
-        ("throughput_rps", said.throughput_rps_interval, known.throughput_rps),
+        ("latency_ms", predicted.latency_ms_interval, known.latency_ms),
+        ("throughput_rps", predicted.throughput_rps_interval, known.throughput_rps),
     ):
         if interval is None:
             continue
@@ -184,40 +186,40 @@ def _told_intervals(said: ReplicaPrediction, known: Estimate) -> Iterator[str]:
 
 def _told_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Iterator[str]:
     """Yield a memory that is less than the estimator's, or more than the upper end of it."""
-    said, memory = replica.predicted.memory_bytes, known.memory_bytes
-    if said is None or memory is None or replica.merged:
+    held_bytes, memory = replica.predicted.memory_bytes, known.memory_bytes
+    if held_bytes is None or memory is None or replica.merged:
         return
     least = memory.value * replica.processes
     most = max(memory.value, memory.high or 0.0, upper_ms(memory, evidence.confidence)) * replica.processes
-    if not least * (1.0 - _RELATIVE) - replica.processes <= said <= most * (1.0 + _RELATIVE) + replica.processes:
-        yield f"it is said to hold {said / 2**30:.4g} GiB, and holds {least / 2**30:.4g} GiB by the estimator"
+    if not least * (1.0 - _RELATIVE) - replica.processes <= held_bytes <= most * (1.0 + _RELATIVE) + replica.processes:
+        yield f"it is said to hold {held_bytes / 2**30:.4g} GiB, and holds {least / 2**30:.4g} GiB by the estimator"
 
 
 def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
     for name, model in deployment.models.items():
-        said = model.predicted
-        if said is None:
+        predicted = model.predicted
+        if predicted is None:
             continue
         served = math.fsum(replica.goodputs().get(name, 0.0) for *_, replica in deployment.places())
-        if not _is_near(said.goodput_rps, served):
+        if not _is_near(predicted.goodput_rps, served):
             yield Violation(
-                "figures", name, f"goodput {said.goodput_rps:.4g}/s is said and its replicas' is {served:.4g}/s"
+                "figures", name, f"goodput {predicted.goodput_rps:.4g}/s is said and its replicas' is {served:.4g}/s"
             )
-        percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
+        percentiles = [value for value in (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) if value is not None]
         if percentiles != sorted(percentiles):
             yield Violation("figures", name, "its percentiles fall")
-        yield from _model_percentiles(deployment, name, said)
+        yield from _model_percentiles(deployment, name, predicted)
 
 
-def _model_percentiles(deployment: DeploymentMap, name: str, said: ModelPrediction) -> Iterator[Violation]:
+def _model_percentiles(deployment: DeploymentMap, name: str, predicted: ModelPrediction) -> Iterator[Violation]:
     """Yield the percentiles over all requests of a model that lie beyond those of each of its replicas."""
-    own = [replica for *_, replica in deployment.places() if name in replica.rates()]
-    if any(replica.merged for replica in own):
+    replicas = [replica for *_, replica in deployment.places() if name in replica.rates()]
+    if any(replica.merged for replica in replicas):
         return
     for label in ("p50_ms", "p95_ms", "p99_ms"):
-        value = getattr(said, label)
-        parts = [one for one in (getattr(replica.predicted, label) for replica in own) if one is not None]
-        if value is None or not parts or len(parts) < len(own):
+        value = getattr(predicted, label)
+        parts = [one for one in (getattr(replica.predicted, label) for replica in replicas) if one is not None]
+        if value is None or not parts or len(parts) < len(replicas):
             continue
         if not min(parts) * (1.0 - _SIMULATED) <= value <= max(parts) * (1.0 + _SIMULATED):
             message = f"{label} is said to be {value:.4g} and is {min(parts):.4g} to {max(parts):.4g} of its replicas"
@@ -225,45 +227,48 @@ def _model_percentiles(deployment: DeploymentMap, name: str, said: ModelPredicti
 
 
 def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    said = deployment.predicted
+    predicted = deployment.predicted
     replicas = [replica for *_, replica in deployment.places()]
     goodput = math.fsum(replica.predicted.goodput_rps for replica in replicas)
-    if not _is_near(said.goodput_rps, goodput):
-        yield _wrong(f"goodput {said.goodput_rps:.4g}/s is said and the replicas' is {goodput:.4g}/s")
-    for name, value in (("internal_slack", said.internal_slack), ("outside shares", said.external_fragmentation)):
+    if not _is_near(predicted.goodput_rps, goodput):
+        yield _wrong(f"goodput {predicted.goodput_rps:.4g}/s is said and the replicas' is {goodput:.4g}/s")
+    for name, value in (
+        ("internal_slack", predicted.internal_slack),
+        ("outside shares", predicted.external_fragmentation),
+    ):
         if value is not None and value > 1.0 + _RELATIVE:
             yield _wrong(f"{name} is {value:g}, more than all")
-    if said.moves is not None and said.moves > len(replicas):
-        yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
+    if predicted.moves is not None and predicted.moves > len(replicas):
+        yield _wrong(f"{predicted.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
     yield from _ends(deployment)
     yield from check_bounds(deployment, evidence)
-    if said.external_fragmentation is not None and not deployment.merges:
+    if predicted.external_fragmentation is not None and not deployment.merges:
         left = _unused_part(deployment, evidence)
-        if abs(said.external_fragmentation - left) > _RELATIVE:
-            yield _wrong(f"{said.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
-    if said.internal_slack is not None and not deployment.merges:
+        if abs(predicted.external_fragmentation - left) > _RELATIVE:
+            yield _wrong(f"{predicted.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
+    if predicted.internal_slack is not None and not deployment.merges:
         idle = _idle_part(deployment, evidence)
-        if abs(said.internal_slack - idle) > _SIMULATED:
+        if abs(predicted.internal_slack - idle) > _SIMULATED:
             yield _wrong(
-                f"shares are said to be idle for {said.internal_slack:.3g} of their time, and are for {idle:.3g}"
+                f"shares are said to be idle for {predicted.internal_slack:.3g} of their time, and are for {idle:.3g}"
             )
 
 
 def _cost(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     """Yield a cost that is not the sum of the prices, or that is said where a device has none."""
-    said = deployment.predicted.cost_per_hour
+    cost = deployment.predicted.cost_per_hour
     used = [
         gpu.device for node in deployment.nodes for gpu in node.gpus if any(part.replicas for part in gpu.partitions)
     ]
     prices = [evidence.devices[name].price_per_hour for name in used]
     known = [price for price in prices if price is not None]
-    if said is None:
+    if cost is None:
         return
     if len(known) < len(prices):
-        yield _wrong(f"a cost of {said:.4g} $/h is said, and a device of the map has no price")
-    elif not _is_near(said, math.fsum(known)):
-        yield _wrong(f"a cost of {said:.4g} $/h is said, and the devices cost {math.fsum(known):.4g} $/h")
+        yield _wrong(f"a cost of {cost:.4g} $/h is said, and a device of the map has no price")
+    elif not _is_near(cost, math.fsum(known)):
+        yield _wrong(f"a cost of {cost:.4g} $/h is said, and the devices cost {math.fsum(known):.4g} $/h")
 
 
 def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -297,13 +302,13 @@ def _idle_part(deployment: DeploymentMap, evidence: Evidence) -> float:
     """Return the part of their time for which shares are idle, by what their replicas are said to be busy for."""
     units, busy = 0.0, 0.0
     for _, gpu, partition, replica in deployment.places():
-        device, said = evidence.devices[gpu.device], replica.predicted
-        own = device.fraction(share_of(partition, replica)) * device.compute_units
-        part = said.utilization
+        device, predicted = evidence.devices[gpu.device], replica.predicted
+        units_held = device.fraction(share_of(partition, replica)) * device.compute_units
+        part = predicted.utilization
         if part is None:
-            part = replica.rate_rps / said.throughput_rps if said.throughput_rps else 0.0
-        units += own
-        busy += own * min(1.0, part)
+            part = replica.rate_rps / predicted.throughput_rps if predicted.throughput_rps else 0.0
+        units += units_held
+        busy += units_held * min(1.0, part)
     return 1.0 - busy / units if units else 0.0
 
 

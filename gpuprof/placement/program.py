@@ -166,9 +166,9 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     info = solver.getInfo()
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
-    found = solver.getSolution()
+    highs_solution = solver.getSolution()
     # Within its tolerances the solver leaves columns a little outside their limits.
-    values = np.clip(np.array(found.col_value) * scales.columns, 0.0, columns.highs)
+    values = np.clip(np.array(highs_solution.col_value) * scales.columns, 0.0, columns.highs)
     if not relaxed:
         values = np.where(columns.integer, np.round(values), values)
         if find_violated_row(columns, values) is not None:
@@ -179,7 +179,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     if not relaxed:
         # Within its tolerances the solver's bound may lie above its own solution.
         return replace(solution, bound=min(objective, float(info.mip_dual_bound) / scales.objective))
-    duals = np.array(found.row_dual) * scales.rows / scales.objective
+    duals = np.array(highs_solution.row_dual) * scales.rows / scales.objective
     return replace(solution, bound=dual_bound(columns, duals, objective), duals=tuple(duals.tolist()))
 
 

@@ -54,15 +54,15 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
 
 def _alone(replica: Replica) -> Iterator[str]:
     """Yield where a replica whose batches are held to a part of the SLO is said to do other than its rate asks."""
-    said = replica.predicted
-    if replica.merged or not said.throughput_rps > 0.0:
+    predicted = replica.predicted
+    if replica.merged or not predicted.throughput_rps > 0.0:
         return
-    busy = replica.rate_rps / said.throughput_rps
-    if said.utilization is not None and abs(said.utilization - busy) > _SIMULATED * busy + _ABSOLUTE:
-        yield f"it is said to be busy for {said.utilization:.4g} of its time, and is for {busy:.4g}"
-    most = min(replica.rate_rps, said.throughput_rps)
-    if abs(said.goodput_rps - most) > _GOODPUT * replica.rate_rps + _ABSOLUTE:
-        yield f"a goodput of {said.goodput_rps:.4g}/s is said, and it is {most:.4g}/s"
+    busy = replica.rate_rps / predicted.throughput_rps
+    if predicted.utilization is not None and abs(predicted.utilization - busy) > _SIMULATED * busy + _ABSOLUTE:
+        yield f"it is said to be busy for {predicted.utilization:.4g} of its time, and is for {busy:.4g}"
+    most = min(replica.rate_rps, predicted.throughput_rps)
+    if abs(predicted.goodput_rps - most) > _GOODPUT * replica.rate_rps + _ABSOLUTE:
+        yield f"a goodput of {predicted.goodput_rps:.4g}/s is said, and it is {most:.4g}/s"
 
 
 def _pools(deployment: DeploymentMap, evidence: Evidence) -> Mapping[str, list[_Member]]:
@@ -87,10 +87,10 @@ def _at_ends(members: Sequence[_Member]) -> list[list[BatchServer]]:
     for end in (0, 1):
         servers = []
         for _, replica, server in members:
-            said = replica.predicted
-            if said.latency_ms_interval is None or not said.latency_ms > 0.0:
+            predicted = replica.predicted
+            if predicted.latency_ms_interval is None or not predicted.latency_ms > 0.0:
                 return []
-            scale = said.latency_ms_interval[end] / said.latency_ms
+            scale = predicted.latency_ms_interval[end] / predicted.latency_ms
             if not 0.0 < scale < math.inf:
                 return []
             servers.append(replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms)))
@@ -99,14 +99,14 @@ def _at_ends(members: Sequence[_Member]) -> list[list[BatchServer]]:
 
 
 def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms: float) -> Iterator[str]:
-    said, law = replica.predicted, part.sojourn
+    predicted, law = replica.predicted, part.sojourn
     if abs(replica.rate_rps - part.rate_rps) > _SIMULATED * max(replica.rate_rps, part.rate_rps) + _ABSOLUTE:
         yield f"it is said to get {replica.rate_rps:.4g} requests/s, and the router gives it {part.rate_rps:.4g}"
-    yield from _percentiles(law, {name: getattr(said, name) for name in _PERCENTILES})
+    yield from _percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES})
     in_time = part.rate_rps * law.fraction_within(slo_ms)
-    if abs(said.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
-        yield f"a goodput of {said.goodput_rps:.4g}/s is said, and it is {in_time:.4g}/s"
-    busy = said.utilization
+    if abs(predicted.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
+        yield f"a goodput of {predicted.goodput_rps:.4g}/s is said, and it is {in_time:.4g}/s"
+    busy = predicted.utilization
     if busy is not None and abs(busy - law.utilization) > _SIMULATED * law.utilization + _ABSOLUTE:
         yield f"it is said to be busy for {busy:.4g} of its time, and is for {law.utilization:.4g}"
     if not ends:
@@ -116,7 +116,7 @@ def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms
         ("p99_ms", [one.percentile(99.0) for one in laws]),
         ("goodput_rps", [part.rate_rps * one.fraction_within(slo_ms) for one in laws]),
     ):
-        interval, low, high = getattr(said, f"{name}_interval"), min(values), max(values)
+        interval, low, high = getattr(predicted, f"{name}_interval"), min(values), max(values)
         if interval is not None and not (_is_about(interval[0], low) and _is_about(interval[1], high)):
             told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{low:.4g} to {high:.4g}"
             yield f"{name}_interval is {told} in the map and {true} by the interval of its batches' time"
@@ -129,8 +129,8 @@ def _of_whole(deployment: DeploymentMap, model: str, pool: PoolSojourn) -> Itera
             yield Violation("figures", model, message)
 
 
-def _percentiles(law: Sojourn, said: Mapping[str, float | None]) -> Iterator[str]:
-    for name, value in said.items():
+def _percentiles(law: Sojourn, predicted: Mapping[str, float | None]) -> Iterator[str]:
+    for name, value in predicted.items():
         if value is None:
             continue
         part = _PERCENTILES[name]

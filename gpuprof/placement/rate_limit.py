@@ -113,10 +113,10 @@ class RateLimits:
     def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _Known:
         self.check_time()
         key = (self._number(queueing), server, slo)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _Known()
-        return found
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known()
+        return known
 
     def _number(self, queueing: QueueModel) -> int:
         self._models.setdefault(id(queueing), queueing)  # kept, so that its number stays its own

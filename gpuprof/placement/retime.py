@@ -44,11 +44,11 @@ def _retime_replica(
     device = evidence.devices.get(gpu.device)
     if device is None:
         raise InputError(f"unknown device {gpu.device!r}")
-    said = [
+    estimates = [
         ask_estimator(estimator, device, replica_workload(partition, replica, batch), beside)
         for batch in range(1 if replica.batch_latency_ms is not None else replica.batch, replica.batch + 1)
     ]
-    full = said[-1]
+    full = estimates[-1]
     predicted = replica.predicted.model_copy(
         update={
             "latency_ms": full.latency_ms.value,
@@ -65,7 +65,7 @@ def _retime_replica(
         }
     )
     handover_ms = evidence.host.handover_ms
-    times = None if replica.batch_latency_ms is None else tuple(one.latency_ms.value + handover_ms for one in said)
+    times = None if replica.batch_latency_ms is None else tuple(one.latency_ms.value + handover_ms for one in estimates)
     return replica.model_copy(update={"predicted": predicted, "batch_latency_ms": times})
 
 

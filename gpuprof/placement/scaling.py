@@ -110,11 +110,11 @@ def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
     prices = np.where(np.isposinf(program.row_highs), np.maximum(prices, 0.0), prices)
     ends = np.where(prices > 0.0, program.row_lows, np.where(prices < 0.0, program.row_highs, 0.0))
     paid = np.bincount(program.owners, program.values * prices[program.rows], len(program.costs))
-    left = np.minimum(program.costs - paid, 0.0)
-    taken = left < 0.0
+    reduced_costs = np.minimum(program.costs - paid, 0.0)
+    taken = reduced_costs < 0.0
     bound = float(prices @ ends)
     if taken.any():
-        bound += float(left[taken] @ _implied_limits(program, objective)[taken])
+        bound += float(reduced_costs[taken] @ _implied_limits(program, objective)[taken])
     return min(objective, bound)
 
 

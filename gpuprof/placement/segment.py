@@ -289,15 +289,15 @@ class Segments:
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
         """Return the segment of largest capacity of these, the first of equal ones; None when nothing meets the SLO."""
-        found: tuple[float, int, Segment] | None = None
+        best: tuple[float, int, Segment] | None = None
         ceilings = [(self._ceiling_rps(device, one), -position, one) for position, one in enumerate(workloads)]
         for ceiling, position, workload in sorted(ceilings, key=lambda item: item[:2], reverse=True):
-            if found is not None and ceiling < found[0]:
+            if best is not None and ceiling < best[0]:
                 break  # even batches that are always full could not reach it
-            segment = self.make(demand, device, workload, least_rps=0.0 if found is None else found[0])
-            if segment is not None and (found is None or (segment.capacity_rps, position) > found[:2]):
-                found = (segment.capacity_rps, position, segment)
-        return None if found is None else found[2]
+            segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best[0])
+            if segment is not None and (best is None or (segment.capacity_rps, position) > best[:2]):
+                best = (segment.capacity_rps, position, segment)
+        return None if best is None else best[2]
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
         """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""

@@ -41,10 +41,10 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         if beside is not None:
             return f"{beside}; more devices would separate them"
         return f"no room is left on {fleet}; more devices, or a lower rate of the other models, would make some"
-    told = [reason for reason in reasons if reason]
-    if len(told) <= _MOST_REASONS:
-        return "; ".join(told)
-    return f"{told[0]}; nor can any of the other {len(told) - 1} kinds of devices serve it"
+    reasons_given = [reason for reason in reasons if reason]
+    if len(reasons_given) <= _MOST_REASONS:
+        return "; ".join(reasons_given)
+    return f"{reasons_given[0]}; nor can any of the other {len(reasons_given) - 1} kinds of devices serve it"
 
 
 def is_refused_everywhere(segments: Segments, demand: Demand) -> bool:

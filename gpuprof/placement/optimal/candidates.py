@@ -59,21 +59,21 @@ class CandidateSegments:
         for demand in demands:
             sure: list[Segment] = []
             for entry in self.problem.fleet.entries:
-                own = list(self.segments.best(demand, entry.device))
+                segments = list(self.segments.best(demand, entry.device))
                 if few:
-                    own += self._parts(demand, entry.device, tuple(own))
-                if self._is_guessed(demand, entry.device, own):
+                    segments += self._parts(demand, entry.device, tuple(segments))
+                if self._is_guessed(demand, entry.device, segments):
                     steps = self.segments.menu.steps(demand.model, entry.device, None)
-                    own += self._between(demand, entry.device, steps, tuple(own))
-                sure += own
+                    segments += self._between(demand, entry.device, steps, tuple(segments))
+                sure += segments
             self._sure[demand.model] = sure
         binding = self._offer_leaner()
         for demand in demands:
             self._guesses[demand.model] = {}
             for entry in self.problem.fleet.entries:
-                own = [one for one in self._sure[demand.model] if one.device == entry.device.name]
-                if self._is_guessed(demand, entry.device, own):
-                    self._guesses[demand.model] |= self._make_guesses(demand, entry.device, own, binding)
+                segments = [one for one in self._sure[demand.model] if one.device == entry.device.name]
+                if self._is_guessed(demand, entry.device, segments):
+                    self._guesses[demand.model] |= self._make_guesses(demand, entry.device, segments, binding)
 
     def _is_guessed(self, demand: Demand, device: Device, known: Sequence[Segment]) -> bool:
         """Whether shares that are not listed matter: not to demands that fill many devices, nor on CPUs."""
@@ -85,10 +85,10 @@ class CandidateSegments:
 
         By queues not of many demands: their bounds then rest on the least memory of each share.
         """
-        found: defaultdict[PartitionKind, list[Segment]] = defaultdict(list)
+        by_kind: defaultdict[PartitionKind, list[Segment]] = defaultdict(list)
         for one in chain.from_iterable(self._sure.values()):
-            found[one.device, one.share.mig].append(one)
-        binding = frozenset(kind for kind, own in found.items() if self._is_memory_binding(kind, own))
+            by_kind[one.device, one.share.mig].append(one)
+        binding = frozenset(kind for kind, own in by_kind.items() if self._is_memory_binding(kind, own))
         if self.problem.options.latency_budget is None and len(self.problem.demands) > _MOST_DEMANDS:
             return binding
         for model, sure in self._sure.items():
@@ -114,29 +114,29 @@ class CandidateSegments:
         """Return what no batch under the share of ``best`` exceeds in capacity with as little memory."""
         if not self.segments.menu.is_dense(demand.model, device, best.share):
             return (*leaner, best)
-        found = []
+        segments = []
         for workload, larger in self._pair_with_next_batch(demand.model, device, best.share, dense=True):
             with suppress(InputError):
                 memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
                 reach = self.segments.most_between_rps(demand, device, workload, max(larger, workload.batch + 1))
                 most = min(reach, best.capacity_rps)
                 if most > 0.0:
-                    found.append(replace(best, capacity_rps=most, memory_bytes=memory))
-        return _drop_dominated(found)
+                    segments.append(replace(best, capacity_rps=most, memory_bytes=memory))
+        return _drop_dominated(segments)
 
     def known_segments(self) -> Choices:
         """Return the segments that are known, by model."""
         return self._for_all_alike({model: _drop_dominated(found) for model, found in self._sure.items()})
 
-    def _for_all_alike(self, found: Choices) -> Choices:
+    def _for_all_alike(self, choices: Choices) -> Choices:
         """Return the segments of the first demands that are alike for all of them."""
         every = {}
         for demand in self.problem.demands:
             first = self.segments.first_alike(demand.model)
-            if first in found:
-                own = found[first]
+            if first in choices:
+                segments = choices[first]
                 every[demand.model] = (
-                    own if first == demand.model else tuple(replace(s, model=demand.model) for s in own)
+                    segments if first == demand.model else tuple(replace(s, model=demand.model) for s in segments)
                 )
         return every
 
@@ -243,16 +243,16 @@ class CandidateSegments:
             whole = segment.share.sm_pct == 100.0 and segment.capacity_rps >= demand.rate_rps
             if mig is None or not whole or any(one.mig == mig and one.sm_pct < 100.0 for one in known):
                 continue
-            low, high, found = 0, len(PARTS), None
+            low, high, smallest = 0, len(PARTS), None
             while low < high:
                 middle = (low + high) // 2
                 part = self._serving(demand, device, Share(PARTS[middle], mig))
                 if part is None:
                     low = middle + 1
                 else:
-                    high, found = middle, part
-            if found is not None:
-                yield found
+                    high, smallest = middle, part
+            if smallest is not None:
+                yield smallest
 
     def _serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the segment under ``share`` if it serves all that is asked for."""
@@ -375,12 +375,12 @@ def _drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Leave out what does no more, and holds no less, than another of no larger share; the order stays."""
     kept: list[Segment] = []
     order = sorted(segments, key=lambda one: (one.share.sm_pct, one.memory_bytes or 0, -one.capacity_rps))
-    for one in order:
-        rivals = (other for other in kept if (other.device, other.share.mig) == (one.device, one.share.mig))
+    for segment in order:
+        rivals = (other for other in kept if (other.device, other.share.mig) == (segment.device, segment.share.mig))
         if not any(
-            other.capacity_rps >= one.capacity_rps and (other.memory_bytes or 0) <= (one.memory_bytes or 0)
+            other.capacity_rps >= segment.capacity_rps and (other.memory_bytes or 0) <= (segment.memory_bytes or 0)
             for other in rivals
         ):
-            kept.append(one)
+            kept.append(segment)
     chosen = {id(one) for one in kept}
     return tuple(one for one in segments if id(one) in chosen)

@@ -88,27 +88,27 @@ class ClassProgram:
                     takes = {row: 1.0, self.part_rows[part]: -float(part.divisor)}
                     self._splits[part] = self.program.column(0.0, takes)
 
-    def add(self, found: PartPattern) -> bool:
+    def add(self, part_pattern: PartPattern) -> bool:
         """Add a column for a pattern; False when one of the same parts is there already."""
         # Patterns cost nothing themselves: of the same partition and parts one does as well as another.
-        key = (found.pattern.kind, tuple(sorted(found.parts)))
+        key = (part_pattern.pattern.kind, tuple(sorted(part_pattern.parts)))
         if key in self._known:
             return False
         self._known.add(key)
-        entries = {self.part_rows[part]: float(n) for part, n in Counter(found.parts).items()}
-        entries[self.kind_rows[found.pattern.kind]] = -1.0
-        self._patterns[found] = self.program.column(0.0, entries)
+        entries = {self.part_rows[part]: float(n) for part, n in Counter(part_pattern.parts).items()}
+        entries[self.kind_rows[part_pattern.pattern.kind]] = -1.0
+        self._patterns[part_pattern] = self.program.column(0.0, entries)
         return True
 
     def read_solution(self, solution: Solution) -> tuple[PlacedGpu, ...]:
         """Return the devices of a solution, each replica with the name of a demand of its class."""
         names = self._name_replicas(solution)
         waiting: defaultdict[PartitionKind, list[PlacedPartition]] = defaultdict(list)
-        for found, column in self._patterns.items():
+        for part_pattern, column in self._patterns.items():
             for _ in range(round(solution.values[column])):
-                named = _rename(found, names)
+                named = _rename(part_pattern, names)
                 if named.replicas:
-                    waiting[found.pattern.kind].append(named)
+                    waiting[part_pattern.pattern.kind].append(named)
         gpus = []
         for configuration, column in self._configurations:
             for _ in range(round(solution.values[column])):
@@ -119,19 +119,19 @@ class ClassProgram:
 
     def _name_replicas(self, solution: Solution) -> dict[DemandPart, Iterator[str]]:
         """Return for each part the names of the demands that its replicas serve, each as often as it is split."""
-        left = {model: [one.model for one in demands] for model, demands in self.classes.items()}
+        remaining = {model: [one.model for one in demands] for model, demands in self.classes.items()}
         names: dict[DemandPart, Iterator[str]] = {}
         for part, column in self._splits.items():
-            own = [left[part.model].pop() for _ in range(round(solution.values[column]))]
-            names[part] = iter([name for name in own for _ in range(part.divisor)])
+            parts = [remaining[part.model].pop() for _ in range(round(solution.values[column]))]
+            names[part] = iter([name for name in parts for _ in range(part.divisor)])
         return names
 
 
-def _rename(found: PartPattern, names: Mapping[DemandPart, Iterator[str]]) -> PlacedPartition:
+def _rename(part_pattern: PartPattern, names: Mapping[DemandPart, Iterator[str]]) -> PlacedPartition:
     """Return the partition with the next names of its parts; replicas for which there is none are left out."""
     replicas = []
-    for part, replica in zip(found.parts, found.pattern.partition.replicas, strict=True):
+    for part, replica in zip(part_pattern.parts, part_pattern.pattern.partition.replicas, strict=True):
         name = next(names[part], None)  # rows ask for at least as many replicas as there are parts, not for as many
         if name is not None:
             replicas.append(replace(replica, model=name))
-    return replace(found.pattern.partition, replicas=tuple(replicas))
+    return replace(part_pattern.pattern.partition, replicas=tuple(replicas))

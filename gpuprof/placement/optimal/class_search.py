@@ -76,10 +76,10 @@ class ClassSearch:
 
     def __post_init__(self) -> None:
         self.planner = PartitionPlanner(self.problem, self.segments)
-        found: defaultdict[str, list[Demand]] = defaultdict(list)
+        classes: defaultdict[str, list[Demand]] = defaultdict(list)
         for demand in self.problem.demands:
-            found[self.segments.first_alike(demand.model)].append(demand)
-        self._classes = dict(found)
+            classes[self.segments.first_alike(demand.model)].append(demand)
+        self._classes = dict(classes)
 
     def search(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
         """Return a map that serves all demands, from the patterns of others and new ones; None where none is found."""
@@ -132,14 +132,14 @@ class ClassSearch:
         return None
 
     def _least_fraction(self, kinds: Sequence[PartitionKind], part: DemandPart) -> float:
-        found = [math.inf]
+        costs = [math.inf]
         for name, mig in kinds:
             device = self.problem.device(name)
             percent = self.planner.least_pct(device, mig, self._task(part))
             if math.isfinite(percent):
                 whole = 1.0 if mig is None else device.mig_profile(mig).sms / device.compute_units
-                found.append(percent / 100.0 * whole * self.problem.entry(name).price_per_hour)
-        return min(found)
+                costs.append(percent / 100.0 * whole * self.problem.entry(name).price_per_hour)
+        return min(costs)
 
     def _task(self, part: DemandPart) -> Task:
         return part.model, self.problem.demand(part.model).rate_rps / part.divisor
@@ -147,18 +147,20 @@ class ClassSearch:
     def _add_known(self, program: ClassProgram, device: str, partition: PlacedPartition) -> None:
         """Add a partition of another map, if its replicas serve parts."""
         parts, replicas = [], []
-        for one in partition.replicas:
-            model = self.segments.first_alike(one.model)
+        for replica in partition.replicas:
+            model = self.segments.first_alike(replica.model)
             rate = self.problem.demand(model).rate_rps
             part = (
-                DemandPart(model, max(1, math.ceil(rate / one.rate_rps * (1.0 - 1e-9)))) if one.rate_rps > 0.0 else None
+                DemandPart(model, max(1, math.ceil(rate / replica.rate_rps * (1.0 - 1e-9))))
+                if replica.rate_rps > 0.0
+                else None
             )
             if part not in program.part_rows or part is None:
                 return
             parts.append(part)
-            replicas.append(replace(one, model=model, rate_rps=rate / part.divisor))
-        found = PlacedPartition(tuple(replicas), partition.mig)
-        program.add(PartPattern(ReplicaPattern(device, found), tuple(parts)))
+            replicas.append(replace(replica, model=model, rate_rps=rate / part.divisor))
+        partition_with_shares = PlacedPartition(tuple(replicas), partition.mig)
+        program.add(PartPattern(ReplicaPattern(device, partition_with_shares), tuple(parts)))
 
     def _add_planned(self, program: ClassProgram, kind: PartitionKind, parts: tuple[DemandPart, ...]) -> bool:
         planned = self.plan(kind, parts)
@@ -182,20 +184,20 @@ class ClassSearch:
         # Stabilised column generation: duals are pulled towards what parts usually take, ever less as they settle.
         weights, best = list(_STABLE), math.inf
         for _ in range(_MOST_ROUNDS):
-            found = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
-            if found is None or limit.is_over or self.planner.asked >= _MOST_ASKED:
+            solution = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
+            if solution is None or limit.is_over or self.planner.asked >= _MOST_ASKED:
                 return
-            if found.objective > best * (1.0 - _LITTLE) and len(weights) > 1:
+            if solution.objective > best * (1.0 - _LITTLE) and len(weights) > 1:
                 weights.pop(0)
-            best = found.objective
+            best = solution.objective
             worth = {
-                part: weights[0] * self._usual[part] + (1.0 - weights[0]) * found.duals[row]
+                part: weights[0] * self._usual[part] + (1.0 - weights[0]) * solution.duals[row]
                 for part, row in program.part_rows.items()
             }
             patterns = [
                 pattern
                 for kind, row in program.kind_rows.items()
-                for pattern in self._price(kind, worth, found.duals[row], limit)
+                for pattern in self._price(kind, worth, solution.duals[row], limit)
             ]
             if not sum(program.add(pattern) for pattern in patterns):
                 if len(weights) == 1:
@@ -214,7 +216,7 @@ class ClassSearch:
                 pricing.items.append((value / percent, value, percent, part))
         pricing.items.sort(key=lambda item: item[0], reverse=True)
         pricing.look_everywhere()
-        ranked = sorted(pricing.found, key=lambda pair: -pair[0])[:_MOST_ADDED]
+        ranked = sorted(pricing.plans, key=lambda pair: -pair[0])[:_MOST_ADDED]
         yield from (pattern for _, pattern in ranked)
 
 
@@ -227,7 +229,7 @@ class _Pricing:
     cost: float
     limit: Limit
     items: list[tuple[float, float, float, DemandPart]] = field(default_factory=list)
-    found: list[tuple[float, PartPattern]] = field(default_factory=list)
+    plans: list[tuple[float, PartPattern]] = field(default_factory=list)
     looked_at: int = 0
     planned: int = 0
     _seen: set[tuple[DemandPart, ...]] = field(default_factory=set)
@@ -238,32 +240,32 @@ class _Pricing:
             self.looked_at = self.planned = 0
             self._add(None, 0.0, 100.0, position)
 
-    def _extend(self, standing: PartPattern, value: float, left: float) -> None:
+    def _extend(self, standing: PartPattern, value: float, free_pct: float) -> None:
         """Look at what stands there with each part more, those most worth their share first.
 
         Shares alone are a bound on what can still be added: neighbours only make them larger.
         """
         for position in range(len(self.items)):
-            if value + self.items[position][0] * left <= self.cost * (1.0 + _EPSILON) + _EPSILON or self._is_over():
+            if value + self.items[position][0] * free_pct <= self.cost * (1.0 + _EPSILON) + _EPSILON or self._is_over():
                 return  # whatever follows is worth less for its share
-            self._add(standing, value, left, position)
+            self._add(standing, value, free_pct, position)
 
     def _is_over(self) -> bool:
         return self.looked_at >= _MOST_LOOKED_AT or self.planned >= _MOST_PLANNED or self.limit.is_over
 
-    def _add(self, standing: PartPattern | None, value: float, left: float, position: int) -> None:
+    def _add(self, standing: PartPattern | None, value: float, free_pct: float, position: int) -> None:
         """Look at what stands there with one part more, and at what that can become."""
         _, worth, percent, part = self.items[position]
         parts = tuple(sorted((part,) if standing is None else (*standing.parts, part)))
-        if percent > left + _EPSILON or parts in self._seen:
+        if percent > free_pct + _EPSILON or parts in self._seen:
             return
         self._seen.add(parts)
         self.looked_at += 1
         self.planned += not self.search.is_planned(self.kind, parts)
-        found = self.search.plan(self.kind, parts, None if standing is None else standing.pattern.partition)
-        if found is None:
+        pattern = self.search.plan(self.kind, parts, None if standing is None else standing.pattern.partition)
+        if pattern is None:
             return
         if value + worth > self.cost * (1.0 + _EPSILON) + _EPSILON:
-            self.found.append((value + worth, found))
-        taken = math.fsum(one.share.sm_pct for one in found.pattern.partition.replicas)
-        self._extend(found, value + worth, 100.0 - taken)
+            self.plans.append((value + worth, pattern))
+        taken = math.fsum(one.share.sm_pct for one in pattern.pattern.partition.replicas)
+        self._extend(pattern, value + worth, 100.0 - taken)

@@ -46,14 +46,14 @@ def solve_relaxation(
     for rounds in range(_MOST_ROUNDS):
         # The first is not stopped: without it there is no bound at all, and it is short beside what follows.
         left = limit.left_s if rounds else None
-        found = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
-        if found is None or not found.proven:
+        next_solution = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
+        if next_solution is None or not next_solution.proven:
             return solution, best
-        solution = found
-        values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
+        solution = next_solution
+        values = {kind: _pattern_value(master, kind, next_solution) for kind in master.kind_rows}
         # The bound of a round is not monotone: an earlier one may be the higher, and all of them hold.
-        best = max(best, farley_bound(master, prices, found, values))
-        if limit.is_over or not _add_columns(master, found, values):
+        best = max(best, farley_bound(master, prices, next_solution, values))
+        if limit.is_over or not _add_columns(master, next_solution, values):
             break
     return solution, best
 
@@ -61,11 +61,11 @@ def solve_relaxation(
 def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
     """Add the patterns that the relaxation of a program with whatever objective takes, until the time is up."""
     for _ in range(_MOST_ROUNDS if master.generated else 0):
-        found = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
-        if found is None or not found.proven or limit.is_over:
+        solution = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
+        if solution is None or not solution.proven or limit.is_over:
             return
-        values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
-        if not _add_columns(master, found, values):
+        values = {kind: _pattern_value(master, kind, solution) for kind in master.kind_rows}
+        if not _add_columns(master, solution, values):
             return
 
 

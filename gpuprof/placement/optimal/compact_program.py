@@ -94,12 +94,12 @@ class CompactProgram:
         segments = {demand.model: group.segments for group in self.classes for demand in group.demands}
         covers = {model: [0] * len(own) for model, own in segments.items()}
         slots: list[Counter[PartitionSlot]] = [Counter() for _ in self._devices]
-        for one in self._columns:
-            times = round(solution.values[one.column])
-            segment = segments[one.model][one.segment]
+        for segment_column in self._columns:
+            times = round(solution.values[segment_column.column])
+            segment = segments[segment_column.model][segment_column.segment]
             if times:
-                covers[one.model][one.segment] += times
-                slots[one.device][PartitionSlot(segment.share, segment.memory_bytes or 0)] += times
+                covers[segment_column.model][segment_column.segment] += times
+                slots[segment_column.device][PartitionSlot(segment.share, segment.memory_bytes or 0)] += times
         used = [(entry.device.name, held) for (entry, _), held in zip(self._devices, slots, strict=True) if held]
         kinds: list[PartitionKind] = [(name, None) for name, _ in used]
         return Choice(

@@ -31,11 +31,11 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
     instances are taken to do as much as the whole, which is quick and loose. It takes no longer than the limit leaves,
     but half a second in any case: what demands cost that were not looked at by then is left out of the bound.
     """
-    own = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
+    bound_limit = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
     rates = placement.rates_rps()
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
     per_rps: dict[str, float] = {}
-    with problem.limits.until(own), suppress(TimeUpError):
+    with problem.limits.until(bound_limit), suppress(TimeUpError):
         for model in rates:
             first = segments.first_alike(model)
             if first not in per_rps:

@@ -61,19 +61,19 @@ class PrunedFleet:
     known: Placement | None = None
     least_price: float = math.inf
 
-    def restore(self, found: Placement) -> Placement:
+    def restore(self, placement: Placement) -> Placement:
         """Return the better of two maps, with bounds that hold with the kinds that were left out."""
         if self.known is None:
-            return found
-        if objective_value(self.problem, self.known) < objective_value(self.problem, found):
-            found = replace(found, gpus=self.known.gpus, unplaced=(), found_by=self.known.found_by)
-        cost, gpus = found.lower_bound_cost_per_hour, found.lower_bound_gpus
+            return placement
+        if objective_value(self.problem, self.known) < objective_value(self.problem, placement):
+            placement = replace(placement, gpus=self.known.gpus, unplaced=(), found_by=self.known.found_by)
+        cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
         if math.isfinite(self.least_price):
             cost = None if cost is None else min(cost, self.least_price)
             gpus = None if gpus is None else min(gpus, 1)  # one large device may do the work of many
-        if not found.unplaced and self.known.lower_bound_cost_per_hour is not None:
+        if not placement.unplaced and self.known.lower_bound_cost_per_hour is not None:
             cost = max(cost or 0.0, self.known.lower_bound_cost_per_hour)
-        return clip_bounds(self.problem, replace(found, lower_bound_cost_per_hour=cost, lower_bound_gpus=gpus))
+        return clip_bounds(self.problem, replace(placement, lower_bound_cost_per_hour=cost, lower_bound_gpus=gpus))
 
 
 def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
@@ -136,10 +136,10 @@ def _try_kinds(
     """Return the cheapest of a known map and those of so many kinds, each alone; of more where nothing is known."""
     for tried, entry in enumerate(kinds, 1):
         if known is None or entry.price_per_hour < _cost(problem, known):
-            own = _restrict(problem, problem.demands, (entry,))
-            segments, until = Segments(own), limit if known is not None else _with_least(problem, limit)
-            for one in _quick_maps(own, segments, until, better_first=known is not None):
-                settled = PooledPlanner(own, segments, until).settle(one)
+            restricted = _restrict(problem, problem.demands, (entry,))
+            segments, until = Segments(restricted), limit if known is not None else _with_least(problem, limit)
+            for quick in _quick_maps(restricted, segments, until, better_first=known is not None):
+                settled = PooledPlanner(restricted, segments, until).settle(quick)
                 if not settled.unplaced and (known is None or _cost(problem, settled) < _cost(problem, known)):
                     known = settled
                 if known is not None and (until.is_over or len(known.gpus) == 1):
@@ -160,10 +160,10 @@ def _replace_devices(problem: Problem, known: Placement, limit: Limit) -> Placem
             continue
         part = _restrict(problem, tuple(one for one in problem.demands if one.model in models), cheaper)
         guessed = min((cost for cost, _ in _guess_costs(part)), default=math.inf)
-        found = _find_quick_map(part, limit) if guessed <= _FAR * price else None
-        if found is not None and _cost(problem, found) < price:
+        replacement = _find_quick_map(part, limit) if guessed <= _FAR * price else None
+        if replacement is not None and _cost(problem, replacement) < price:
             segments, named = Segments(problem), f"{known.found_by}, cheaper kinds"
-            mixed = replace(known, gpus=(*others, *found.gpus), found_by=named)
+            mixed = replace(known, gpus=(*others, *replacement.gpus), found_by=named)
             settled = PooledPlanner(problem, segments, limit).settle(mixed)
             known = settled if not settled.unplaced else known
     return known
@@ -227,11 +227,17 @@ def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
 
 def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
     """Whether there are as many as needed of another GPU that costs less and by the data sheet lacks nothing."""
-    one, two = entry.device, other.device
-    if {one.kind, two.kind} != {"gpu"} or other.count is not None or other.price_per_hour >= entry.price_per_hour:
+    device, cheaper = entry.device, other.device
+    if (
+        {device.kind, cheaper.kind} != {"gpu"}
+        or other.count is not None
+        or other.price_per_hour >= entry.price_per_hour
+    ):
         return False
-    rates = all(two.flops_per_s.get(name, 0.0) >= rate for name, rate in one.flops_per_s.items() if name != _UNUSUAL)
-    return rates and two.dram_bytes_per_s >= one.dram_bytes_per_s and two.dram_bytes >= one.dram_bytes
+    rates = all(
+        cheaper.flops_per_s.get(name, 0.0) >= rate for name, rate in device.flops_per_s.items() if name != _UNUSUAL
+    )
+    return rates and cheaper.dram_bytes_per_s >= device.dram_bytes_per_s and cheaper.dram_bytes >= device.dram_bytes
 
 
 def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:

@@ -85,18 +85,18 @@ def solve_for_goodput(
         _level(problem, master, served, limit)
     solution = None
     for level in sorted({demand.priority for demand, _ in served}, reverse=True):
-        own = [(demand, column) for demand, column in served if demand.priority == level]
+        of_level = [(demand, column) for demand, column in served if demand.priority == level]
         row = master.program.row(low=0.0)
-        for _, column in own:
+        for _, column in of_level:
             master.program.add(column, row, 1.0)
-        master.program.recost({column: -1.0 for _, column in own})
+        master.program.recost({column: -1.0 for _, column in of_level})
         price()
-        found = _solve_program(problem, master, limit)
-        if found is None:
+        next_solution = _solve_program(problem, master, limit)
+        if next_solution is None:
             break
-        solution = found
-        total = sum(demand.rate_rps for demand, _ in own)
-        master.program.bound_row(row, low=max(0.0, -found.objective - _GIVE * total))
+        solution = next_solution
+        total = sum(demand.rate_rps for demand, _ in of_level)
+        master.program.bound_row(row, low=max(0.0, -next_solution.objective - _GIVE * total))
     if solution is None:
         return None
     master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))

@@ -69,10 +69,10 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
     """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
-    for one in placement.unplaced:
-        demand = problem.demand(one.model)
-        useless = demand.rate_rps - one.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
-        missing[demand.priority] += demand.rate_rps if useless else one.rate_rps
+    for unplaced in placement.unplaced:
+        demand = problem.demand(unplaced.model)
+        useless = demand.rate_rps - unplaced.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
+        missing[demand.priority] += demand.rate_rps if useless else unplaced.rate_rps
     total = sum(demand.rate_rps for demand in problem.demands)
     return tuple(round(missing[level] / total, 6) for level in levels)
 

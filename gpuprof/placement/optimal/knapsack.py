@@ -40,11 +40,11 @@ def best_packing(
     for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
         width, height, times = size // unit, held[index], 1
         while value > 0.0 and times * width <= space and times * height <= most_weight:
-            lower, left = times * width, times * height
+            space_offset, weight_offset = times * width, times * height
             taken = np.zeros(best.shape, dtype=bool)
-            with_it = best[: space + 1 - lower, : most_weight + 1 - left] + times * value
-            taken[lower:, left:] = with_it > best[lower:, left:]
-            best[lower:, left:] = np.maximum(best[lower:, left:], with_it)
+            with_it = best[: space + 1 - space_offset, : most_weight + 1 - weight_offset] + times * value
+            taken[space_offset:, weight_offset:] = with_it > best[space_offset:, weight_offset:]
+            best[space_offset:, weight_offset:] = np.maximum(best[space_offset:, weight_offset:], with_it)
             steps.append((index, times, taken))
             times *= 2
     counts, free, light = [0] * len(sizes), space, most_weight

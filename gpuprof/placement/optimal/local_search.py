@@ -99,24 +99,24 @@ class LocalSearch:
         """Return the devices with everything that ``leaving`` does, None where they cannot take it all."""
         device = self.problem.device(leaving.device)
         for one in sorted(leaving.replicas(), key=lambda one: -device.fraction(one.share)):
-            found, left = self._take_task(gpus, (one.model, one.rate_rps))
-            if left:
+            with_task, missing_rps = self._take_task(gpus, (one.model, one.rate_rps))
+            if missing_rps:
                 return None
-            gpus = found
+            gpus = with_task
         return gpus
 
     def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
         """Return the devices with as much of a task as they can take, and the rate that is left."""
-        model, left = task
+        model, missing_rps = task
         for parts in range(1, _MOST_PARTS + 1):
             size = task[1] / parts
-            while left > task[1] * 1e-9 and not self.is_over:
-                rate = min(size, left)
-                found = self._add_task(gpus, (model, rate))
-                if found is None:
+            while missing_rps > task[1] * 1e-9 and not self.is_over:
+                rate = min(size, missing_rps)
+                with_task = self._add_task(gpus, (model, rate))
+                if with_task is None:
                     break
-                gpus, left = found, left - rate
-        return gpus, left if left > task[1] * 1e-9 else 0.0
+                gpus, missing_rps = with_task, missing_rps - rate
+        return gpus, missing_rps if missing_rps > task[1] * 1e-9 else 0.0
 
     def _add_task(self, gpus: _Gpus, task: Task) -> _Gpus | None:
         """Return the devices with a task on that whose shares have to grow least."""
@@ -184,10 +184,10 @@ class LocalSearch:
             return PlacedGpu(device.name, (whole,))
         made = PlacedGpu(device.name, ())
         for task in sorted(tasks, key=lambda task: -task[1]) if device.mig_profiles else ():
-            found = next(self._host_task(made, task), None)
-            if found is None:
+            with_task = next(self._host_task(made, task), None)
+            if with_task is None:
                 return None
-            made = found
+            made = with_task
         return made if made.partitions else None
 
     def _serve_more(self, gpus: _Gpus) -> _Gpus:
@@ -199,17 +199,17 @@ class LocalSearch:
                 gpus = found
         return gpus
 
-    def _take_more(self, gpus: _Gpus, demand: Demand, left: float) -> tuple[_Gpus, float]:
+    def _take_more(self, gpus: _Gpus, demand: Demand, missing_rps: float) -> tuple[_Gpus, float]:
         """Return the devices with as much of a rate as goes somewhere in halves, and how much that is."""
-        size, more = left, 0.0
+        size, more = missing_rps, 0.0
         least = demand.rate_rps * _LITTLE
-        while left - more > least and size > least and not self.is_over:
-            size = min(size, left - more)
-            found = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
-            if found is None:
+        while missing_rps - more > least and size > least and not self.is_over:
+            size = min(size, missing_rps - more)
+            with_task = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
+            if with_task is None:
                 size /= 2.0
             else:
-                gpus, more = found, more + size
+                gpus, more = with_task, more + size
         return gpus, more
 
     def _on_new(self, gpus: _Gpus, task: Task) -> _Gpus | None:

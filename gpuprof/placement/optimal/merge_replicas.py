@@ -54,12 +54,12 @@ def _find_single(
     most_pct = sum(one.share.sm_pct for one in alike) * (1.0 + 1e-12)
     memory = sum(one.memory_bytes or 0 for one in alike)
     able = [
-        one
-        for one in choices[alike[0].model]
-        if (one.device, one.share.mig) == (device.name, partition.mig)
-        and one.share.sm_pct <= min(most_pct, 100.0)
-        and one.capacity_rps >= rate * (1.0 - 1e-12)
-        and (one.memory_bytes or 0) <= memory
+        segment
+        for segment in choices[alike[0].model]
+        if (segment.device, segment.share.mig) == (device.name, partition.mig)
+        and segment.share.sm_pct <= min(most_pct, 100.0)
+        and segment.capacity_rps >= rate * (1.0 - 1e-12)
+        and (segment.memory_bytes or 0) <= memory
     ]
     best = min(able, key=lambda one: (one.share.sm_pct, one.processes), default=None)
     return None if best is None else best.replica(rate)

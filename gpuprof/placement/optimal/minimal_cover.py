@@ -33,41 +33,41 @@ def minimal_covers(
     """
     falling = np.argsort(-np.array(capacities, dtype=np.float64), kind="stable")
     sorted_capacities = np.array(capacities, dtype=np.float64)[falling]
-    found = np.zeros((limit, len(capacities)), dtype=np.int64)
+    listed_counts = np.zeros((limit, len(capacities)), dtype=np.int64)
     parts = math.inf if most_parts is None else float(most_parts)
     # A little less than the rate: three segments of a third each must cover it.
-    listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, found)
+    listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, listed_counts)
     if listed < 0:
         return None
-    covers = np.empty_like(found[:listed])
-    covers[:, falling] = found[:listed]
+    covers = np.empty_like(listed_counts[:listed])
+    covers[:, falling] = listed_counts[:listed]
     return [tuple(counts) for counts in covers.tolist()]
 
 
-def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, found: npt.NDArray[np.int64]) -> int:
+def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
     """Write the covers into the rows of ``found`` and return how many there are, -1 where there are too many rows.
 
     Since capacities fall, a cover is minimal when its last segment is needed.
     """
     sizes = len(falling)
     counts = np.zeros(sizes, dtype=np.int64)
-    rests, left = np.empty(sizes + 1), np.empty(sizes + 1)
-    rests[0], left[0] = rate, parts
+    rests, free_parts = np.empty(sizes + 1), np.empty(sizes + 1)
+    rests[0], free_parts[0] = rate, parts
     depth, listed = 0, 0
     while True:
         rest = rests[depth]
-        if rest > 0.0 and depth < sizes and left[depth] >= 1.0 and rest <= falling[depth] * left[depth]:
+        if rest > 0.0 and depth < sizes and free_parts[depth] >= 1.0 and rest <= falling[depth] * free_parts[depth]:
             needed = math.ceil(rest / falling[depth])
-            counts[depth] = needed if needed <= left[depth] else int(left[depth])
+            counts[depth] = needed if needed <= free_parts[depth] else int(free_parts[depth])
             if depth < sizes - 1 or counts[depth] == needed:
                 rests[depth + 1] = rest - counts[depth] * falling[depth] if depth < sizes - 1 else 0.0
-                left[depth + 1] = left[depth] - counts[depth]
+                free_parts[depth + 1] = free_parts[depth] - counts[depth]
                 depth += 1
                 continue
         elif rest <= 0.0:
-            if listed == len(found):
+            if listed == len(covers):
                 return -1
-            found[listed, :depth] = counts[:depth]
+            covers[listed, :depth] = counts[:depth]
             listed += 1
         depth = min(depth, sizes - 1) - 1  # of the last size, fewer never suffice
         while depth >= 0 and counts[depth] == 0:
@@ -76,7 +76,7 @@ def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, fo
             return listed
         counts[depth] -= 1
         rests[depth + 1] = rests[depth] - counts[depth] * falling[depth]
-        left[depth + 1] = left[depth] - counts[depth]
+        free_parts[depth + 1] = free_parts[depth] - counts[depth]
         depth += 1
 
 

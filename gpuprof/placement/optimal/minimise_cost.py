@@ -73,21 +73,26 @@ def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: Candidate
     if not demands:
         return CostResult(None, offers.known_segments(), 0, 0.0)
     choices = counted = offers.known_segments()
-    found = _solve_master(problem, group_demands(demands, choices), limit)
-    bound = _bound_cost(problem, demands, choices, offers, found, limit)
+    solution = _solve_master(problem, group_demands(demands, choices), limit)
+    bound = _bound_cost(problem, demands, choices, offers, solution, limit)
     for _ in range(_rounds(problem)):
-        if _is_proven(found, bound) or found.is_large or limit.is_over or not _resolve_guesses(problem, offers, bound):
+        if (
+            _is_proven(solution, bound)
+            or solution.is_large
+            or limit.is_over
+            or not _resolve_guesses(problem, offers, bound)
+        ):
             break
         choices = offers.known_segments()
         again = _solve_master(problem, group_demands(demands, choices), limit)
-        if again.cost < found.cost:
-            found, counted = again, choices
-        bound = _bound_cost(problem, demands, choices, offers, found, limit)
+        if again.cost < solution.cost:
+            solution, counted = again, choices
+        bound = _bound_cost(problem, demands, choices, offers, solution, limit)
     if not bound.feasible:
-        return CostResult(found.choice, counted, None, None)
-    optimistic = offers.optimistic_segments(demands, guessing=not found.is_large)
+        return CostResult(solution.choice, counted, None, None)
+    optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     fewest = _bound_devices(problem, group_demands(demands, optimistic), bound.cost, limit)
-    return CostResult(found.choice, counted, fewest, bound.cost)
+    return CostResult(solution.choice, counted, fewest, bound.cost)
 
 
 def bound_relaxed(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> float:
@@ -142,24 +147,24 @@ def _bound_cost(
     demands: Sequence[Demand],
     choices: Choices,
     offers: CandidateSegments,
-    found: _MasterSolution,
+    solution: _MasterSolution,
     limit: Limit,
 ) -> _Bound:
     """Return a bound over everything that could be offered, and what it rests on."""
-    optimistic = offers.optimistic_segments(demands, guessing=not found.is_large)
+    optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     entries = problem.fleet.entries
-    same = found.is_exact and _are_same(optimistic, choices)
-    if same and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
-        return _Bound(found.bound, found.feasible, {})
+    same = solution.is_exact and _are_same(optimistic, choices)
+    if same and (solution.bound >= solution.cost * (1.0 - EXACT) or solution.is_large):
+        return _Bound(solution.bound, solution.feasible, {})
     classes, prices = group_demands(demands, optimistic), _prices(entries)
     master = RestrictedMaster(entries, classes, relaxed=True)
     first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
         return _Bound(bound, False, {})
-    bound = max(_round_up_to_step(bound, prices), found.bound if same else 0.0)
-    if bound < found.cost * (1.0 - EXACT) and not found.is_large:
+    bound = max(_round_up_to_step(bound, prices), solution.bound if same else 0.0)
+    if bound < solution.cost * (1.0 - EXACT) and not solution.is_large:
         bound = max(bound, _bound_of_whole_devices(problem, master, classes, limit))
-    return _Bound(min(_round_up_to_step(bound, prices), found.cost), True, _used_shares(master, first, optimistic))
+    return _Bound(min(_round_up_to_step(bound, prices), solution.cost), True, _used_shares(master, first, optimistic))
 
 
 def _bound_of_whole_devices(
@@ -175,9 +180,9 @@ def _bound_of_whole_devices(
     return 0.0 if solution is None else solution.bound
 
 
-def _is_proven(found: _MasterSolution, bound: _Bound) -> bool:
-    near = 1.0 / _MANY_DEVICES if found.is_large else EXACT
-    return bound.cost >= found.cost * (1.0 - near) or not bound.feasible
+def _is_proven(solution: _MasterSolution, bound: _Bound) -> bool:
+    near = 1.0 / _MANY_DEVICES if solution.is_large else EXACT
+    return bound.cost >= solution.cost * (1.0 - near) or not bound.feasible
 
 
 def _prices(entries: Sequence[FleetEntry]) -> dict[str, float]:

@@ -135,22 +135,22 @@ class Optimal:
     def _place_split(self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit) -> Placement:
         """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
         if whole.seconds is None:
-            *_, found = self._improving_plans(problem, segments, whole)
-            return found
-        first = found = self._first_plan(problem, segments, known, whole)
+            *_, plan = self._improving_plans(problem, segments, whole)
+            return plan
+        first = plan = self._first_plan(problem, segments, known, whole)
         limit = whole.keeping(_FOR_REST * whole.seconds if known is not None else whole.spent_s)
         if not limit.is_over or first.lower_bound_cost_per_hour is None:
-            first = found = self._search_classes(problem, segments, first, limit)
+            first = plan = self._search_classes(problem, segments, first, limit)
         if limit.is_over:
             return replace(first, stopped=True)
         with problem.limits.until(limit), suppress(TimeUpError):
-            for one in self._improving_plans(problem, segments, limit):
-                found = one
+            for improved in self._improving_plans(problem, segments, limit):
+                plan = improved
         if not limit.is_over:
-            return _better_of_two(problem, found, first)
+            return _better_of_two(problem, plan, first)
         if known is None and not whole.is_over and not is_of_few_classes(problem, segments):
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
-        return replace(_better_of_two(problem, found, first), stopped=True)
+        return replace(_better_of_two(problem, plan, first), stopped=True)
 
     def _search_classes(self, problem: Problem, segments: Segments, first: Placement, limit: Limit) -> Placement:
         """Return the better of a map and one of patterns of demands that are alike, where those are few classes."""
@@ -182,10 +182,10 @@ class Optimal:
         alike = is_of_few_classes(problem, segments)
         kept = _FOR_CLASSES if alike else 0.0 if best is None else _FOR_SEARCH
         quick = limit.keeping(kept * ((limit.seconds if known is None else limit.left_s) or 0.0))
-        for one in run_heuristics(problem, quick):
-            named = replace(one, policy="optimal", found_by=one.policy)
-            if not (self.fair and one.unplaced):  # more goodput is not fairer
-                best = named if best is None else update_incumbent(problem, best, named, one.policy)
+        for heuristic in run_heuristics(problem, quick):
+            named = replace(heuristic, policy="optimal", found_by=heuristic.policy)
+            if not (self.fair and heuristic.unplaced):  # more goodput is not fairer
+                best = named if best is None else update_incumbent(problem, best, named, heuristic.policy)
         if best is not None and problem.options.latency_budget is None:
             return clip_bounds(problem, best)
         if best is not None and alike and not limit.is_over and not best.unplaced and not self.fair:
@@ -227,8 +227,8 @@ class Optimal:
         offers = CandidateSegments(problem, segments)
         choices = offers.known_segments()
         demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
-        found = minimise_cost(problem, demands, offers, limit)
-        choice, choices = found.choice, found.choices
+        result = minimise_cost(problem, demands, offers, limit)
+        choice, choices = result.choice, result.choices
         fixed = all(entry.count is not None for entry in problem.fleet.entries)
         if choice is None and demands and not limit.is_over:
             if problem.options.latency_budget is not None:
@@ -236,10 +236,10 @@ class Optimal:
             choices = offers.listed_segments()
             choice = maximise_goodput(problem, group_demands(demands, choices), limit, fair=self.fair)
         gpus, whole = _build_placement(problem, segments, choices, _make_covers(demands, choices, choice), choice)
-        placed = Placement("optimal", gpus, (), found.gpus, found.cost_per_hour)
+        placed = Placement("optimal", gpus, (), result.gpus, result.cost_per_hour)
         if fixed:
             most = sum(demand.rate_rps for demand in demands)
-            if found.choice is None:
+            if result.choice is None:
                 most = bound_goodput(
                     problem, demands, group_demands(demands, offers.optimistic_segments(demands)), limit
                 )
@@ -260,17 +260,17 @@ class Optimal:
 
     def _find_fairest(self, problem: Problem, segments: Segments, planned: _ProgramPlan, limit: Limit) -> Placement:
         """Return the cheapest map that serves all, or where none does the one that serves the least served best."""
-        found = planned.placement
-        if found.lower_bound_cost_per_hour is not None:
+        placement = planned.placement
+        if placement.lower_bound_cost_per_hour is not None:
             best = self._find_best(problem, segments, planned, limit)
             if not best.unplaced:
                 return best
         search = PatternSearch(problem, planned.demands, segments, limit)
         if search.is_worth_trying:
             other = _as_placement(problem, segments, search.maximise_goodput_of_patterns(fair=True))
-            if unfairness(problem, other) < unfairness(problem, found):
-                return replace(found, gpus=other.gpus, unplaced=other.unplaced, found_by="patterns")
-        return found
+            if unfairness(problem, other) < unfairness(problem, placement):
+                return replace(placement, gpus=other.gpus, unplaced=other.unplaced, found_by="patterns")
+        return placement
 
     def _improve(
         self, problem: Problem, segments: Segments, planned: _ProgramPlan, best: Placement, search: PatternSearch
@@ -296,12 +296,12 @@ class Optimal:
                 yield "patterns of classes", _as_placement(problem, segments, gpus)
         own = chain([planned.placement], self._with_headroom(problem, segments, planned.demands, limit))
         maps = []
-        for position, one in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):
-            maps.append(one)
-            name = one.policy.replace("optimal", "program")
-            yield name, one
-            if position < _IMPROVED or one.policy == "optimal":
-                maps.append(_as_placement(problem, segments, local_search.improve(one.gpus)))
+        for position, placement in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):
+            maps.append(placement)
+            name = placement.policy.replace("optimal", "program")
+            yield name, placement
+            if position < _IMPROVED or placement.policy == "optimal":
+                maps.append(_as_placement(problem, segments, local_search.improve(placement.gpus)))
                 yield f"{name}, improved", maps[-1]
         mixed = search.recombine([one.gpus for one in maps]) if search.is_worth_trying else None
         if mixed is not None:
@@ -386,9 +386,9 @@ def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, .
     return with_unplaced(problem, segments, Placement("optimal", gpus))
 
 
-def _better_of_two(problem: Problem, found: Placement, first: Placement) -> Placement:
+def _better_of_two(problem: Problem, improved: Placement, first: Placement) -> Placement:
     """Return the better of what was searched for and the quick plan, with the higher bound on the cost."""
-    best = update_incumbent(problem, found, first, str(first.found_by))
+    best = update_incumbent(problem, improved, first, str(first.found_by))
     if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
         return best
     if best.lower_bound_cost_per_hour is None:
@@ -435,8 +435,8 @@ def _prefer(problem: Problem, spare: SpareCapacity, placements: Sequence[Placeme
     """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
 
-    def rank(one: Placement) -> tuple[object, ...]:
-        moves = 0 if problem.previous is None else assign_devices(one.gpus, problem.previous, devices).moves
-        return *objective_value(problem, one), round(spare.worst_risk(one.gpus), 1), moves
+    def rank(placement: Placement) -> tuple[object, ...]:
+        moves = 0 if problem.previous is None else assign_devices(placement.gpus, problem.previous, devices).moves
+        return *objective_value(problem, placement), round(spare.worst_risk(placement.gpus), 1), moves
 
     return min(placements, key=rank)

@@ -53,10 +53,10 @@ def _queue_replicas(covers: Mapping[str, Cover], choice: Choice) -> _Queues:
 
 
 def _by_kind(patterns: Sequence[tuple[SharePattern, int]]) -> dict[PartitionKind, list[SharePattern]]:
-    found: dict[PartitionKind, list[SharePattern]] = {}
+    by_kind: dict[PartitionKind, list[SharePattern]] = {}
     for pattern, count in patterns:
-        found.setdefault(pattern.kind, []).extend([pattern] * count)
-    return found
+        by_kind.setdefault(pattern.kind, []).extend([pattern] * count)
+    return by_kind
 
 
 def _fill(

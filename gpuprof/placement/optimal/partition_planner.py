@@ -90,16 +90,16 @@ class PartitionPlanner:
         there = [] if standing is None else list(standing.replicas)
         known: list[int] = []
         running: list[Workload] = []
-        for own, task in zip(steps, tasks, strict=True):
+        for shares, task in zip(steps, tasks, strict=True):
             # Who stands there already begins with its share: beside more neighbours it needs no less.
             same = next((one for one in there if (one.model, one.rate_rps) == task), None)
             if same is not None:
                 there.remove(same)
-                known.append(own.index(same.share.sm_pct))
+                known.append(shares.index(same.share.sm_pct))
                 running.append(same.workload)
                 continue
             index = self._first(device, mig, task)
-            alone = None if index is None else self._at(device, Share(own[index], mig), task)
+            alone = None if index is None else self._at(device, Share(shares[index], mig), task)
             if index is None or alone is None:
                 return None
             known.append(index)
@@ -123,19 +123,21 @@ class PartitionPlanner:
     def _settle(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
         """Whether a task is done beside the others, if need be in another batch, which it then gets in ``running``."""
         beside = (*running[:index], *running[index + 1 :])
-        found = self._workload(device, running[index].share, task, beside, running[index])
-        if found is not None:
-            running[index] = found
-        return found is not None
+        workload = self._workload(device, running[index].share, task, beside, running[index])
+        if workload is not None:
+            running[index] = workload
+        return workload is not None
 
     def _partition(
         self, device: Device, mig: str | None, tasks: Sequence[Task], running: Sequence[Workload]
     ) -> PlacedPartition | None:
         """Return the partition if its memory and the clients of MPS suffice and all keep their SLOs as they now are."""
         replicas = []
-        for (model, rate), one in zip(tasks, running, strict=True):
-            memory = self.segments.memory_bytes(self.segments.estimate(device, one))
-            replicas.append(PlacedReplica(model, one.batch, one.processes, one.share, rate, memory_bytes=memory))
+        for (model, rate), workload in zip(tasks, running, strict=True):
+            memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
+            replicas.append(
+                PlacedReplica(model, workload.batch, workload.processes, workload.share, rate, memory_bytes=memory)
+            )
         held = sum(one.memory_bytes or 0 for one in replicas)
         clients = sum(one.processes for one in replicas)
         if held > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):

@@ -134,12 +134,12 @@ class PatternPacker:
     def initial_patterns(self) -> tuple[SharePattern, ...]:
         """Return the patterns to begin with: a slot a few times or as often as it fits, with the largest beside it."""
         order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory), reverse=True)
-        found = []
+        patterns = []
         for slot in order:
             most = _most_times(slot, SPACE, self.memory)
             for times in {*range(1, min(most, _MOST_ALIKE) + 1), most} - {0}:
-                found.append(self._fill_with(slot, times, order))
-        return tuple(dict.fromkeys(found))
+                patterns.append(self._fill_with(slot, times, order))
+        return tuple(dict.fromkeys(patterns))
 
     def best_pattern(self, values: Mapping[PartitionSlot, float]) -> tuple[SharePattern, float]:
         """Return the pattern whose slots are worth most together, and what they are worth."""

@@ -65,24 +65,24 @@ class PatternEnumeration:
 
     def list_patterns(self) -> tuple[ReplicaPattern, ...] | None:
         """Return every combination that serves something, None where there are too many."""
-        found: list[ReplicaPattern] = []
+        patterns: list[ReplicaPattern] = []
         for entry in self.problem.fleet.entries:
             for mig in (None, *(profile.name for profile in entry.device.mig_profiles)):
-                own = self._patterns_of(entry.device, mig)
-                if own is None:
+                of_partition = self._patterns_of(entry.device, mig)
+                if of_partition is None:
                     return None
-                found += own
-        return tuple(found)
+                patterns += of_partition
+        return tuple(patterns)
 
     def _patterns_of(self, device: Device, mig: str | None) -> list[ReplicaPattern] | None:
         feasible = self._feasible_workloads(device, mig)
         if feasible is None:
             return None
-        found = []
+        patterns = []
         for standing in self._extend(device, (), feasible):
             replicas = tuple(one.replica(one.capacity_rps) for one in standing)
-            found.append(ReplicaPattern(device.name, PlacedPartition(replicas, mig)))
-        return found if self._left > 0 else None
+            patterns.append(ReplicaPattern(device.name, PlacedPartition(replicas, mig)))
+        return patterns if self._left > 0 else None
 
     def _feasible_workloads(self, device: Device, mig: str | None) -> list[Workload] | None:
         """Return the workloads that keep their SLO alone in the partition, None where they leave too many to try."""
@@ -97,9 +97,9 @@ class PatternEnumeration:
             return None
         able: list[Workload] = []
         # Small shares leave the most combinations, so that few of them tell that all are too many.
-        for demand, one in sorted(tried, key=lambda pair: pair[1].share.sm_pct):
-            if self.segments.make(demand, device, one) is not None:
-                able.append(one)
+        for demand, workload in sorted(tried, key=lambda pair: pair[1].share.sm_pct):
+            if self.segments.make(demand, device, workload) is not None:
+                able.append(workload)
                 if len(able).bit_count() == 1 and self._are_hopeless(able):
                     return None
         kept = set(able)
@@ -129,12 +129,12 @@ class PatternEnumeration:
         crowded = clients > MPS_CLIENTS and len(running) > 1
         if crowded or math.fsum(one.share.sm_pct for one in running) > 100.0 + _EPSILON:
             return None
-        found = []
-        for position, one in enumerate(running):
+        segments = []
+        for position, workload in enumerate(running):
             beside = (*running[:position], *running[position + 1 :])
-            segment = self.segments.make(self.problem.demand(one.model), device, one, beside)
+            segment = self.segments.make(self.problem.demand(workload.model), device, workload, beside)
             if segment is None:
                 return None
-            found.append(segment)
-        held = sum(one.memory_bytes or 0 for one in found)
-        return tuple(found) if held <= device.memory_bytes(Share(100.0, running[0].share.mig)) else None
+            segments.append(segment)
+        held = sum(one.memory_bytes or 0 for one in segments)
+        return tuple(segments) if held <= device.memory_bytes(Share(100.0, running[0].share.mig)) else None

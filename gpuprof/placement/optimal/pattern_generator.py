@@ -124,13 +124,13 @@ class PatternGenerator:
     def _fill(
         self, device: Device, mig: str | None, standing: tuple[Task, ...], demand: Demand
     ) -> PlacedPartition | None:
-        left = demand.rate_rps - sum(rate for name, rate in standing if name == demand.model)
-        low, high, found = 0, _STEPS, None
-        while low < high and not self.is_over and left > demand.rate_rps * _EPSILON:
+        missing_rps = demand.rate_rps - sum(rate for name, rate in standing if name == demand.model)
+        low, high, largest = 0, _STEPS, None
+        while low < high and not self.is_over and missing_rps > demand.rate_rps * _EPSILON:
             middle = (low + high) // 2
-            planned = self.planner.plan(device, mig, (*standing, (demand.model, left * _STEP**middle)))
+            planned = self.planner.plan(device, mig, (*standing, (demand.model, missing_rps * _STEP**middle)))
             if planned is None:
                 low = middle + 1
             else:
-                high, found = middle, planned
-        return found
+                high, largest = middle, planned
+        return largest

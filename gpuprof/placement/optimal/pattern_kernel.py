@@ -10,7 +10,7 @@ from gpuprof.machine.machine_code import compile_function
 Integers = npt.NDArray[np.int64]
 
 
-def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, found: Integers) -> int:
+def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
     """Write the maximal packings into the rows of ``found`` and return how many there are.
 
     Parameters
@@ -44,9 +44,9 @@ def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most
             continue
         looked_at += 1
         if not _has_room(units, held, spaces[depth], memories[depth]):
-            if listed == len(found):
+            if listed == len(patterns):
                 return -1
-            found[listed] = counts
+            patterns[listed] = counts
             listed += 1
         if looked_at > most:
             return -1

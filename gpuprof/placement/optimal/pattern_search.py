@@ -84,11 +84,11 @@ class PatternSearch:
         patterns = self._list_all()
         if patterns is None:
             return None
-        found = self._cheapest(patterns)
-        if found is None or self.problem.options.latency_budget is not None:
-            return found
+        solution = self._cheapest(patterns)
+        if solution is None or self.problem.options.latency_budget is not None:
+            return solution
         optimistic = self._cheapest([_at_best(one, self.demands) for one in patterns])
-        return replace(found, bound=0.0 if optimistic is None else optimistic.bound)
+        return replace(solution, bound=0.0 if optimistic is None else optimistic.bound)
 
     def phases(self) -> Iterator[PatternSolution]:
         """Yield maps of ever finer parts of the demands, each at least as cheap as the one before it."""

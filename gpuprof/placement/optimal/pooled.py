@@ -148,10 +148,10 @@ class PooledPlanner:
         able = [one for one in self.problem.demands if choices[one.model]]
         most = self._all_rps()
         if not best.unplaced:
-            found = minimise_cost(self.problem, able, offers, self.limit)
-            if found.cost_per_hour is None or found.gpus is None:
+            result = minimise_cost(self.problem, able, offers, self.limit)
+            if result.cost_per_hour is None or result.gpus is None:
                 return best
-            self._least = found.gpus, found.cost_per_hour
+            self._least = result.gpus, result.cost_per_hour
             return self._raise_bounds(best, *self._least)
         if most is not None:
             most = bound_goodput(self.problem, able, group_demands(able, offers.optimistic_segments(able)), self.limit)
@@ -188,13 +188,17 @@ class PooledPlanner:
     def _better(self, best: Placement, other: Placement) -> Placement:
         return min(best, other, key=self._rank)
 
-    def _rank(self, one: Placement) -> tuple[object, ...]:
-        worse = unfairness(self.problem, one) if self.fair and one.unplaced else objective_value(self.problem, one)
+    def _rank(self, placement: Placement) -> tuple[object, ...]:
+        worse = (
+            unfairness(self.problem, placement)
+            if self.fair and placement.unplaced
+            else objective_value(self.problem, placement)
+        )
         moves = 0
         if self.problem.previous is not None:
             devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-            moves = assign_devices(one.gpus, self.problem.previous, devices).moves
-        return bool(one.unplaced), *worse, moves
+            moves = assign_devices(placement.gpus, self.problem.previous, devices).moves
+        return bool(placement.unplaced), *worse, moves
 
 
 def raise_demands(demands: Sequence[Demand], rates: Mapping[str, float]) -> tuple[Demand, ...]:

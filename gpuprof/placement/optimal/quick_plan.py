@@ -83,15 +83,15 @@ def _place_alone(segments: Segments, bins: FleetBins, device: str, replica: Plac
 def _quick_segment(segments: Segments, demand: Demand, device: Device) -> Segment | None:
     """Return a segment under a share, as small as bisection finds, that serves everything, else one of the largest."""
     shares = segments.problem.estimator.shares(demand.model, device)
-    found, low, high = None, 0, len(shares)
+    smallest, low, high = None, 0, len(shares)
     while low < high:
         middle = (low + high) // 2
         able = _smallest_sufficient(segments, demand, device, shares[middle])
         if able is None:
             low = middle + 1
         else:
-            found, high = able, middle
-    return _most_efficient(segments, demand, device, shares) if found is None else found
+            smallest, high = able, middle
+    return _most_efficient(segments, demand, device, shares) if smallest is None else smallest
 
 
 def _most_efficient(segments: Segments, demand: Demand, device: Device, shares: Sequence[Share]) -> Segment | None:
@@ -135,9 +135,9 @@ def _throughputs(segments: Segments, demand: Demand, device: Device, share: Shar
 
 def _list_unplaced(problem: Problem, segments: Segments, served: dict[str, float]) -> Iterator[Unplaced]:
     for demand in problem.by_priority():
-        left = demand.rate_rps - served.get(demand.model, 0.0)
-        if left > demand.rate_rps * 1e-9:
+        missing_rps = demand.rate_rps - served.get(demand.model, 0.0)
+        if missing_rps > demand.rate_rps * 1e-9:
             reason = "the time limit left no time to look for more than a first place for it"
             if is_refused_everywhere(segments, demand):
                 reason = explain_unplaced(problem, segments, demand)
-            yield Unplaced(model=demand.model, rate_rps=left, reason=reason)
+            yield Unplaced(model=demand.model, rate_rps=missing_rps, reason=reason)

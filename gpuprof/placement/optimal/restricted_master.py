@@ -318,13 +318,13 @@ class RestrictedMaster:
 
     def find_used_segments(self, solution: Solution) -> dict[str, set[int]]:
         """Return which segments of its class a solution takes for each model, however little."""
-        found: dict[str, set[int]] = {}
+        used: dict[str, set[int]] = {}
         for group, covers, counts in zip(self.classes, self._covers, self._counts, strict=True):
             of_all = {i for cover, c in covers if solution.values[c] > _LITTLE for i, n in enumerate(cover) if n}
             for position, demand in enumerate(group.demands):
                 own = {i for i, column in enumerate(counts.get(position, ())) if solution.values[column] > _LITTLE}
-                found[demand.model] = of_all | own
-        return found
+                used[demand.model] = of_all | own
+        return used
 
     def read_solution(self, solution: Solution) -> Choice:
         """Translate a solution into segments, configurations and patterns."""

@@ -123,10 +123,10 @@ class SpareCapacity:
     def _larger_shares(self, device: Device, partition: PlacedPartition, r: int) -> Iterator[PlacedPartition]:
         """Yield the partition with the next share that is known for the replica, or all that is left."""
         replica = partition.replicas[r]
-        left = 100.0 - math.fsum(one.share.sm_pct for one in partition.replicas)
-        if left <= _EPSILON:
+        free_pct = 100.0 - math.fsum(one.share.sm_pct for one in partition.replicas)
+        if free_pct <= _EPSILON:
             return
-        most = min(100.0, replica.share.sm_pct + left)
+        most = min(100.0, replica.share.sm_pct + free_pct)
         known = self.problem.estimator.shares(replica.model, device)
         sizes = {one.sm_pct for one in known if one.mig == partition.mig and replica.share.sm_pct < one.sm_pct <= most}
         for size in (*sorted(sizes)[:1], most):
@@ -141,13 +141,15 @@ class SpareCapacity:
         if partition.mig is None:
             return
         others = [make_placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
-        own = device.mig_profile(partition.mig)
-        larger = sorted((one for one in device.mig_profiles if one.sms > own.sms), key=lambda one: one.sms)
+        current = device.mig_profile(partition.mig)
+        larger = sorted((one for one in device.mig_profiles if one.sms > current.sms), key=lambda one: one.sms)
         for profile in larger:
             starts = legal_starts(device, profile, others)
             if not starts:
                 continue
-            start = min(starts, key=lambda slot: not _covers(MigPlacement(profile, slot), own.memory_slices, partition))
+            start = min(
+                starts, key=lambda slot: not _covers(MigPlacement(profile, slot), current.memory_slices, partition)
+            )
             moved = [self._with_share(device, one, Share(one.share.sm_pct, profile.name)) for one in partition.replicas]
             whole = tuple(one for one in moved if one is not None)
             if len(whole) == len(moved):

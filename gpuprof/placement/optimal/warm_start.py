@@ -109,10 +109,10 @@ def balance_rates(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu
     """
     # Equal devices may be one object, and replicas are told apart by identity.
     gpus = [_copy_replicas(gpu) for gpu in gpus]
-    found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
-    if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
+    by_replica = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
+    if len(by_replica) < sum(1 for gpu in gpus for _ in gpu.replicas()):
         return tuple(gpus)
-    even = _share_out_rates(problem, gpus, found)
+    even = _share_out_rates(problem, gpus, by_replica)
     serves_all = _total_rate_rps(even) >= _total_rate_rps(gpus) * (1.0 - _EPSILON)
     return tuple(even if serves_all and all(_is_sound(problem, segments, gpu) for gpu in even) else gpus)
 
@@ -160,14 +160,16 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
             yield replica, segment
 
 
-def _drop_idlest(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment], freed: int) -> list[PlacedGpu]:
+def _drop_idlest(
+    problem: Problem, gpus: list[PlacedGpu], by_replica: Mapping[int, Segment], freed: int
+) -> list[PlacedGpu]:
     """Return the devices but for the ``freed`` of which most is paid for and not used."""
-    offered = _capacity(gpus, found)
+    offered = _capacity(gpus, by_replica)
     busy = {model: min(1.0, problem.demand(model).rate_rps / offered[model]) for model in offered}
     prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
 
     def idle(gpu: PlacedGpu) -> float:
-        known = [(replica.model, found[id(replica)]) for replica in gpu.replicas() if id(replica) in found]
+        known = [(replica.model, by_replica[id(replica)]) for replica in gpu.replicas() if id(replica) in by_replica]
         return prices[gpu.device] * (1.0 - math.fsum(segment.fraction * busy[model] for model, segment in known))
 
     left_out = {id(gpu) for gpu in sorted(gpus, key=idle, reverse=True)[:freed]}
@@ -175,55 +177,55 @@ def _drop_idlest(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Se
 
 
 def _within_fleet(problem: Problem, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
-    left = {entry.device.name: math.inf if entry.count is None else entry.count for entry in problem.fleet.entries}
+    free = {entry.device.name: math.inf if entry.count is None else entry.count for entry in problem.fleet.entries}
     kept = []
     for gpu in gpus:
-        if left[gpu.device] > 0:
-            left[gpu.device] -= 1
+        if free[gpu.device] > 0:
+            free[gpu.device] -= 1
             kept.append(gpu)
     return kept
 
 
-def _drop_unneeded(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+def _drop_unneeded(problem: Problem, gpus: list[PlacedGpu], by_replica: Mapping[int, Segment]) -> list[PlacedGpu]:
     """Leave out devices, those of least capacity first, as long as the others serve as much."""
-    offered = _capacity(gpus, found)
+    offered = _capacity(gpus, by_replica)
     asked = {model: min(problem.demand(model).rate_rps, offered[model]) for model in offered}
 
     def spare(gpu: PlacedGpu) -> bool:
-        own = _capacity([gpu], found)
+        own = _capacity([gpu], by_replica)
         return all(offered[model] - own[model] >= asked[model] * (1.0 - _EPSILON) for model in own)
 
     kept = list(gpus)
     prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
-    for gpu in sorted(gpus, key=lambda one: (-prices[one.device], sum(_capacity([one], found).values()))):
+    for gpu in sorted(gpus, key=lambda one: (-prices[one.device], sum(_capacity([one], by_replica).values()))):
         if spare(gpu):
-            for model, capacity in _capacity([gpu], found).items():
+            for model, capacity in _capacity([gpu], by_replica).items():
                 offered[model] -= capacity
             kept = [one for one in kept if one is not gpu]
     return kept
 
 
-def _capacity(gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> defaultdict[str, float]:
+def _capacity(gpus: Sequence[PlacedGpu], by_replica: Mapping[int, Segment]) -> defaultdict[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
     for gpu in gpus:
         for replica in gpu.replicas():
-            if id(replica) in found:
-                total[replica.model] += found[id(replica)].capacity_rps
+            if id(replica) in by_replica:
+                total[replica.model] += by_replica[id(replica)].capacity_rps
     return total
 
 
-def _share_out_rates(problem: Problem, gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+def _share_out_rates(problem: Problem, gpus: Sequence[PlacedGpu], by_replica: Mapping[int, Segment]) -> list[PlacedGpu]:
     """Share today's rates out over the replicas; those that can do nothing any more are left out."""
     able: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for gpu in gpus:
         for replica in gpu.replicas():
-            if id(replica) in found:
+            if id(replica) in by_replica:
                 able[replica.model].append(replica)
     rated: dict[int, PlacedReplica] = {}
     for model, replicas in able.items():
         demand = problem.demand(model)
         chosen = replicas[: demand.max_replicas]
-        cover = share_out_rate(demand.rate_rps, [found[id(one)] for one in chosen])
+        cover = share_out_rate(demand.rate_rps, [by_replica[id(one)] for one in chosen])
         for one, (segment, rate) in zip(chosen, cover.parts, strict=True):
             rated[id(one)] = replace(one, rate_rps=rate, memory_bytes=segment.memory_bytes)
     return [kept for gpu in gpus if (kept := _with_rates(gpu, rated)).partitions]
@@ -273,11 +275,11 @@ def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem |
         replace(entry, count=None if entry.count is None else entry.count - used[entry.device.name])
         for entry in problem.fleet.entries
     )
-    left = Fleet(tuple(entry for entry in entries if entry.count != 0))
-    if not demands or not left.entries:
+    fleet = Fleet(tuple(entry for entry in entries if entry.count != 0))
+    if not demands or not fleet.entries:
         return None
     # Without the older map: whoever plans the rest would start from it again.
-    return replace(problem, demands=demands, fleet=left, previous=None)
+    return replace(problem, demands=demands, fleet=fleet, previous=None)
 
 
 def _remaining_demand(demand: Demand, served_rps: float, replicas: int) -> Demand | None:

@@ -36,35 +36,37 @@ class AlpaServe:
             for _ in range(entry.count or 0):
                 bins.open(entry.device.name)
         choices = {demand.model: _list_choices(problem, segments, demand) for demand in problem.demands}
-        left = {demand.model: demand.rate_rps for demand in problem.demands}
-        counts = dict.fromkeys(left, 0)
+        missing_rps = {demand.model: demand.rate_rps for demand in problem.demands}
+        counts = dict.fromkeys(missing_rps, 0)
         waiting = list(problem.demands)
         while waiting:
-            demand = max(waiting, key=lambda one: (one.priority, left[one.model]))
+            demand = max(waiting, key=lambda one: (one.priority, missing_rps[one.model]))
             served = 0.0
             if counts[demand.model] < min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
-                served = _add_replica(bins, segments, choices[demand.model], cost, left[demand.model])
-            left[demand.model] -= served
+                served = _add_replica(bins, segments, choices[demand.model], cost, missing_rps[demand.model])
+            missing_rps[demand.model] -= served
             counts[demand.model] += 1
-            if not served or left[demand.model] <= demand.rate_rps * 1e-9:
+            if not served or missing_rps[demand.model] <= demand.rate_rps * 1e-9:
                 waiting.remove(demand)
         return with_unplaced(problem, segments, Placement("alpaserve", bins.to_gpus()))
 
 
 def _list_choices(problem: Problem, segments: Segments, demand: Demand) -> list[Segment]:
-    found: list[Segment] = []
+    choices: list[Segment] = []
     for entry in problem.fleet.entries:
         with suppress(InputError):
-            found += segments.best(demand, entry.device)
-    return found
+            choices += segments.best(demand, entry.device)
+    return choices
 
 
-def _add_replica(bins: FleetBins, segments: Segments, choices: Sequence[Segment], cost: Cost, left: float) -> float:
+def _add_replica(
+    bins: FleetBins, segments: Segments, choices: Sequence[Segment], cost: Cost, missing_rps: float
+) -> float:
     """Put one replica somewhere; return the requests/s that it serves, 0 where there is no room for any."""
-    enough = sorted((one for one in choices if one.capacity_rps >= left), key=cost)
+    enough = sorted((one for one in choices if one.capacity_rps >= missing_rps), key=cost)
     others = sorted(choices, key=lambda one: -one.capacity_rps / cost(one))
     for segment in (*enough[:1], *others):
-        replica = segment.replica(min(left, segment.capacity_rps))
+        replica = segment.replica(min(missing_rps, segment.capacity_rps))
         for one in sorted(bins.bins, key=_used_fraction):
             if one.device.name == segment.device and one.add(replica, segments):
                 return replica.rate_rps
@@ -74,6 +76,6 @@ def _add_replica(bins: FleetBins, segments: Segments, choices: Sequence[Segment]
     return 0.0
 
 
-def _used_fraction(one: Bin) -> float:
-    replicas: list[PlacedReplica] = [replica for partition in one.partitions for replica in partition.replicas]
-    return sum(one.device.fraction(replica.share) for replica in replicas)
+def _used_fraction(gpu: Bin) -> float:
+    replicas: list[PlacedReplica] = [replica for partition in gpu.partitions for replica in partition.replicas]
+    return sum(gpu.device.fraction(replica.share) for replica in replicas)

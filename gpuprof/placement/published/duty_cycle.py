@@ -66,7 +66,7 @@ def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
             yield DutyCycle(cycle, tuple(taken), sum(times) / cycle)
 
 
-def _smallest_batch(one: TurnDemand, cycle_ms: float) -> int | None:
+def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
     """Return the smallest batch that holds what comes in a cycle, None where the largest does not."""
-    needed = one.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
-    return min((batch for batch in one.latency_ms if batch >= needed), default=None)
+    needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
+    return min((batch for batch in demand.latency_ms if batch >= needed), default=None)

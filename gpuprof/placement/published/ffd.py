@@ -34,11 +34,11 @@ class FirstFitDecreasing:
         missing = _pack(problem, choices, cost, bins)
         unplaced = []
         for demand in problem.by_priority():
-            left = missing[demand.model]
-            if left > demand.rate_rps * 1e-9:
-                left = _squeeze(demand, left, choices[demand.model], bins)
-            if left > demand.rate_rps * 1e-9:
-                unplaced.append(_name_unplaced(problem, segments, demand, left))
+            missing_rps = missing[demand.model]
+            if missing_rps > demand.rate_rps * 1e-9:
+                missing_rps = _squeeze(demand, missing_rps, choices[demand.model], bins)
+            if missing_rps > demand.rate_rps * 1e-9:
+                unplaced.append(_name_unplaced(problem, segments, demand, missing_rps))
         return Placement("ffd", bins.to_gpus(), tuple(unplaced))
 
 
@@ -61,23 +61,25 @@ def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost,
     return missing
 
 
-def _squeeze(demand: Demand, left: float, segments: Sequence[Segment], bins: FleetBins) -> float:
+def _squeeze(demand: Demand, missing_rps: float, segments: Sequence[Segment], bins: FleetBins) -> float:
     """Fill what room is left with the segments that serve most; return the rate that still has no place."""
     placed = bins.count(demand.model)
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, left), s.fraction)):
-        while left > demand.rate_rps * 1e-9 and placed < most:
-            rate = min(left, segment.capacity_rps)
+    for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, missing_rps), s.fraction)):
+        while missing_rps > demand.rate_rps * 1e-9 and placed < most:
+            rate = min(missing_rps, segment.capacity_rps)
             if not bins.first_fit(segment.device, segment.replica(rate)):
                 break
-            left -= rate
+            missing_rps -= rate
             placed += 1
-    return max(0.0, left)
+    return max(0.0, missing_rps)
 
 
-def _name_unplaced(problem: Problem, segments: Segments, demand: Demand, left: float) -> Unplaced:
-    if left < demand.rate_rps * (1.0 - 1e-9):
+def _name_unplaced(problem: Problem, segments: Segments, demand: Demand, missing_rps: float) -> Unplaced:
+    if missing_rps < demand.rate_rps * (1.0 - 1e-9):
         return Unplaced(
-            model=demand.model, rate_rps=left, reason=explain_shortfall(problem, demand, demand.rate_rps - left)
+            model=demand.model,
+            rate_rps=missing_rps,
+            reason=explain_shortfall(problem, demand, demand.rate_rps - missing_rps),
         )
     return Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=explain_unplaced(problem, segments, demand))

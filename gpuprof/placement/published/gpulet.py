@@ -91,59 +91,61 @@ class _Filling:
     def serve(self, demand: Demand) -> None:
         """Place gpu-lets until the demand is served or nothing more fits."""
         sizes = {e.device.name: _sizes(self.segments, demand, e) for e in self.problem.fleet.entries}
-        left, count = demand.rate_rps, 0
+        missing_rps, count = demand.rate_rps, 0
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-        while left > demand.rate_rps * 1e-9 and count < most:
-            served = self._place_one(sizes, left)
+        while missing_rps > demand.rate_rps * 1e-9 and count < most:
+            served = self._place_one(sizes, missing_rps)
             if not served:
                 return
-            left -= served
+            missing_rps -= served
             count += 1
 
-    def _place_one(self, sizes: Mapping[str, Sequence[Segment]], left: float) -> float:
+    def _place_one(self, sizes: Mapping[str, Sequence[Segment]], missing_rps: float) -> float:
         """Put one gpu-let for up to ``left`` requests/s somewhere; return what it serves, 0 when there is no room."""
         for entry in self.problem.fleet.entries:
-            own = sizes[entry.device.name]
-            if not own:
+            segments = sizes[entry.device.name]
+            if not segments:
                 continue
-            model = own[0].model
-            served = self._beside(entry, own, left) or self._in_turn(entry, model, left)
-            served = served or self._fresh(entry, _ideal(own, left), left)
+            model = segments[0].model
+            served = self._beside(entry, segments, missing_rps) or self._in_turn(entry, model, missing_rps)
+            served = served or self._fresh(entry, _ideal(segments, missing_rps), missing_rps)
             if served:
                 return served
         return 0.0
 
-    def _beside(self, entry: FleetEntry, sizes: Sequence[Segment], left: float) -> float:
+    def _beside(self, entry: FleetEntry, sizes: Sequence[Segment], missing_rps: float) -> float:
         """Give the best-fitting free part to the workload; return what it serves there, 0 where nothing fits."""
         halves = self._halves.get(entry.device.name, [])
-        least = _ideal(sizes, left).share.sm_pct
+        least = _ideal(sizes, missing_rps).share.sm_pct
         rests: dict[float, tuple[Segment, PlacedReplica] | None] = {}
         for index in range(bisect_left(halves, least - 1e-9, key=_free), len(halves)):
             gpu = halves[index]
             if gpu.free_pct not in rests:
                 rest = next((one for one in sizes if abs(one.share.sm_pct - gpu.free_pct) < 1e-9), None)
-                rests[gpu.free_pct] = None if rest is None else (rest, _just_enough(self.segments, entry, rest, left))
+                rests[gpu.free_pct] = (
+                    None if rest is None else (rest, _just_enough(self.segments, entry, rest, missing_rps))
+                )
             chosen = rests[gpu.free_pct]
             if chosen is not None and self._bears(gpu, chosen[1]):
                 gpu.replicas.append(chosen[1])
                 del halves[index]
-                return min(left, chosen[0].capacity_rps)
+                return min(missing_rps, chosen[0].capacity_rps)
         return 0.0
 
-    def _in_turn(self, entry: FleetEntry, model: str, left: float) -> float:
+    def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float) -> float:
         """Let the workload take turns with those of a device; return what it serves there, 0 where none suits."""
         for gpu in self.gpus if self.temporal else ():
             if gpu.entry is not entry or any(one.model == model for one in gpu.replicas):
                 continue
             together = self._take_turns(
-                entry.device, [*((one.model, one.rate_rps) for one in gpu.replicas), (model, left)]
+                entry.device, [*((one.model, one.rate_rps) for one in gpu.replicas), (model, missing_rps)]
             )
             if together is not None:
                 self._halves[entry.device.name] = [
                     one for one in self._halves.get(entry.device.name, []) if one is not gpu
                 ]
                 gpu.replicas, gpu.free_pct, gpu.unshared = list(together.replicas), 0.0, True
-                return left
+                return missing_rps
         return 0.0
 
     def _take_turns(self, device: Device, rates: Sequence[tuple[str, float]]) -> PlacedPartition | None:
@@ -174,12 +176,12 @@ class _Filling:
         meets = self.segments.meets
         return all(meets(self.problem.demand(one.model), device, one.workload, one.rate_rps) for one in replicas)
 
-    def _fresh(self, entry: FleetEntry, segment: Segment, left: float) -> float:
+    def _fresh(self, entry: FleetEntry, segment: Segment, missing_rps: float) -> float:
         """Open a GPU for the segment if there is one left."""
         name, gpu = entry.device.name, _Gpu(entry)
         if entry.count is not None and self._used[name] >= entry.count:
             return 0.0
-        replica = _just_enough(self.segments, entry, segment, left)
+        replica = _just_enough(self.segments, entry, segment, missing_rps)
         if not self._bears(gpu, replica):
             return 0.0
         gpu.replicas.append(replica)
@@ -188,7 +190,7 @@ class _Filling:
         self._used[name] += 1
         if gpu.free_pct > 0.0:
             insort(self._halves.setdefault(name, []), gpu, key=_free)
-        return min(left, segment.capacity_rps)
+        return min(missing_rps, segment.capacity_rps)
 
     def _bears(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
         """Whether memory suffices and both workloads keep their SLOs beside each other."""
@@ -198,16 +200,18 @@ class _Filling:
         pairs = ((one, other) for one in together for other in together if one is not other)
         return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
 
-    def _keeps(self, device: Device, one: PlacedReplica, other: PlacedReplica) -> bool:
+    def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
         """Whether ``one`` keeps its SLO beside ``other``; what pairs do to each other is asked once and not kept."""
-        workload, beside = one.workload, (other.workload,)
-        estimate = self.problem.estimator.estimate(one.model, device, one.batch, one.share, beside, one.processes)
+        workload, beside = replica.workload, (other.workload,)
+        estimate = self.problem.estimator.estimate(
+            replica.model, device, replica.batch, replica.share, beside, replica.processes
+        )
         if estimate.latency_ms == self.segments.estimate(device, workload).latency_ms:
             return True
-        demand = self.problem.demand(one.model)
+        demand = self.problem.demand(replica.model)
         if self.problem.options.latency_budget is not None:
-            return self.segments.within_budget(demand, estimate, one.rate_rps)
-        return self.segments.meets(demand, device, workload, one.rate_rps, beside)
+            return self.segments.within_budget(demand, estimate, replica.rate_rps)
+        return self.segments.meets(demand, device, workload, replica.rate_rps, beside)
 
 
 def _free(gpu: _Gpu) -> float:
@@ -216,7 +220,7 @@ def _free(gpu: _Gpu) -> float:
 
 def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segment]:
     """Return the best segment of each size that meets the SLO at some rate, smallest first."""
-    found = []
+    choices = []
     for size in SIZES_PCT:
         try:
             workloads = list(segments.workloads(demand.model, entry.device, Share(size)))
@@ -225,20 +229,20 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
         single = sorted((one for one in workloads if one.processes == 1), key=lambda one: one.batch)
         best = segments.largest(demand, entry.device, single)
         if best is not None:
-            found.append(best)
-    return found
+            choices.append(best)
+    return choices
 
 
-def _ideal(sizes: Sequence[Segment], left: float) -> Segment:
+def _ideal(sizes: Sequence[Segment], missing_rps: float) -> Segment:
     """Return the smaller of the most efficient size and the least that serves all that is left."""
     efficient = max(sizes, key=lambda one: (one.capacity_rps / one.share.sm_pct, -one.share.sm_pct))
-    enough = [one for one in sizes if one.capacity_rps >= left]
+    enough = [one for one in sizes if one.capacity_rps >= missing_rps]
     return min([efficient, *enough[:1]], key=lambda one: one.share.sm_pct)
 
 
-def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, left: float) -> PlacedReplica:
+def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missing_rps: float) -> PlacedReplica:
     """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
-    rate_rps = min(left, segment.capacity_rps)
+    rate_rps = min(missing_rps, segment.capacity_rps)
     demand, device = segments.problem.demand(segment.model), entry.device
     for batch in segments.menu.listed_batches(segment.model, device, segment.share):
         workload = Workload(segment.model, batch, segment.share)

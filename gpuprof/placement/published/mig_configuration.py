@@ -44,12 +44,14 @@ class MigConfiguration:
         """What its instances add to a deployment."""
         return tuple(one.key for one in self.instances)
 
-    def exchange(self, own: int, other: MigConfiguration, theirs: int) -> tuple[MigConfiguration, MigConfiguration]:
+    def exchange(
+        self, index: int, other: MigConfiguration, other_index: int
+    ) -> tuple[MigConfiguration, MigConfiguration]:
         """Return both with the services of two instances exchanged."""
         ours, others = list(self.instances), list(other.instances)
-        ours[own], others[theirs] = (
-            FilledInstance(others[theirs].segment, ours[own].start),
-            FilledInstance(ours[own].segment, others[theirs].start),
+        ours[index], others[other_index] = (
+            FilledInstance(others[other_index].segment, ours[index].start),
+            FilledInstance(ours[index].segment, others[other_index].start),
         )
         return MigConfiguration(tuple(ours)), MigConfiguration(tuple(others))
 
@@ -104,9 +106,9 @@ def rank_configurations(
     """
     distinct: dict[tuple[str, ...], MigConfiguration] = {}
     for layout in layouts:
-        one = _fill(services, layout, completion, replicas)
-        if one.score > 0.0:
-            distinct.setdefault(tuple(sorted(one.keys)), one)
+        configuration = _fill(services, layout, completion, replicas)
+        if configuration.score > 0.0:
+            distinct.setdefault(tuple(sorted(configuration.keys)), configuration)
     return sorted(distinct.values(), key=lambda one: -one.score)
 
 

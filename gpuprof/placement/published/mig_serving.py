@@ -58,14 +58,14 @@ class MigServing:
         services = Services(problem, {d.model: _by_profile(segments, problem, d.model, entry) for d in problem.demands})
         layouts = distinct_layouts(entry.device, basic_profiles(entry.device))
         gpus = _configure(services, layouts, entry.count)
-        found, stopped = None, False
+        found_by, stopped = None, False
         if self.slow:
             fast = len(gpus)
             search = SlowSearch(services, layouts, entry.count, self.rounds, problem.options.seed, limit)
             gpus = search.improve(gpus)
-            found = f"the slow algorithms: {len(gpus)} devices where the fast one has {fast}"
+            found_by = f"the slow algorithms: {len(gpus)} devices where the fast one has {fast}"
             stopped = limit.is_over
-        placed = Placement("mig-serving", tuple(_gpus(problem, entry, gpus)), found_by=found, stopped=stopped)
+        placed = Placement("mig-serving", tuple(_gpus(problem, entry, gpus)), found_by=found_by, stopped=stopped)
         return with_unplaced(problem, segments, placed)
 
 
@@ -93,13 +93,13 @@ def _configure(services: Services, layouts: Sequence[Layout], most: int | None) 
 
 def _gpus(problem: Problem, entry: FleetEntry, gpus: Sequence[MigConfiguration]) -> list[PlacedGpu]:
     """Share the rates out over what was chosen."""
-    own: dict[str, list[Segment]] = {}
+    by_model: dict[str, list[Segment]] = {}
     for chosen in gpus:
-        for one in chosen:
-            own.setdefault(one.segment.model, []).append(one.segment)
+        for instance in chosen:
+            by_model.setdefault(instance.segment.model, []).append(instance.segment)
     rates = {
         model: [rate for _, rate in share_out_rate(problem.demand(model).rate_rps, parts).parts]
-        for model, parts in own.items()
+        for model, parts in by_model.items()
     }
     placed = []
     for chosen in gpus:

@@ -63,13 +63,13 @@ class SlowSearch:
     def improve(self, fast: Deployment) -> Deployment:
         """Return a deployment that serves as much on fewer GPUs, or more on as many; ``fast`` where none is found."""
         random = Random(self.seed)
-        population, left = [fast], self.rounds
-        while left > 0 and not self.limit.is_over:
+        population, rounds_left = [fast], self.rounds
+        while rounds_left > 0 and not self.limit.is_over:
             before = self._fitness(population[0])
             young = [self._mutate(self._cross(one, random), random) for one in population for _ in range(2)]
             distinct = {one: self._fitness(one) for one in (*population, *young)}
             population = sorted(distinct, key=lambda one: distinct[one], reverse=True)[:_POPULATION]
-            left = self.rounds if self._fitness(population[0]) > before else left - 1
+            rounds_left = self.rounds if self._fitness(population[0]) > before else rounds_left - 1
         return population[0]
 
     def _fitness(self, deployment: Deployment) -> tuple[float, int, float]:

@@ -58,7 +58,7 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
 
     Where only smaller batches keep it, the largest of those.
     """
-    found = []
+    knees = []
     for profile in entry.device.mig_profiles:
         share = Share(100.0, profile.name)
         able: list[Segment] = []
@@ -72,8 +72,8 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
                 able += [] if segment is None else [segment]
         if able:
             beyond = [one for one in able if 1000.0 * one.batch / one.latency_ms >= KNEE * most]
-            found.append(beyond[0] if beyond else able[-1])
-    return found
+            knees.append(beyond[0] if beyond else able[-1])
+    return knees
 
 
 def _choose_instances(demand: Demand, knees: list[Segment]) -> list[Segment]:

@@ -132,13 +132,13 @@ class ParvaGpu:
 
 def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Triplet, ...]:
     """Optimal Triplet Decision (Algorithm 1, lines 2 to 12): of each instance size the segment of most throughput."""
-    found = []
+    triplet_list = []
     for profile in basic_profiles(device):
         share = Share(100.0, profile.name)
         best = segments.largest(demand, device, segments.workloads(demand.model, device, share))
         if best is not None:
-            found.append(_Triplet(best, profile.compute_slices))
-    return tuple(found)
+            triplet_list.append(_Triplet(best, profile.compute_slices))
+    return tuple(triplet_list)
 
 
 def _match_rate(service: _Service) -> list[_Triplet]:
@@ -185,10 +185,12 @@ def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: 
     """
     if problem.previous is None:
         return []
-    found = {service.demand.model: _segments_then(problem.previous, segments, entry, service) for service in services}
+    triplets = {
+        service.demand.model: _segments_then(problem.previous, segments, entry, service) for service in services
+    }
     gpus: dict[tuple[str, int], _Gpu] = {}
     for service in services:
-        for where, place, triplet in found[service.demand.model]:
+        for where, place, triplet in triplets[service.demand.model]:
             gpus.setdefault(where, _Gpu()).placed.append((place, service, triplet))
     order = [(node.name, gpu.index) for node in problem.previous.nodes for gpu in node.gpus]
     kept = [gpus[where] for where in order if where in gpus]
@@ -204,7 +206,7 @@ def _segments_then(
     if then is None or (then.rate_rps, Slo(then.slo_ms, then.percentile)) != (demand.rate_rps, demand.slo):
         return []
     profiles = {profile.name: profile for profile in entry.device.mig_profiles}
-    found = []
+    triplets = []
     for node, gpu, partition, replica in previous.places():
         if replica.model != demand.model:
             continue
@@ -216,10 +218,10 @@ def _segments_then(
         if segment is None or workload.share.sm_pct < 100.0 or partition.mig is None:
             return []
         place = MigPlacement(profile, partition.mig.start)
-        found.append(((node.name, gpu.index), place, _Triplet(segment, profile.compute_slices)))
-    served = sum(triplet.segment.capacity_rps for _, _, triplet in found)
-    enough = served >= demand.rate_rps * (1.0 - 1e-9) and len(found) <= (demand.max_replicas or MOST_REPLICAS)
-    return found if enough else []
+        triplets.append(((node.name, gpu.index), place, _Triplet(segment, profile.compute_slices)))
+    served = sum(triplet.segment.capacity_rps for _, _, triplet in triplets)
+    enough = served >= demand.rate_rps * (1.0 - 1e-9) and len(triplets) <= (demand.max_replicas or MOST_REPLICAS)
+    return triplets if enough else []
 
 
 def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -> list[_Gpu]:
@@ -287,15 +289,15 @@ def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntr
     rates: dict[str, list[PlacedReplica]] = {}
     unplaced = []
     for demand in problem.by_priority():
-        own = [triplet.segment for gpu in gpus for _, service, triplet in gpu.placed if service.demand is demand]
-        if not own:
+        of_demand = [triplet.segment for gpu in gpus for _, service, triplet in gpu.placed if service.demand is demand]
+        if not of_demand:
             unplaced.append(
                 Unplaced(
                     model=demand.model, rate_rps=demand.rate_rps, reason=explain_unplaced(problem, segments, demand)
                 )
             )
             continue
-        cover = share_out_rate(demand.rate_rps, own)
+        cover = share_out_rate(demand.rate_rps, of_demand)
         rates[demand.model] = [segment.replica(rate) for segment, rate in cover.parts]
         if cover.missing_rps:
             reason = explain_shortfall(problem, demand, demand.rate_rps - cover.missing_rps)

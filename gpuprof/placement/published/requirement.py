@@ -69,7 +69,7 @@ def requirements(
     InputError
         When ``metric`` is known at no batch.
     """
-    found: dict[int, Requirement] = {}
+    by_batch: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
     whole = Share()
     for batch in segments.menu.listed_batches(demand.model, device, whole):
@@ -87,10 +87,10 @@ def requirements(
         seen.append((required, mreq))
         segment = segments.make(demand, device, Workload(demand.model, batch, whole if unshared else Share(required)))
         if segment is not None:
-            found[batch] = Requirement(segment, required, mreq, creq, _METRICS[metric])
+            by_batch[batch] = Requirement(segment, required, mreq, creq, _METRICS[metric])
     if not seen:
         return {}, None
-    return found, (sum(c for c, _ in seen) / len(seen), sum(m for _, m in seen) / len(seen))
+    return by_batch, (sum(c for c, _ in seen) / len(seen), sum(m for _, m in seen) / len(seen))
 
 
 def _required_pct(creq: Figure) -> float:

@@ -31,12 +31,12 @@ class Shepherd:
         """Return the placement."""
         segments = Segments(problem, capped=False)
         known = {demand.model: _find_whole(problem, segments, demand) for demand in problem.demands}
-        left = {demand.model: demand.rate_rps for demand in problem.demands}
+        missing_rps = {demand.model: demand.rate_rps for demand in problem.demands}
         chosen: dict[str, list[Segment]] = {demand.model: [] for demand in problem.demands}
         free = {entry.device.name: entry.count for entry in problem.fleet.entries}
-        while (best := _find_best(problem, known, left, chosen, free)) is not None:
+        while (best := _find_best(problem, known, missing_rps, chosen, free)) is not None:
             chosen[best.model].append(best)
-            left[best.model] = max(0.0, left[best.model] - best.capacity_rps)
+            missing_rps[best.model] = max(0.0, missing_rps[best.model] - best.capacity_rps)
             count = free[best.device]
             free[best.device] = None if count is None else count - 1
         gpus = []
@@ -51,34 +51,34 @@ class Shepherd:
 
 def _find_whole(problem: Problem, segments: Segments, demand: Demand) -> list[Segment]:
     """Return for each kind of device the segment on all of it, or on the largest part that anything is known of."""
-    found = []
+    choices = []
     for entry in problem.fleet.entries:
         with suppress(InputError):
             share = max(problem.estimator.shares(demand.model, entry.device), key=entry.device.fraction)
             segment = segments.best_of(demand, entry.device, share)
             if segment is not None:
-                found.append(segment)
-    return found
+                choices.append(segment)
+    return choices
 
 
 def _find_best(
     problem: Problem,
     known: Mapping[str, list[Segment]],
-    left: Mapping[str, float],
+    missing_rps: Mapping[str, float],
     chosen: Mapping[str, list[Segment]],
     free: Mapping[str, int | None],
 ) -> Segment | None:
     """Return what the next device serves; None when all is served or nothing more can be."""
     best: tuple[int, float, Segment] | None = None
     for demand in problem.by_priority():
-        if left[demand.model] <= demand.rate_rps * 1e-9:
+        if missing_rps[demand.model] <= demand.rate_rps * 1e-9:
             continue
         if len(chosen[demand.model]) >= min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
             continue
         for segment in known[demand.model]:
             if free[segment.device] == 0:
                 continue
-            gain = min(left[demand.model], segment.capacity_rps) / problem.entry(segment.device).price_per_hour
+            gain = min(missing_rps[demand.model], segment.capacity_rps) / problem.entry(segment.device).price_per_hour
             if best is None or (demand.priority, gain) > best[:2]:
                 best = (demand.priority, gain, segment)
     return None if best is None else best[2]

@@ -111,14 +111,14 @@ class Usher:
         known: dict[str, dict[int, dict[str, Requirement]]] = {}
         means = {}
         for demand in problem.by_priority():
-            found: dict[int, dict[str, Requirement]] = {}
+            requirements_by_batch: dict[int, dict[str, Requirement]] = {}
             averages = []
             for entry in problem.fleet.entries:
                 by_batch, mean = requirements(segments, demand, entry.device, self.creq, self.unshared)
                 averages += [] if mean is None else [mean]
                 for batch, requirement in by_batch.items():
-                    found.setdefault(batch, {})[entry.device.name] = requirement
-            known[demand.model] = found
+                    requirements_by_batch.setdefault(batch, {})[entry.device.name] = requirement
+            known[demand.model] = requirements_by_batch
             if averages:
                 count = len(averages)
                 means[demand.model] = (sum(c for c, _ in averages) / count, sum(m for _, m in averages) / count)

@@ -116,14 +116,14 @@ class Ground:
         """
         if option not in self._fits:
             needs = {name: (one.creq_pct, one.mreq_pct) for name, one in option.by_device.items()}
-            found = []
+            fits = []
             for index, space in enumerate(self.spaces):
                 if space.device in needs:
                     creq, mreq = needs[space.device]
                     compute, memory = space.compute_pct - creq, space.memory_pct - mreq
                     if compute >= -_EPSILON and memory >= -_EPSILON:
-                        found.append((compute + memory, index))
-            self._fits[option] = sorted(found)
+                        fits.append((compute + memory, index))
+            self._fits[option] = sorted(fits)
         return self._fits[option]
 
     def count_unopened(self, option: Option) -> float:
@@ -174,10 +174,10 @@ class Trial:
     def place(self, option: Option) -> None:
         """Lines 11 to 17 for one model."""
         first = len(self.hosts)
-        left = self._host(option, option.replicas, self._own(option))  # line 11
-        left = self._host(option, left, self._outside(option, left))  # line 12
-        while left > 0 and self._initialise(option):  # lines 13 to 15
-            left -= 1
+        missing = self._host(option, option.replicas, self._own(option))  # line 11
+        missing = self._host(option, missing, self._outside(option, missing))  # line 12
+        while missing > 0 and self._initialise(option):  # lines 13 to 15
+            missing -= 1
         served = sum(option.by_device[self._space(i).device].segment.capacity_rps for _, i in self.hosts[first:])
         self.goodput_rps += min(served, option.demand.rate_rps)
 
@@ -194,14 +194,14 @@ class Trial:
 
     def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
         """Return at most so many of the other groups' devices that can host a replica, fullest first."""
-        found = list(self._taking(option, self._changed))
+        fits = list(self._taking(option, self._changed))
         for fit in self.ground.fits(option) if most else []:
             if most <= 0:
                 break
             if fit[1] not in self._changed:
-                found.append(fit)
+                fits.append(fit)
                 most -= 1
-        return sorted(found)
+        return sorted(fits)
 
     def _taking(
         self, option: Option, indices: Iterator[int] | Sequence[int] | Mapping[int, Space]
@@ -212,15 +212,15 @@ class Trial:
             if after is not None:
                 yield after.free_pct, index
 
-    def _host(self, option: Option, left: int, fits: Sequence[tuple[float, int]]) -> int:
+    def _host(self, option: Option, missing: int, fits: Sequence[tuple[float, int]]) -> int:
         """Put replicas on devices in this order; return how many are left."""
-        for _, index in fits[:left]:
+        for _, index in fits[:missing]:
             space = self._space(index)
             after = space.after(option.demand.model, option.by_device[space.device])
             if after is not None:
                 self._put_space(index, after)
                 self.hosts.append((option, index))
-        return left - min(left, len(fits))
+        return missing - min(missing, len(fits))
 
     def _put_space(self, index: int, space: Space) -> None:
         there = len(self.ground.spaces)
