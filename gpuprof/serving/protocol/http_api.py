@@ -110,10 +110,10 @@ class HttpApi:
         key = (head.method, head.target)
         route = self._routes.get(key)
         if route is None:
-            route = self._find(head)
-            # Bounded: anybody can ask for addresses without end.
-            if len(self._routes) < _MAX_CACHED_ROUTES:
-                self._routes[key] = route
+            route = self._routes[key] = self._find(head)
+            if len(self._routes) > _MAX_CACHED_ROUTES:
+                # Anybody can ask for addresses without end; those of models must find a place, and with it a lane.
+                del self._routes[next(iter(self._routes))]
         return route
 
     def lane(self, beginning: Buffer) -> Hashable:

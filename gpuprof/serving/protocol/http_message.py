@@ -15,6 +15,10 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+#: Two of them may be read in two ways, by a proxy and here: where a request ends, and who sends it.
+_GIVEN_ONCE = frozenset(
+    b"authorization content-encoding content-length host inference-header-content-length transfer-encoding".split()
+)
 #: Heads that are remembered, and bytes of one.
 MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -32,8 +36,10 @@ class HttpHead:
     length : int or None
         Content-Length; None when none was given.
     chunked, keep_alive : bool
-    hosts : int
-        How often the header Host was given.
+    repeated : bytes or None
+        A header that was given twice, of those that may be given once.
+    is_whole : bool
+        Whether the parser has found its end.
     """
 
     method: bytes = b""
@@ -42,7 +48,8 @@ class HttpHead:
     length: int | None = None
     chunked: bool = False
     keep_alive: bool = True
-    hosts: int = 0
+    repeated: bytes | None = None
+    is_whole: bool = False
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, perhaps several times."""
@@ -51,9 +58,13 @@ class HttpHead:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
         name = name.lower()
+        if name in self.headers and name in _GIVEN_ONCE:
+            self.repeated = name
         self.headers[name] = value
-        if name == b"host":
-            self.hosts += 1
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self.is_whole = True
 
 
 @dataclass(slots=True)
@@ -100,6 +111,10 @@ def _parse_head(text: bytes) -> HttpHead:
         pass  # the offer to speak another protocol is not taken up
     except httptools.HttpParserError as error:
         raise bad_request(f"not HTTP: {error}") from None
+    if not head.is_whole:
+        raise bad_request("not HTTP: a request begins with a request line")
+    if head.repeated is not None:
+        raise bad_request(f"a request must have one header {head.repeated.decode().title()}")
     head.method = parser.get_method()
     head.keep_alive = parser.should_keep_alive()
     _read_host(head, parser.get_http_version())
@@ -109,8 +124,8 @@ def _parse_head(text: bytes) -> HttpHead:
 
 def _read_host(head: HttpHead, version: str) -> None:
     """Find out who is meant: the one header Host, or the target where it has the absolute form (section 3.2.2)."""
-    # RFC 9112, 3.2: 400 for a request of HTTP/1.1 without Host, or with several.
-    if head.hosts > 1 or (not head.hosts and version == "1.1"):
+    # RFC 9112, 3.2: 400 for a request of HTTP/1.1 without Host.
+    if b"host" not in head.headers and version == "1.1":
         raise bad_request("a request must have one header Host")
     for scheme in (b"http://", b"https://"):
         if head.target[: len(scheme)].lower() == scheme:

@@ -71,7 +71,10 @@ class KnownCalls:
         begin = len(data) - len(call.raw[0])
         if begin > _MOST_BYTES:
             return
-        rest, spans = split_off_field(data, RAW_INPUTS)
+        try:
+            rest, spans = split_off_field(data, RAW_INPUTS)
+        except ValueError:  # Protobuf takes what this does not: groups, which no message of the protocol has
+            return
         if spans != [slice(begin, len(data))]:
             return
         beginning = bytes(data[:begin])

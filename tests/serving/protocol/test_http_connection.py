@@ -16,6 +16,7 @@ from gpuprof.serving.protocol.http_message import MOST_KNOWN, HttpHead, is_own_h
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import RefusedError
 from tests.reruns import serves_in_real_time
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -378,3 +379,42 @@ def test_so_many_heads_are_remembered_and_no_more(api: HttpApi, echo: list[HttpH
     for number in range(MOST_KNOWN + 10):
         ask_in_pieces(api, HEAD_OF_FOUR[:-2] + b"X: %d\r\n\r\n0000" % number, 1000)
     assert 0 < len(api.known_heads) <= MOST_KNOWN
+
+
+@pytest.mark.parametrize("beginning", [b"\r\n\r\n", b"\r\n\r\n\r\n\r\n"])
+def test_a_head_without_a_request_line_is_no_request(beginning: bytes) -> None:
+    with pytest.raises(RefusedError, match="request line") as refused:
+        read_head(beginning)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Authorization", ["Bearer wrong", "Bearer right"]),
+        ("Transfer-Encoding", ["identity", "chunked"]),
+        ("Inference-Header-Content-Length", ["3", "5"]),
+        ("Content-Encoding", ["gzip", "identity"]),
+        ("Host", ["x", "y"]),
+    ],
+)
+def test_what_a_proxy_may_read_in_another_way_is_given_once(name: str, values: list[str]) -> None:
+    lines = ["POST / HTTP/1.1", "Host: x", *(f"{name}: {value}" for value in values), "", ""]
+    with pytest.raises(RefusedError, match=f"one header {name}") as refused:
+        read_head("\r\n".join(lines).encode())
+    assert refused.value.status == 400
+    accepted = ["POST / HTTP/1.1", "Host: x", "X: a", "X: b", "", ""]
+    assert read_head("\r\n".join(accepted).encode()).headers[b"x"] == b"b"
+
+
+def test_addresses_that_are_made_up_do_not_take_the_lane_of_a_model(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        api, "_find", lambda head: Route(lambda *_: None, lane="m" if b"infer" in head.target else None)
+    )
+    for number in range(5000):
+        api.route(HttpHead(b"GET", b"/v2/health/live?%d" % number))
+    api.route(HttpHead(b"POST", b"/v2/models/m/infer"))
+    assert api.lane(b"POST /v2/models/m/infer HTTP/1.1\r\n") == "m"
+    assert len(api._routes) <= 1024
