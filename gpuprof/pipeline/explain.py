@@ -113,7 +113,7 @@ def explain(
     >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
     >>> done = gpuprof.profile([file], batches=(1, 2), shares=("100",), device="cpu", db=folder, settings=quick)
-    >>> demand = gpuprof.Demand("mlp", rate_rps=1.0, slo=gpuprof.Slo(1000.0))
+    >>> demand = gpuprof.Demand("mlp", rate_rps=1.0, slo=gpuprof.Slo(10000.0))
     >>> plan = gpuprof.place([demand], fleet="cpu:1", db=folder)
     >>> why = gpuprof.explain(plan.deployment, "mlp", db=folder)
     >>> frame = why.to_frame()  # a row for each share that it could have had

@@ -17,6 +17,7 @@ from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import make_map, replica
@@ -96,6 +97,7 @@ def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s:
 
 
 @pytest.mark.slow
+@serves_in_real_time
 @pytest.mark.parametrize("clients", [3])
 def test_what_a_loaded_server_refuses_was_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: int

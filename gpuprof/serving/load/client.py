@@ -267,6 +267,8 @@ class LoadClient:
                 payload.close()
             self._events.close()
         if self._watch is not None:
+            # A process that stood still for all of its windows has looked at none of them.
+            self._watch.is_over(time.monotonic() - start)
             self.sent.windows, self.sent.is_stable = self._watch.finished, self._watch.is_stable
         return self.sent
 

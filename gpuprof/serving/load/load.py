@@ -123,7 +123,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     stolen_part = stolen.part()
     after = _statistics(target, streams)
     schedules = [_as_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
-    span = _measured_span(settings, results[0].windows)
+    span = measured_span(settings, results[0].windows)
     measured = [
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
         for position, stream in enumerate(streams)
@@ -146,10 +146,11 @@ def _as_sent(schedule: Schedule, result: SentRequests) -> Schedule:
     return replace(schedule, times=result.sent_s, models=result.models)
 
 
-def _measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
+def measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
     """Return from when to when requests count: the windows that agree, or the last of them."""
     if settings.rule is None:
         return settings.warmup_s, settings.warmup_s + settings.duration_s
+    windows = max(windows, 1)  # the first one is counted as far as it came
     end_s = settings.warmup_s + windows * settings.rule.window_s
     return end_s - min(windows, settings.rule.count) * settings.rule.window_s, end_s
 

@@ -14,7 +14,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
-from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
 from gpuprof.serving.load.percentiles import find_percentile, loadgen_count
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, predict
 from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
@@ -287,6 +287,16 @@ def test_as_soon_as_one_of_a_closed_loop_is_answered_the_next_is_sent_and_never_
     assert len(begun) > 6 and set(got.status) == {200}
     assert (done[:-3] <= begun[3:]).all()
     assert begun[2] <= done[0]
+
+
+def test_windows_that_a_client_stood_still_for_are_over_and_nothing_is_said_of_none() -> None:
+    schedule = Schedule("h", 1, ((b"a",),), (), (), in_flight=(1,), until_s=0.7)
+    watch = WindowWatch(WindowRule(window_s=0.2, percent=0.1, most=3), 1, begin_s=0.1)
+    got = LoadClient(schedule, watch).run(time.monotonic() - 10.0)
+    assert (got.windows, got.is_stable, len(got.sent_s)) == (3, False, 0)
+    told = LoadClient(schedule, WindowWatch(watch.rule, 1, begin_s=100.0), lambda: True).run(time.monotonic())
+    settings = LoadSettings(0.7, 0.1, rule=watch.rule)
+    assert told.windows == 0 and measured_span(settings, told.windows) == pytest.approx((0.1, 0.3))
 
 
 def test_a_load_with_a_rule_ends_with_its_windows(null_server: RunningServer) -> None:
