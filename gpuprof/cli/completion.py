@@ -60,7 +60,7 @@ def complete_measured_models() -> Iterable[str]:
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the models of the database, ONNX files, and folders that may hold some."""
-    found = complete_measured_models(incomplete)
+    names = complete_measured_models(incomplete)
     with suppress(OSError, ValueError):
         folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
         shown = incomplete[: incomplete.rfind("/") + 1]
@@ -71,8 +71,8 @@ def complete_models(incomplete: str) -> list[str]:
                 and not path.name.startswith(".")
                 and (path.is_dir() or path.suffix == ".onnx")
             ):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def complete_map_models(incomplete: str) -> list[str]:

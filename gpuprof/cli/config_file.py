@@ -69,16 +69,16 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     root = read_yaml(path, "options")
     if root is None:
         return {}
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for key, value in read_pairs(root, path, "a verb"):
         if key.value not in verbs:
             raise error_at(path, key, unknown_name("verb", key.value, list(verbs)))
         if key.value in group.commands:
-            found[key.value] = _command_defaults(path, value, group.commands[key.value])
-    return found
+            defaults[key.value] = _command_defaults(path, value, group.commands[key.value])
+    return defaults
 
 
-def read_yaml(path: Path, what: str) -> yaml.Node | None:
+def read_yaml(path: Path, contents: str) -> yaml.Node | None:
     """Return the root of a YAML file, whose nodes know their lines; None for an empty file.
 
     Raises
@@ -88,12 +88,12 @@ def read_yaml(path: Path, what: str) -> yaml.Node | None:
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {what} is")
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {contents} is")
         # Composed, not constructed: nodes know their lines, which messages name, and nothing of the file is run.
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {path}: {reason}", f"name a YAML file of {what}") from None
+        raise InputError(f"cannot read {path}: {reason}", f"name a YAML file of {contents}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
@@ -106,7 +106,7 @@ def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, An
     """Return the defaults of a command, or of the commands of a group."""
     inner: Mapping[str, Any] = getattr(command, "commands", {})
     options = {} if inner else list_options(command)
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for key, value in read_pairs(node, path, "a command" if inner else "an option"):
         known = inner or options
         if key.value not in known:
@@ -114,10 +114,10 @@ def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, An
                 path, key, unknown_name(f"{'command' if inner else 'option'} of {command.name}", key.value, [*known])
             )
         if inner:
-            found[key.value] = _command_defaults(path, value, inner[key.value])
+            defaults[key.value] = _command_defaults(path, value, inner[key.value])
         elif (read := read_value(path, value, options[key.value])) is not None:
-            found[options[key.value].name] = read
-    return found
+            defaults[options[key.value].name] = read
+    return defaults
 
 
 def list_options(command: Any) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def _scalar(path: Path, node: yaml.Node) -> str | bool | None:
     return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
 
 
-def read_pairs(node: yaml.Node, path: Path, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+def read_pairs(node: yaml.Node, path: Path, entries: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     """Return the keys and values of a mapping."""
     if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise error_at(path, node, InputError(f"expected {what} on each line, as in NAME: …"))
+        raise error_at(path, node, InputError(f"expected {entries} on each line, as in NAME: …"))
     return list(node.value)
 
 

@@ -86,10 +86,10 @@ class GainOptions:
 
 def _sizes(option: str, given: Sequence[str]) -> dict[str, int]:
     """Read ``NAME=SIZE``."""
-    found = {}
+    sizes = {}
     for text in given:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not size.isdigit() or int(size) < 1:
             raise InputError(f"cannot read {option} {text!r}", f"write it as {option} NAME=SIZE")
-        found[name] = int(size)
-    return found
+        sizes[name] = int(size)
+    return sizes

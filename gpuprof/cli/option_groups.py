@@ -65,9 +65,9 @@ def _under(heading: str, annotation: Any) -> Any:
     """Return an annotation whose option stands under a heading; options may be shared, so their own stays as it is."""
     if get_origin(annotation) is not Annotated:
         return annotation
-    kind, *told = get_args(annotation)
-    told = [copy(one) if isinstance(one, ParameterInfo) else one for one in told]
-    for one in told:
+    kind, *metadata = get_args(annotation)
+    metadata = [copy(one) if isinstance(one, ParameterInfo) else one for one in metadata]
+    for one in metadata:
         if isinstance(one, ParameterInfo):
             one.rich_help_panel = one.rich_help_panel or heading
-    return Annotated[kind, *told]
+    return Annotated[kind, *metadata]

@@ -71,20 +71,20 @@ def list_commands(plan: RunPlan, group: Any) -> list[StepCommand]:
         With the line: an option that the verb does not have, a value that the option cannot have, or one that it lacks.
     """
     results = _Results(str(plan.folder / "map.json"), Path(plan.db).exists())
-    found: list[StepCommand] = []
+    commands: list[StepCommand] = []
     for step in plan.steps:
         command = _find_command(plan, step, group)
         given = _read_options(plan, step, command)
         for filled in _fill_in(plan, step, command, given, results):
             _check_values(plan, step, command, filled)
-            found.append(_make_command(plan, step, command, filled, _save_path(plan, step, filled)))
+            commands.append(_make_command(plan, step, command, filled, _save_path(plan, step, filled)))
         if step.verb[0] == _MAKES_MAP:
             results.map_file = str(filled.get("output", results.map_file))
         results.has_database |= step.verb[0] in _FILLS_DATABASE
-        written = filled.get("output") if step.save is None else str(found[-1].save)
+        written = filled.get("output") if step.save is None else str(commands[-1].save)
         if step.verb[0] in _REPORTED and written is not None and Path(str(written)).suffix in {".json", ".parquet"}:
             results.reported.append(str(written))
-    return found
+    return commands
 
 
 def _find_command(plan: RunPlan, step: PlannedStep, group: Any) -> Any:
@@ -102,7 +102,7 @@ def _find_command(plan: RunPlan, step: PlannedStep, group: Any) -> Any:
 
 def _read_options(plan: RunPlan, step: PlannedStep, command: Any) -> dict[str, Any]:
     """Return the values of a step by the names of the parameters, as texts, lists of texts and flags."""
-    known, found = list_options(command), dict[str, Any]()
+    known, values = list_options(command), dict[str, Any]()
     for key, node in step.options:
         if key.value not in known:
             kind = f"option of {' '.join(step.verb)}"
@@ -110,8 +110,8 @@ def _read_options(plan: RunPlan, step: PlannedStep, command: Any) -> dict[str, A
         parameter = known[key.value]
         value = read_value(plan.path, node, parameter)
         if value is not None:
-            found[parameter.name] = value
-    return found
+            values[parameter.name] = value
+    return values
 
 
 def _fill_in(

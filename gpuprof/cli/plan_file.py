@@ -132,10 +132,10 @@ def _read_header(path: Path, root: yaml.Node) -> _Header:
             kind = PlannedModel if where[0] == "models" else _Header
             raise error_at(path, node, unknown_name("key", where[-1], list(kind.model_fields))) from None
         what = first["msg"].replace("a valid dictionary", "names with their values")
-        said = f"{name or 'the file'}: {what[0].lower()}{what[1:]}"
+        message = f"{name or 'the file'}: {what[0].lower()}{what[1:]}"
         got = "" if isinstance(first["input"], dict | list) else f" but got {first['input']!r}"
         fix = "as in models: {NAME: {file: MODEL.onnx, rate: 10, slo: 50}}" if where[0] == "models" else ""
-        raise error_at(path, node, InputError(f"{said}{got}", fix)) from None
+        raise error_at(path, node, InputError(f"{message}{got}", fix)) from None
 
 
 def _read_step(path: Path, node: yaml.Node, verbs: Sequence[str]) -> PlannedStep:

@@ -63,9 +63,9 @@ def similarity(
         _print_maps(result.pairs)
 
 
-def _print_maps(found: Sequence[ModelSimilarity]) -> None:
+def _print_maps(pairs: Sequence[ModelSimilarity]) -> None:
     from gpuprof.merging.similarity_grid import text_map
 
-    for one in found:
-        for line in text_map(one):
+    for pair in pairs:
+        for line in text_map(pair):
             typer.echo(line)

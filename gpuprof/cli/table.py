@@ -152,10 +152,10 @@ def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -
     """Return of columns that nobody gave a role, such as those of a query, the first that no two rows agree in."""
     keys = list(kept[:1])
     for position in kept[1:]:
-        told = set(zip(*(columns[key].cells for key in keys), strict=True))
-        if len(told) == len(columns[0].cells):
+        distinct_rows = set(zip(*(columns[key].cells for key in keys), strict=True))
+        if len(distinct_rows) == len(columns[0].cells):
             break
-        if len(set(zip(*(columns[key].cells for key in (*keys, position)), strict=True))) > len(told):
+        if len(set(zip(*(columns[key].cells for key in (*keys, position)), strict=True))) > len(distinct_rows):
             keys.append(position)
     return keys
 

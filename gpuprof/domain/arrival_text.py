@@ -84,18 +84,18 @@ def _build(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
     return Diurnal(rate_rps, *(_number(word, "peak to trough", 1.0, 1e6) for word in given[:1]), *lengths)
 
 
-def _whole(text: str, what: str) -> int:
-    value = _number(text, what, 1.0, 1e6)
+def _whole(text: str, name: str) -> int:
+    value = _number(text, name, 1.0, 1e6)
     if value != int(value):
-        raise InputError(f"{what} must be a whole number but got {text}")
+        raise InputError(f"{name} must be a whole number but got {text}")
     return int(value)
 
 
-def _number(text: str, what: str, low: float, high: float) -> float:
+def _number(text: str, name: str, low: float, high: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{what} must be a number but got {text!r}") from None
+        raise InputError(f"{name} must be a number but got {text!r}") from None
     if not math.isfinite(value) or not low <= value <= high:
-        raise InputError(f"{what} must lie in [{low:g}, {high:g}] but got {text}")
+        raise InputError(f"{name} must lie in [{low:g}, {high:g}] but got {text}")
     return value

@@ -86,10 +86,10 @@ def device(name: str) -> Device:
         With the nearest known names.
     """
     known = devices()
-    found = known.get(name.lower())
-    if found is None:
+    entry = known.get(name.lower())
+    if entry is None:
         raise unknown_name("device", name, sorted(known))
-    return found
+    return entry
 
 
 def device_of_driver(driver_name: str) -> Device | None:

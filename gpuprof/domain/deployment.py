@@ -319,10 +319,10 @@ class DeploymentMap(_Part):
         if both := set(self.merges) & set(self.models):
             raise ValueError(f"{min(both)} is the name of a model and of a merge")
         for *_, replica in self.places():
-            told = self.merges.get(replica.model)
-            if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
+            merge = self.merges.get(replica.model)
+            if replica.merged and (merge is None or set(merge.members) != {one.model for one in replica.merged}):
                 raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
-            if told is not None and not replica.merged:
+            if merge is not None and not replica.merged:
                 raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
         return self
 

@@ -32,14 +32,14 @@ def matching_names(text: str) -> tuple[str, ...]:
     words = _words(text)
     if not words:
         return ()
-    found = []
+    names = []
     for name, device in devices().items():
         own = _words(name)
         every = own.union(*(_words(other) for other in (device.sources["name"], *names_of_drivers()[name])))
         product = {word for word in own if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)}
         if product <= words <= every:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def _words(text: str) -> set[str]:

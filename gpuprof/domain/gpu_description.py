@@ -42,7 +42,7 @@ class GpuDescription:
     shared_bytes_per_block: int | None = None
 
 
-def describe_device(said: GpuDescription, by: str = "the report") -> Device | None:
+def describe_device(description: GpuDescription, by: str = "the report") -> Device | None:
     """Return the device that a board is: the catalogue's by its name, else one scaled from a board of its capability.
 
     Parameters
@@ -56,33 +56,33 @@ def describe_device(said: GpuDescription, by: str = "the report") -> Device | No
     Device or None
         None where the catalogue does not have it and its compute capability or SMs are not said, or not known.
     """
-    known = device_of_driver(said.name)
+    known = device_of_driver(description.name)
     if known is not None:
         return known
-    like = [gpu for gpu in devices().values() if gpu.compute_capability == said.compute_capability]
-    if not like or said.compute_capability is None or not said.sms:
+    like = [gpu for gpu in devices().values() if gpu.compute_capability == description.compute_capability]
+    if not like or description.compute_capability is None or not description.sms:
         return None
-    sms = said.sms
+    sms = description.sms
     base = min(like, key=lambda gpu: (abs(gpu.compute_units - sms), gpu.name))
-    clock = said.clock_mhz or base.clock_mhz
+    clock = description.clock_mhz or base.clock_mhz
     ratio = sms * clock / (base.compute_units * base.clock_mhz)
-    bandwidth = said.memory_bytes_per_s or base.dram_bytes_per_s
+    bandwidth = description.memory_bytes_per_s or base.dram_bytes_per_s
     return replace(
         base,
-        name=device_slug(said.name),
+        name=device_slug(description.name),
         compute_units=sms,
         clock_mhz=clock,
         flops_per_s=MappingProxyType({dtype: rate * ratio for dtype, rate in base.flops_per_s.items()}),
-        dram_bytes=said.memory_bytes or base.dram_bytes,
+        dram_bytes=description.memory_bytes or base.dram_bytes,
         dram_bytes_per_s=bandwidth,
-        l2_bytes=said.l2_bytes or base.l2_bytes,
-        sm=None if base.sm is None else _limits(said, base.sm),
+        l2_bytes=description.l2_bytes or base.l2_bytes,
+        sm=None if base.sm is None else _limits(description, base.sm),
         # None of these follows from the board that it is scaled from, and a guess would enter plans as a fact.
         max_power_w=None,
         price_per_hour=None,
         mig_slices=0,
         mig_profiles=(),
-        sources=MappingProxyType(_sources(said, base, by)),
+        sources=MappingProxyType(_sources(description, base, by)),
     )
 
 
@@ -91,29 +91,29 @@ def device_slug(driver_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
 
 
-def _limits(said: GpuDescription, base: SmLimits) -> SmLimits:
-    block = said.shared_bytes_per_block or base.max_shared_memory_per_block_bytes
+def _limits(description: GpuDescription, base: SmLimits) -> SmLimits:
+    block = description.shared_bytes_per_block or base.max_shared_memory_per_block_bytes
     return replace(
         base,
-        warps=said.warps_per_sm or base.warps,
-        threads=32 * (said.warps_per_sm or base.warps),
-        registers=said.registers_per_sm or base.registers,
-        shared_memory_bytes=said.shared_bytes_per_sm or base.shared_memory_bytes,
+        warps=description.warps_per_sm or base.warps,
+        threads=32 * (description.warps_per_sm or base.warps),
+        registers=description.registers_per_sm or base.registers,
+        shared_memory_bytes=description.shared_bytes_per_sm or base.shared_memory_bytes,
         max_shared_memory_per_block_bytes=max(block, base.max_shared_memory_per_block_bytes),
     )
 
 
-def _sources(said: GpuDescription, base: Device, by: str) -> dict[str, str]:
-    told = {
-        "clock": said.clock_mhz,
-        "memory": said.memory_bytes,
-        "bandwidth": said.memory_bytes_per_s,
-        "L2": said.l2_bytes,
+def _sources(description: GpuDescription, base: Device, by: str) -> dict[str, str]:
+    reported = {
+        "clock": description.clock_mhz,
+        "memory": description.memory_bytes,
+        "bandwidth": description.memory_bytes_per_s,
+        "L2": description.l2_bytes,
     }
-    missing = [name for name, value in told.items() if not value]
+    missing = [name for name, value in reported.items() if not value]
     assumed = f"; {', '.join(missing)} as of {base.name}" if missing else ""
     return {
-        "name": said.name,
+        "name": description.name,
         "compute": f"in proportion to {base.name}, by SMs and clock that {by} reports{assumed}",
         "memory": f"as {by} reports it{assumed}",
         "limits": base.sources["limits"],

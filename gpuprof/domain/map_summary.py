@@ -31,28 +31,28 @@ def _devices(deployment: DeploymentMap) -> str:
 
 def _bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     """Return whether fewer devices, or several kinds for less money, could do; bounds are of the estimates."""
-    said = deployment.predicted
+    predicted = deployment.predicted
     texts, proven = [], False
     offered = {one.device for one in deployment.planned_with.fleet or ()}
     several = max(len(kinds), len(offered)) > 1  # one device of a dear kind may cost more than two of another
-    if several and said.lower_bound_cost_per_hour is not None and said.cost_per_hour is not None:
-        proven = said.cost_per_hour <= said.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
+    if several and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
+        proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
         if not proven:
-            texts.append(f"at least ${said.lower_bound_cost_per_hour:,.2f}/h needed")
-    elif said.lower_bound_gpus is not None and len(kinds) < 2:
-        proven = said.gpus <= said.lower_bound_gpus
+            texts.append(f"at least ${predicted.lower_bound_cost_per_hour:,.2f}/h needed")
+    elif predicted.lower_bound_gpus is not None and len(kinds) < 2:
+        proven = predicted.gpus <= predicted.lower_bound_gpus
         if not proven:
-            texts.append(f"at least {said.lower_bound_gpus:,} needed")
+            texts.append(f"at least {predicted.lower_bound_gpus:,} needed")
     if proven and kinds:
         texts.append("proven minimum" if is_observed(deployment) else "minimum by these estimates")
     elif texts and not is_observed(deployment):
         texts.append("by these estimates")
     ends = [
         f"{end.lower_bound_gpus:,} at their {name} ends"
-        for name, end in (("lower", said.at_lower_ends), ("upper", said.at_upper_ends))
+        for name, end in (("lower", predicted.at_lower_ends), ("upper", predicted.at_upper_ends))
         if end is not None
-        and said.lower_bound_gpus is not None
-        and end.lower_bound_gpus not in (None, said.lower_bound_gpus)
+        and predicted.lower_bound_gpus is not None
+        and end.lower_bound_gpus not in (None, predicted.lower_bound_gpus)
     ]
     text = " ".join(texts) + (f" (at least {', '.join(ends)})" if ends else "")
     return f", {text.strip()}" if text else ""
@@ -83,19 +83,19 @@ def _is_whole(value: float) -> bool:
 
 
 def _describe_unused(deployment: DeploymentMap) -> str:
-    said = deployment.predicted
-    if said.internal_slack is None or said.external_fragmentation is None or not said.gpus:
+    predicted = deployment.predicted
+    if predicted.internal_slack is None or predicted.external_fragmentation is None or not predicted.gpus:
         return ""
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     noun = "CPU" if all(kind.startswith("cpu") for kind in kinds) else "GPU"
-    whole = noun if said.gpus == 1 else f"{noun}s"
+    whole = noun if predicted.gpus == 1 else f"{noun}s"
     unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
     if any(unshared):
         where = "" if all(unshared) else f" on {sum(unshared):,} of the {whole}"
         return f"No replica is held to a share{where}: each may use all SMs of its device."
     return (
-        f"Unused: {100 * said.internal_slack:.0f}% of allocated shares; "
-        f"{100 * said.external_fragmentation:.0f}% of the {whole} unallocated."
+        f"Unused: {100 * predicted.internal_slack:.0f}% of allocated shares; "
+        f"{100 * predicted.external_fragmentation:.0f}% of the {whole} unallocated."
     )
 
 

@@ -153,10 +153,10 @@ def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
     """Return one maximal layout for each different `count_profiles`, the first of each in `maximal_layouts`."""
-    found: dict[tuple[tuple[str, int], ...], Layout] = {}
+    layouts_by_count: dict[tuple[tuple[str, int], ...], Layout] = {}
     for layout in maximal_layouts(device, profiles):
-        found.setdefault(count_profiles(layout), layout)
-    return tuple(found.values())
+        layouts_by_count.setdefault(count_profiles(layout), layout)
+    return tuple(layouts_by_count.values())
 
 
 def _fits(chosen: Layout, profile: MigProfile, start: int, compute: int) -> bool:

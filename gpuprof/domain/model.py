@@ -96,14 +96,14 @@ class Op:
         """
         constant = {weight.name for weight in self.weights}
         # No names: equal ops of different models are to have one signature.
-        said = [
+        fields = [
             self.domain,
             self.op_type,
             sorted((name, repr(value)) for name, value in self.attributes.items()),
             [(t.dtype, t.shape, t.name in constant) for t in self.inputs],
             [(t.dtype, t.shape) for t in self.outputs],
         ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
 
 # No slots: ``cached_property`` keeps what it has computed in the instance's ``__dict__``.

@@ -98,13 +98,15 @@ def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
     ValueError
         When a setting that must be a number is none, or the fleet cannot be read.
     """
-    found: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
-    found |= {key: _number(key, inputs[key]) for key in _FLOATS if key in inputs}
-    found |= {key: int(_number(key, inputs[key])) for key in _COUNTS if key in inputs}
+    settings: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
+    settings |= {key: _number(key, inputs[key]) for key in _FLOATS if key in inputs}
+    settings |= {key: int(_number(key, inputs[key])) for key in _COUNTS if key in inputs}
     host = {key: _number(key, inputs[key]) for key in _HOST if key in inputs}
     if "host_cores" in host:
         host["host_cores"] = int(host["host_cores"])
-    return found | ({"host": host} if host else {}) | ({"fleet": _fleet(inputs["fleet"])} if "fleet" in inputs else {})
+    return (
+        settings | ({"host": host} if host else {}) | ({"fleet": _fleet(inputs["fleet"])} if "fleet" in inputs else {})
+    )
 
 
 def _number(name: str, text: str) -> float:

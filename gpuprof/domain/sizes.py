@@ -53,13 +53,13 @@ def parse_sizes(text: str) -> Sizes:
     InputError
         When a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for word in filter(None, (word.strip() for word in re.split("[,;]", text))):
         name, size = _parse_size(word, text)
-        if name in found:
+        if name in sizes:
             raise InputError(f"{text!r} gives {name!r} two sizes", "write each dimension once: NAME=SIZE,OTHER=SIZE")
-        found[name] = size
-    return tuple(sorted(found.items()))
+        sizes[name] = size
+    return tuple(sorted(sizes.items()))
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -56,10 +56,14 @@ class EstimatorContract:
 
     def test_figures_are_positive_and_inside_their_intervals_and_say_their_source(self) -> None:
         """Plans take the upper ends of intervals, and maps record sources."""
-        for said in self._workloads():
-            figures = [said.latency_ms, said.throughput_rps, *(figure for _, figure in said.creq_pct)]
-            figures += [one for one in (said.memory_bytes, said.dram_pct, said.l2_pct, said.power_w) if one is not None]
-            assert said.latency_ms.value > 0.0 and said.latency_cv >= 0.0
+        for estimate in self._workloads():
+            figures = [estimate.latency_ms, estimate.throughput_rps, *(figure for _, figure in estimate.creq_pct)]
+            figures += [
+                one
+                for one in (estimate.memory_bytes, estimate.dram_pct, estimate.l2_pct, estimate.power_w)
+                if one is not None
+            ]
+            assert estimate.latency_ms.value > 0.0 and estimate.latency_cv >= 0.0
             for figure in figures:
                 _check(figure)
 

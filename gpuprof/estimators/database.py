@@ -266,12 +266,12 @@ class DatabaseEstimator:
                 f"{describe_sizes(known.sizes)} without its ONNX file",
                 f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}, or give the file instead of the name",
             )
-        own = shape(workload.batch, share)
+        asked_shape = shape(workload.batch, share)
         factors = []
-        for one in measured:
-            other = self._shape(one, device)
-            if other is not None and own > 0.0 and (theirs := other(workload.batch, share)) > 0.0:
-                factors.append((own / theirs, one))
+        for neighbour_size in measured:
+            other = self._shape(neighbour_size, device)
+            if other is not None and asked_shape > 0.0 and (measured_shape := other(workload.batch, share)) > 0.0:
+                factors.append((asked_shape / measured_shape, neighbour_size))
         if not factors:
             raise InputError(
                 f"{known.model} was not measured at {describe_sizes(known.sizes)}, and its ops have nothing to count",
@@ -356,18 +356,20 @@ class DatabaseEstimator:
             if any(one.value <= 0.0 for one in figures):
                 return figures
             return [calibration.scale_prediction(one.value, one.source, one.upper() / one.value) for one in figures]
-        found = []
+        widened = []
         for at in map(work.at, batches):
             figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
-            found.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
-        return found
+            widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
+        return widened
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
-        for one in beside:
-            if one.batch < 1 or one.processes < 1:
-                raise InputError(f"batch and processes beside must be at least 1 but got {one.batch}, {one.processes}")
-            if not self._colocations.has_seen(device, one.model):
-                self.known.find_model(one.model)
+        for neighbour in beside:
+            if neighbour.batch < 1 or neighbour.processes < 1:
+                raise InputError(
+                    f"batch and processes beside must be at least 1 but got {neighbour.batch}, {neighbour.processes}"
+                )
+            if not self._colocations.has_seen(device, neighbour.model):
+                self.known.find_model(neighbour.model)
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
@@ -439,14 +441,14 @@ class DatabaseEstimator:
         work = self.known.read_work(known)
         if work is None:
             return None
-        own = work.at(workload.batch).activation_bytes
-        found = []
+        activation_bytes = work.at(workload.batch).activation_bytes
+        by_distance = []
         for one in known.others:
             figure = self._memory(one, device, workload) if one.points.get(device.name) else None
             if figure is not None and (other := self.known.read_work(one)) is not None:
-                more = own - other.at(workload.batch).activation_bytes
-                found.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+                more = activation_bytes - other.at(workload.batch).activation_bytes
+                by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
+        return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
 
     def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
         memory = self._memory(self.known.find_model(model), device, Workload(model, batch, share))

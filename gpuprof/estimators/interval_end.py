@@ -34,12 +34,12 @@ class IntervalEndEstimator:
         InputError
             As the other does.
         """
-        said = self.estimator.estimate(model, device, batch, share, beside, processes)
-        memory = None if said.memory_bytes is None else self._at_end(said.memory_bytes)
-        latency = self._at_end(said.latency_ms)
+        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
+        memory = None if estimate.memory_bytes is None else self._at_end(estimate.memory_bytes)
+        latency = self._at_end(estimate.latency_ms)
         # In proportion: at a lower end the hidden part must stay below the time, or the throughput would have no sense.
-        hidden = said.overlapped_ms * latency.value / said.latency_ms.value
-        return replace(said, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
+        hidden = estimate.overlapped_ms * latency.value / estimate.latency_ms.value
+        return replace(estimate, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1

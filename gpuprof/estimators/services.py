@@ -47,14 +47,14 @@ class ServiceEstimator:
         others = sorted(replace(one, model=_largest_part(self._source(one.model))) for one in beside)
         parts = name_parts(self._source(model))
         if len(parts) == 1:
-            found = self._models.estimate(parts[0][0], device, batch, share, others, processes)
+            estimate = self._models.estimate(parts[0][0], device, batch, share, others, processes)
         else:
 
             def at(name: str, rows: int) -> Estimate:
                 return self._models.estimate(name, device, rows, share, others, processes)
 
-            found = _mix_estimates(parts, at, Workload(model, batch, share, processes))
-        return replace(found, workload=replace(found.workload, model=model))
+            estimate = _mix_estimates(parts, at, Workload(model, batch, share, processes))
+        return replace(estimate, workload=replace(estimate.workload, model=model))
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1

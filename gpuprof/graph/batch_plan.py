@@ -324,10 +324,10 @@ class _Walk:
         return [*made, changed]
 
     def _shape_like(
-        self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], what: str = ""
+        self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], suffix: str = ""
     ) -> tuple[list[NodeProto], str]:
         """Return nodes that compute ``[*before, source.shape[axis], *after]``, and the name of the result."""
-        stem = f"{node.output[0]}{'_' if what else ''}{what}"
+        stem = f"{node.output[0]}{'_' if suffix else ''}{suffix}"
         shape, size, result = (self._fresh(stem, part, node) for part in ("shape", "batch", "target"))
         made = [
             helper.make_node("Shape", [source], [shape], name=shape),
@@ -372,8 +372,8 @@ class _Walk:
         self.many.add_value(tensor)
         return name
 
-    def _fresh(self, stem: str, what: str, node: NodeProto) -> str:
-        name = f"{stem}_{what}"
+    def _fresh(self, stem: str, suffix: str, node: NodeProto) -> str:
+        name = f"{stem}_{suffix}"
         # Names of values must be unique in a graph, the model's own included.
         while name in self.one.tensors or name in self.many.tensors:
             name += "_"

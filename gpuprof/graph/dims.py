@@ -63,17 +63,17 @@ def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
     kinds = {info.name: dtype_name(info.type.tensor_type.elem_type) for info in infos if info.name in declared}
     axes = batch_axes(declared)
     batch = {declared[name][axis] for name, axis in axes.items()}
-    found: dict[str, FreeDim] = {}
+    by_name: dict[str, FreeDim] = {}
     for name, dims in declared.items():
         for axis, dim in enumerate(dims):
             if isinstance(dim, int) or axes.get(name) == axis or (dim is not None and dim in batch):
                 continue
             key = f"{name}:{axis}" if dim is None else dim
             usual = _is_usual(dim, axis, dims, kinds[name])
-            if key not in found or (usual and not found[key].is_usual):
-                found[key] = FreeDim(key, name, axis, usual)
-    names = set(found) | {dim for dim in batch if isinstance(dim, str)}
-    return tuple(one for one in found.values() if not _is_derived(one.name, names))
+            if key not in by_name or (usual and not by_name[key].is_usual):
+                by_name[key] = FreeDim(key, name, axis, usual)
+    names = set(by_name) | {dim for dim in batch if isinstance(dim, str)}
+    return tuple(one for one in by_name.values() if not _is_derived(one.name, names))
 
 
 def _is_usual(dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:

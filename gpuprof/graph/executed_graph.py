@@ -100,7 +100,7 @@ def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
 def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]) -> list[tuple[str, ...]]:
     """Return for each executed node the tensors of the model that it makes."""
     by_name = {op.name: op for op in graph.ops}
-    found: list[tuple[str, ...]] = []
+    targets: list[tuple[str, ...]] = []
     for node in executed:
         names = tuple(name for name in node.outputs if name in producer)
         blocked = _BLOCKED.fullmatch(node.name)
@@ -108,8 +108,8 @@ def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict
             names = (blocked["tensor"],)
         elif not names and node.name in by_name:
             names = tuple(tensor.name for tensor in by_name[node.name].outputs)
-        found.append(names)
-    return found
+        targets.append(names)
+    return targets
 
 
 def _find_claimed(

@@ -188,17 +188,17 @@ def _check(model: ModelProto) -> None:
     That is shapes of inputs and outputs, weights listed as inputs before IR version 4 (tools that rewrite old models
     leave them out), and the runtime's own ops in ONNX's domain.
     """
-    own = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
-    version, domains = model.ir_version, [node.domain for node in own]
+    runtime_nodes = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
+    version, domains = model.ir_version, [node.domain for node in runtime_nodes]
     # Restored below, as are the domains: what is checked is not what runtimes are given.
     model.ir_version = max(version, _WEIGHTS_APART)
-    if own and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
+    if runtime_nodes and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
-    for node in own:
+    for node in runtime_nodes:
         node.domain = _RUNTIMES_DOMAIN
     _check_shapeless(model)
     model.ir_version = version
-    for node, domain in zip(own, domains, strict=True):
+    for node, domain in zip(runtime_nodes, domains, strict=True):
         node.domain = domain
 
 
@@ -220,11 +220,13 @@ def _parse(content: bytes, path: Path) -> ModelProto:
         model: ModelProto = ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError lies in different places in its implementations
         # 0x08 is the tag of field 1, ir_version, with which exporters begin: such a file was once a model.
-        what = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
-        raise InputError(f"{path} is not an ONNX model: {what}", "export it again, or fetch it again whole") from error
+        reason = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
+        raise InputError(
+            f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole"
+        ) from error
     if not model.ir_version or not model.graph.node:
-        what = "it has no graph" if model.ir_version else "it declares no IR version"
-        raise InputError(f"{path} is not an ONNX model: {what}", "export it again, or fetch it again whole")
+        reason = "it has no graph" if model.ir_version else "it declares no IR version"
+        raise InputError(f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole")
     return model
 
 

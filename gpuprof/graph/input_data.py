@@ -151,19 +151,19 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
     free = {one.name for one in list_free(infos)}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for shape in model_inputs(path):
         for axis, dim in enumerate(shape.dims):
             name = f"{shape.name}:{axis}" if dim is None else str(dim)
             if name not in free:
                 continue
             size = sample[shape.name].shape[axis]
-            if found.setdefault(name, size) != size:
+            if sizes.setdefault(name, size) != size:
                 raise InputError(
-                    f"the samples give the dimension {name} the sizes {found[name]} and {size}",
+                    f"the samples give the dimension {name} the sizes {sizes[name]} and {size}",
                     "give samples of one size",
                 )
-    return tuple(sorted(found.items()))
+    return tuple(sorted(sizes.items()))
 
 
 def group_by_sizes(data: InputData, path: Path) -> dict[Sizes, tuple[Sample, ...]]:
@@ -205,9 +205,9 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
     _check_names(arrays, inputs, str(path))
     typed = {one.name: _cast_array(arrays[one.name], one, str(path)) for one in inputs}
     counts = {
-        one.name: typed[one.name].shape[one.batch_axis]
-        for one in inputs
-        if one.batch_axis is not None and typed[one.name].ndim > one.batch_axis
+        tensor.name: typed[tensor.name].shape[tensor.batch_axis]
+        for tensor in inputs
+        if tensor.batch_axis is not None and typed[tensor.name].ndim > tensor.batch_axis
     }
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -218,8 +218,8 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
             one.name: np.take(typed[one.name], [number], one.batch_axis) if one.name in counts else typed[one.name]
             for one in inputs
         }
-        for one in inputs:
-            one.check(sample[one.name], str(path))
+        for tensor in inputs:
+            tensor.check(sample[tensor.name], str(path))
         samples.append((sample,))
     return samples
 
@@ -247,69 +247,69 @@ def _steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[
         yield {one.name: _from_json(step[one.name], one, here) for one in inputs}
 
 
-def _from_json(value: object, one: InputShape, where: str) -> Array:
+def _from_json(value: object, tensor: InputShape, where: str) -> Array:
     shape: Any = None
     content = value
     if isinstance(value, dict):
         shape, content = value.get("shape"), value.get("content", value)
-    free = [dim for axis, dim in enumerate(one.dims) if axis != one.batch_axis]
+    free = [dim for axis, dim in enumerate(tensor.dims) if axis != tensor.batch_axis]
     if shape is None and all(isinstance(dim, int) for dim in free):
         shape = free
     try:
-        array = _content(content, one, where)
+        array = _content(content, tensor, where)
         if shape is None and sum(not isinstance(dim, int) for dim in free) == 1:
             known = prod(dim for dim in free if isinstance(dim, int))
             shape = [dim if isinstance(dim, int) else array.size // max(1, known) for dim in free]
         if shape is None:
             raise InputError(
-                f"{where}: input {one.name} has several free dimensions", 'give {"content": …, "shape": …}'
+                f"{where}: input {tensor.name} has several free dimensions", 'give {"content": …, "shape": …}'
             )
         sizes = [int(size) for size in shape]
         if array.size != prod(sizes):
             raise InputError(
-                f"{where}: input {one.name} takes {prod(sizes)} values but has size {array.size}",
+                f"{where}: input {tensor.name} takes {prod(sizes)} values but has size {array.size}",
                 "give a value for each",
             )
         array = array.reshape(sizes)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{where}: input {one.name}: {error}") from None
-    if one.batch_axis is not None:
-        array = np.expand_dims(array, one.batch_axis)
-    one.check(array, where)
+        raise InputError(f"{where}: input {tensor.name}: {error}") from None
+    if tensor.batch_axis is not None:
+        array = np.expand_dims(array, tensor.batch_axis)
+    tensor.check(array, where)
     return array
 
 
-def _content(content: object, one: InputShape, where: str) -> Array:
+def _content(content: object, tensor: InputShape, where: str) -> Array:
     """Return the values in one row; bytes in base64 are little-endian, texts with their length before them."""
     if isinstance(content, dict):
         if not isinstance(content.get("b64"), str):
-            raise InputError(f'{where}: input {one.name} has neither "content" nor "b64"')
+            raise InputError(f'{where}: input {tensor.name} has neither "content" nor "b64"')
         raw = base64.b64decode(content["b64"], validate=True)
-        if one.dtype == "string":
+        if tensor.dtype == "string":
             return np.array([raw.decode(errors="surrogateescape")], dtype=object)
-        return np.frombuffer(raw, tensor_dtype_to_np_dtype(elem_type(one.dtype)))
-    if one.dtype == "string":
+        return np.frombuffer(raw, tensor_dtype_to_np_dtype(elem_type(tensor.dtype)))
+    if tensor.dtype == "string":
         texts = [content] if isinstance(content, str) else np.asarray(content, dtype=object).ravel().tolist()
         return np.array([str(text) for text in texts], dtype=object)
-    return _cast_array(np.asarray(content).ravel(), one, where)
+    return _cast_array(np.asarray(content).ravel(), tensor, where)
 
 
-def _cast_array(array: Array, one: InputShape, where: str) -> Array:
+def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
     """Return the array with the input's type; numbers that it cannot hold are refused."""
-    if one.dtype == "string":
+    if tensor.dtype == "string":
         if array.dtype.kind not in "USO":
-            raise InputError(f"{where}: input {one.name} takes texts but has {array.dtype}")
+            raise InputError(f"{where}: input {tensor.name} takes texts but has {array.dtype}")
         return array.astype(str).astype(object)
-    wanted = tensor_dtype_to_np_dtype(elem_type(one.dtype))
+    wanted = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
     if array.dtype == wanted:
         return array
     if array.dtype.kind not in "biuf":
-        raise InputError(f"{where}: input {one.name} takes {one.dtype} but has {array.dtype}")
+        raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {array.dtype}")
     with np.errstate(all="ignore"):
         # Overflow is not warned about but compared below: NumPy does not warn for all of it.
         cast: Array = array.astype(wanted)
     if np.dtype(wanted).kind in "biu" and not np.array_equal(cast.astype(array.dtype), array):
-        raise InputError(f"{where}: input {one.name} has values that {one.dtype} cannot hold")
+        raise InputError(f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold")
     return cast
 
 

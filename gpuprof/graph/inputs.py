@@ -166,14 +166,14 @@ def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
     """
     file = read_onnx(path)
     sources = {info.name: {info.name} for info in file.model.graph.input if info.name not in file.weights}
-    found: dict[str, _KnownTexts] = {}
+    texts: dict[str, _KnownTexts] = {}
     for node in file.model.graph.node:
         behind = set().union(*(sources.get(name, set()) for name in node.input))
         if known := _texts_of(node):
-            found = dict.fromkeys(behind, known) | found
+            texts = dict.fromkeys(behind, known) | texts
         for name in node.output:
             sources[name] = behind
-    return found
+    return texts
 
 
 def _texts_of(node: NodeProto) -> _KnownTexts | None:

@@ -259,18 +259,18 @@ def _say_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[
 
 def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values between ops whose whole shape the file declares, for ops that only their authors know."""
-    found = {}
+    tensors = {}
     for info in (*graph.value_info, *graph.output):
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
         bound = bound_dims(dims, names) if dims is not None else (None,)
         if None not in bound:
             shape = tuple(dim for dim in bound if dim is not None)
-            found[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), shape)
-    return found
+            tensors[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), shape)
+    return tensors
 
 
 def _outputs(graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch: int, model: str) -> tuple[Tensor, ...]:
-    found = []
+    tensors = []
     for info in graph.output:
         if info.name not in shapes.tensors:
             raise InputError(f"{model}: nothing gives the output {info.name!r}")
@@ -278,8 +278,8 @@ def _outputs(graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch:
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
         if dims is not None and not _agrees(tensor.shape, bound_dims(dims, names), batch):
             raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
-        found.append(tensor)
-    return tuple(found)
+        tensors.append(tensor)
+    return tuple(tensors)
 
 
 def _agrees(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:

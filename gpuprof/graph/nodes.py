@@ -20,12 +20,12 @@ def label(node: NodeProto) -> str:
 
 def list_captured(node: NodeProto) -> list[str]:
     """Return the names that a node's nested graphs take from outside, in order of use."""
-    found: dict[str, None] = {}
+    captured_names: dict[str, None] = {}
     for attribute in node.attribute:
         if attribute.type in _GRAPHS:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found |= dict.fromkeys(_free_names(graph))
-    return list(found)
+                captured_names |= dict.fromkeys(_free_names(graph))
+    return list(captured_names)
 
 
 def used_names(graph: GraphProto) -> set[str]:
@@ -35,11 +35,11 @@ def used_names(graph: GraphProto) -> set[str]:
 
 
 def _free_names(graph: GraphProto) -> list[str]:
-    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-    own |= {name for node in graph.node for name in node.output}
+    bound_names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    bound_names |= {name for node in graph.node for name in node.output}
     used = [name for node in graph.node for name in (*node.input, *list_captured(node))]
     used += [info.name for info in graph.output]
-    return [name for name in dict.fromkeys(used) if name and name not in own]
+    return [name for name in dict.fromkeys(used) if name and name not in bound_names]
 
 
 def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> list[NodeProto]:
@@ -73,18 +73,18 @@ def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> lis
     for i, need in enumerate(needs):
         for j in need:
             users.setdefault(j, []).append(i)
-    left = [len(need) for need in needs]
-    ready = [i for i, count in enumerate(left) if not count]
+    inputs_missing = [len(need) for need in needs]
+    ready = [i for i, count in enumerate(inputs_missing) if not count]
     order = []
     while ready:
         # The smallest position first, so that nodes stay as near to the file's order as their needs allow.
         order.append(heapq.heappop(ready))
         for user in users.get(order[-1], ()):
-            left[user] -= 1
-            if not left[user]:
+            inputs_missing[user] -= 1
+            if not inputs_missing[user]:
                 heapq.heappush(ready, user)
     if len(order) < len(nodes):
-        stuck = next(i for i, count in enumerate(left) if count)
+        stuck = next(i for i, count in enumerate(inputs_missing) if count)
         raise InputError(
             f"{model}: node {label(nodes[stuck])} is part of a cycle or waits for one",
             "the model is damaged: export it again",

@@ -188,10 +188,10 @@ class Shapes:
             return given
         if node.op_type == "Scan" and node.domain == "":
             self._enter_scan(node)
-        found = self._ask_onnx(node)
+        types = self._ask_onnx(node)
         result: list[Tensor | None] = []
         for name in node.output:
-            result.append(self._settle(node, name, found.get(name)) if name else None)
+            result.append(self._settle(node, name, types.get(name)) if name else None)
         if node.op_type in _SAME_ELEMENTS and result[0] is not None:
             source = self.tensors[node.input[0]]
             # ONNX's inference believes a constant target; that it does not fit the data is found here.
@@ -213,12 +213,12 @@ class Shapes:
                 schema, node, {name: self._type(name) for name in names}, known, opset_imports=self._imports
             )
         except (InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-            said = (
+            message = (
                 str(error).split("): ", 1)[-1].replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "")
             )
             shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
             raise InputError(
-                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(said.split())}"
+                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(message.split())}"
             ) from error
 
     def _ask_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
@@ -291,12 +291,14 @@ class Shapes:
 
     def _enter(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
         """Walk a nested graph whose inputs are ``given``."""
-        own = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
+        tensors = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
         names = [info.name for info in graph.input]
-        own |= {name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, given, strict=True)}
+        tensors |= {
+            name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, given, strict=True)
+        }
         fixed = {tensor.name for tensor in graph.initializer}
         inner = Shapes(
-            self.tensors | own, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
+            self.tensors | tensors, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
         )
         # Copies: names inside a body are its own, and must not appear outside.
         inner.values, inner._protos = dict(self.values), dict(self._protos)
@@ -315,25 +317,25 @@ class Shapes:
         self.constants.add(tensor.name)
         self.add_value(tensor)
 
-    def _settle(self, node: NodeProto, name: str, found: TypeProto | None) -> Tensor | None:
+    def _settle(self, node: NodeProto, name: str, inferred: TypeProto | None) -> Tensor | None:
         """Return the tensor ``name`` from what ONNX found, what the file declares, or the largest it can be."""
         source = self.tensors[node.input[0]] if node.input and node.input[0] else None
-        if found is not None and found.WhichOneof("value") not in (None, "tensor_type"):
-            kind = str(found.WhichOneof("value")).removesuffix("_type")
+        if inferred is not None and inferred.WhichOneof("value") not in (None, "tensor_type"):
+            kind = str(inferred.WhichOneof("value")).removesuffix("_type")
             raise UnknownShapeError(
                 f"{self._model}: node {label(node)} gives a {kind}, not a tensor, so that nothing can be "
                 "estimated from the graph",
                 _MEASURE,
             )
-        if found is not None and found.tensor_type.HasField("shape"):
-            dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
+        if inferred is not None and inferred.tensor_type.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in inferred.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
                 dims = [self._most(node) if dim is None else dim for dim in dims]
             # Kept as ONNX gave it, so that the next node need not build the same again.
             elif None not in dims:
-                self._types[name] = found
+                self._types[name] = inferred
             if all(dim is not None and dim >= 0 for dim in dims):
-                return Tensor(name, dtype_name(found.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
+                return Tensor(name, dtype_name(inferred.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
         if name in self._declared:
             return self._declared[name]
         if node.op_type in _LIKE_FIRST and source is not None and name == node.output[0]:
@@ -376,11 +378,11 @@ def _key(node: NodeProto) -> tuple[str, ...]:
 
 
 def _plain(node: NodeProto) -> dict[str, object]:
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)
-        found[attribute.name] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
-    return found
+        values[attribute.name] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+    return values
 
 
 @lru_cache(maxsize=1024)

@@ -72,7 +72,7 @@ def _events(database: KernelDb) -> Iterator[dict[str, Any]]:
 
 
 def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict[str, Any]:
-    said = ("run_id", "model", "device", "batch", "name", "start_ns", "duration_ns")
+    shown = ("run_id", "model", "device", "batch", "name", "start_ns", "duration_ns")
     return {
         "ph": "X",
         "name": row.op_name or row.name,
@@ -82,5 +82,5 @@ def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict
         # Microseconds, whatever ``displayTimeUnit`` says: that one is for the viewer alone (Trace Event Format).
         "ts": start_ns / 1000.0,
         "dur": duration_ns / 1000.0,
-        "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in said}},
+        "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in shown}},
     }

@@ -67,10 +67,10 @@ def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
     if not runs.is_file() or "run_id" not in rows.column_names:
         return rows
     known = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}
-    found = [known.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
+    variants = [known.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
     for position, name in enumerate(_VARIANT):
         if name not in rows.column_names:
-            rows = rows.append_column(name, pa.array([one[position] for one in found], pa.string()))
+            rows = rows.append_column(name, pa.array([one[position] for one in variants], pa.string()))
     return rows
 
 

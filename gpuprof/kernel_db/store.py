@@ -193,11 +193,11 @@ class KernelDb:
     def segments(self) -> list[Path]:
         """Return the directories that hold the rows, oldest first; each row is in exactly one of them."""
         while True:
-            found = _listing(self.path)
+            listing = _listing(self.path)
             with suppress(FileNotFoundError):  # a compaction removed one of them: look again
-                replaced = replaced_names(found.values())
-                if found.keys() == _listing(self.path).keys():  # else a compaction passed through: no snapshot
-                    return [found[name] for name in sorted(found) if name not in replaced]
+                replaced = replaced_names(listing.values())
+                if listing.keys() == _listing(self.path).keys():  # else a compaction passed through: no snapshot
+                    return [listing[name] for name in sorted(listing) if name not in replaced]
 
     def replaced_segments(self) -> list[Path]:
         """Return the segments whose rows a committed, compacted one holds too, in the order in which they may go.

@@ -89,7 +89,7 @@ def remove_group(name: str) -> None:
         (quota_parent()[0] / _directory(name)).rmdir()
 
 
-def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
+def quota_parent(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
     """Return the control group under which quotas can be made, and its version.
 
     Raises
@@ -97,7 +97,7 @@ def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> t
     UnavailableError
         When there is none that this process may write to.
     """
-    candidates = [(path, version) for path, version in _cpu_groups(root, own) if path.is_dir()]
+    candidates = [(path, version) for path, version in _cpu_groups(root, membership) if path.is_dir()]
     for path, version in candidates:
         if os.access(path, os.W_OK) and (version == 1 or _delegates_cpu(path)):
             return path, version
@@ -118,9 +118,9 @@ def _directory(name: str) -> str:
     return _PREFIX + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
-def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
+def _cpu_groups(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     try:
-        lines = own.read_text().splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:

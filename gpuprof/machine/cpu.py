@@ -119,7 +119,7 @@ def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
     A multiply-add is two operations and a core has two vector pipes. AMD before family 26 (Zen 5) runs a 512-bit
     operation as two halves. Half precision without its own instructions is computed in ``float32``.
     """
-    bits, what = _vector_bits(info)
+    bits, instructions = _vector_bits(info)
     fused = 2 if info.flags & {"fma", "avx512f", "asimd", "sve"} else 1
     # Two pipes, each with a multiply-add (two operations) on every lane of 32 bits.
     single = 2.0 * fused * bits / 32
@@ -136,7 +136,7 @@ def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
         rates["bfloat16"] = 1024.0
     if "amx_int8" in info.flags:
         rates["int8"] = 2048.0
-    return rates, f"{single:g} float32 operations a cycle ({what})"
+    return rates, f"{single:g} float32 operations a cycle ({instructions})"
 
 
 def _vector_bits(info: CpuInfo) -> tuple[int, str]:

@@ -83,7 +83,7 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     if not like or cores is None or bus_bits is None:
         return None
     memory_clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
-    said = GpuDescription(
+    description = GpuDescription(
         driver_name,
         f"{major}.{minor}",
         sms=round(cores / _cores_per_sm(like[0])),
@@ -91,13 +91,15 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
         # Twice: NVML's clock of the memory is that of one of the two transfers in a cycle.
         memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
     )
-    found = describe_device(said, "NVML")
-    if found is None:
+    scaled = describe_device(description, "NVML")
+    if scaled is None:
         return None
     memory = (
         f"bandwidth = bus width x memory clock x 2 as NVML reports them; L2 as of the nearest {major}.{minor} board"
     )
-    return replace(found, sources=MappingProxyType({**found.sources, "memory": memory, "price": "none: this machine"}))
+    return replace(
+        scaled, sources=MappingProxyType({**scaled.sources, "memory": memory, "price": "none: this machine"})
+    )
 
 
 def _cores_per_sm(gpu: Device) -> int:
@@ -107,7 +109,7 @@ def _cores_per_sm(gpu: Device) -> int:
 
 def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     """Return the plain profiles that the driver lists with where they may start; empty when it will not say."""
-    found = {}
+    profiles = {}
     for info in _profile_infos(nvml, handle):
         name = _text(info.name).removeprefix("MIG ").strip()
         # "1g.10gb+me" is the same instance with media engines, which inference has no use for.
@@ -117,7 +119,7 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
         # All or none: a list without the profiles that the driver keeps to itself would rule out layouts that work.
         if not places:
             return ()
-        found[name] = MigProfile(
+        profiles[name] = MigProfile(
             name=name,
             sms=int(info.multiprocessorCount),
             memory_bytes=int(info.memorySizeMB) * _MIB,
@@ -126,7 +128,7 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
             start_slots=tuple(sorted(start for start, _ in places)),
             max_count=int(info.instanceCount),
         )
-    return tuple(sorted(found.values(), key=lambda p: (p.compute_slices, p.memory_slices)))
+    return tuple(sorted(profiles.values(), key=lambda p: (p.compute_slices, p.memory_slices)))
 
 
 def _profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:

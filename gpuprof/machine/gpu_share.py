@@ -52,15 +52,15 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except nvml.NVMLError:
         return ()
-    found = []
+    instances = []
     for index in range(count):
         try:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             uuid, name = nvml.nvmlDeviceGetUUID(instance), nvml.nvmlDeviceGetName(instance)
         except nvml.NVMLError:  # a slot that holds none
             continue
-        found.append(MigInstanceId(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
-    return tuple(found)
+        instances.append(MigInstanceId(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
+    return tuple(instances)
 
 
 @contextmanager
@@ -139,10 +139,10 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -
     open_parts: dict[str, tuple[str, float]] = {}  # profile → instance that is shared, and what is left of it
     for share in shares:
         assert share.mig is not None
-        uuid, left = open_parts.get(share.mig, ("", 0.0))
-        if left < share.sm_pct - 1e-6:
-            uuid, left = _take_instance(free, share.mig), 100.0
-        open_parts[share.mig] = (uuid, left - share.sm_pct)
+        uuid, free_pct = open_parts.get(share.mig, ("", 0.0))
+        if free_pct < share.sm_pct - 1e-6:
+            uuid, free_pct = _take_instance(free, share.mig), 100.0
+        open_parts[share.mig] = (uuid, free_pct - share.sm_pct)
         uuids.append(uuid)
     if all(share.sm_pct == 100.0 for share in shares):
         yield tuple({VISIBLE: uuid} for uuid in uuids)

@@ -85,29 +85,29 @@ def describe_code(function: Callable[..., Any]) -> str:
     return repr(sorted(found.items()))
 
 
-def _describe(function: Callable[..., Any], found: dict[str, str]) -> None:
+def _describe(function: Callable[..., Any], described: dict[str, str]) -> None:
     plain = getattr(function, "py_func", function)
     name = f"{plain.__module__}.{plain.__qualname__}"
-    if name in found:
+    if name in described:
         return
     # Before its calls are followed: functions may call each other in a circle.
-    found[name] = ""
+    described[name] = ""
     code, used = plain.__code__, []
     for one in sorted(_names(code)):
         if one in plain.__globals__:
-            used.append((one, _describe_value(plain.__globals__[one], _names(code), found)))
-    found[name] = repr((_code_key(code), used))
+            used.append((one, _describe_value(plain.__globals__[one], _names(code), described)))
+    described[name] = repr((_code_key(code), used))
 
 
-def _describe_value(value: Any, names: set[str], found: dict[str, str]) -> str:
+def _describe_value(value: Any, names: set[str], described: dict[str, str]) -> str:
     """Return what stands for a global; functions go to ``found``, and those of modules that are named."""
     plain = getattr(value, "py_func", value)
     if isinstance(plain, FunctionType):
-        _describe(plain, found)
+        _describe(plain, described)
         return f"{plain.__module__}.{plain.__qualname__}"
     if isinstance(value, ModuleType):
         inside = sorted(name for name in names if hasattr(value, name)) if value.__name__.startswith("gpuprof") else []
-        return f"{value.__name__} {[_describe_value(getattr(value, name), set(), found) for name in inside]}"
+        return f"{value.__name__} {[_describe_value(getattr(value, name), set(), described) for name in inside]}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__} {getattr(value, '_fields', ())}"
     said = repr(value)

@@ -118,8 +118,8 @@ def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str 
         raise UnavailableError(f"{tool} is not installed", "it comes with NVIDIA's driver") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"{' '.join(command)} does not answer: {error}") from None
-    said = " ".join(f"{done.stdout} {done.stderr}".split())
-    if done.returncode and not (calm and calm in said):
-        fix = "MIG instances are root's to make" if "ermission" in said else "is a process on the GPU? see nvidia-smi"
-        raise UnavailableError(f"{' '.join(command)}: {said[-200:] or f'exit code {done.returncode}'}", fix)
+    output = " ".join(f"{done.stdout} {done.stderr}".split())
+    if done.returncode and not (calm and calm in output):
+        fix = "MIG instances are root's to make" if "ermission" in output else "is a process on the GPU? see nvidia-smi"
+        raise UnavailableError(f"{' '.join(command)}: {output[-200:] or f'exit code {done.returncode}'}", fix)
     return done.stdout

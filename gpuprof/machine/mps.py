@@ -64,17 +64,17 @@ class MpsDaemon:
         """
         if percentage is not None and not 0.0 < percentage <= 100.0:
             raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")
-        found = {MPS_PIPE: self.pipe_directory}
+        variables = {MPS_PIPE: self.pipe_directory}
         if percentage is not None:
-            found[PERCENTAGE] = f"{percentage:g}"
+            variables[PERCENTAGE] = f"{percentage:g}"
         if self.log_directory is not None:
-            found[LOG] = self.log_directory
+            variables[LOG] = self.log_directory
         if memory_limit_bytes is not None:
             if memory_limit_bytes < _MIB:
                 raise InputError(f"an MPS memory limit must be at least 1 MiB but got {memory_limit_bytes} bytes")
             # "0" is the ordinal among the GPUs that the client sees, of which there is one.
-            found[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
-        return found
+            variables[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
+        return variables
 
 
 @contextmanager
@@ -193,15 +193,15 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
 
 def read_log_tails(directory: Path | str | None) -> str:
     """Return the end of each log in a daemon's log directory, in one line: ``control.log: …; server.log: …``."""
-    found = []
+    tails = []
     for path in sorted(Path(directory).glob("*.log")) if directory is not None else ():
         try:
             words = " ".join(path.read_text(errors="replace").split())
         except OSError:
             continue
         if words:
-            found.append(f"{path.name}: {words[-_LOG_TAIL:]}")
-    return "; ".join(found)
+            tails.append(f"{path.name}: {words[-_LOG_TAIL:]}")
+    return "; ".join(tails)
 
 
 def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:

@@ -196,19 +196,19 @@ class CorrectedEstimator:
 
         The interval reaches from what was estimated to what was served: how far the estimate was off is known now.
         """
-        said = self.estimator.estimate(model, device, batch, share, beside, processes)
+        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
         neighbours = [self.beside[model, one.model] for one in beside if (model, one.model) in self.beside]
         if model not in self.factors and not neighbours:
-            return said
+            return estimate
         factor = self.factors.get(model, 1.0) * math.prod(neighbours)
-        served, figure = factor * said.latency_ms.value, said.latency_ms
+        served, figure = factor * estimate.latency_ms.value, estimate.latency_ms
         latency = Figure(
             served,
             f"{figure.source}, corrected by serving",
             None if figure.low is None else min(figure.low, served),
             None if figure.high is None else max(figure.high, served),
         )
-        return replace(said, latency_ms=latency, overlapped_ms=factor * said.overlapped_ms)
+        return replace(estimate, latency_ms=latency, overlapped_ms=factor * estimate.overlapped_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return what the other does."""

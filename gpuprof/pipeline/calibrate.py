@@ -50,11 +50,15 @@ class IgniterCoefficients:
             {"of": self.device, "coefficient": key, "value": getattr(self.hardware, key), "unit": unit}
             for key, unit in _HARDWARE_UNITS.items()
         ]
-        for model, one in self.workloads.items():
-            values = {f"k{i}": value for i, value in enumerate(one.active, 1)}
-            values |= {"alpha_cache": one.cache, "k_sch": one.launch_ms, "kernels": float(one.kernels)}
-            values |= {"alpha_power": one.power[0], "beta_power": one.power[1]}
-            values |= {"alpha_cacheutil": one.l2[0], "beta_cacheutil": one.l2[1]}
+        for model, coefficients in self.workloads.items():
+            values = {f"k{i}": value for i, value in enumerate(coefficients.active, 1)}
+            values |= {
+                "alpha_cache": coefficients.cache,
+                "k_sch": coefficients.launch_ms,
+                "kernels": float(coefficients.kernels),
+            }
+            values |= {"alpha_power": coefficients.power[0], "beta_power": coefficients.power[1]}
+            values |= {"alpha_cacheutil": coefficients.l2[0], "beta_cacheutil": coefficients.l2[1]}
             rows += [{"of": model, "coefficient": key, "value": value, "unit": ""} for key, value in values.items()]
         return rows
 
@@ -257,16 +261,16 @@ def _rank(database: KernelDb, device: Device) -> tuple[Ranked, ...]:
     return tuple(ranked)
 
 
-def _ranked_row(one: Ranked) -> dict[str, object]:
-    weights = getattr(one.model, "weights_", None)
+def _ranked_row(ranked: Ranked) -> dict[str, object]:
+    weights = getattr(ranked.model, "weights_", None)
     return {
-        "interference": one.name,
-        "left_out": one.left_out,
-        "rows": one.rows,
-        "mean_pct": one.mean_pct,
-        "p95_pct": one.p95_pct,
-        "low": one.low,
-        "high": one.high,
-        "interval": f"{one.low:.2f} … {one.high:.2f}",
+        "interference": ranked.name,
+        "left_out": ranked.left_out,
+        "rows": ranked.rows,
+        "mean_pct": ranked.mean_pct,
+        "p95_pct": ranked.p95_pct,
+        "low": ranked.low,
+        "high": ranked.high,
+        "interval": f"{ranked.low:.2f} … {ranked.high:.2f}",
         "coefficients": None if weights is None else ", ".join(f"{float(weight):.3g}" for weight in weights),
     }

@@ -32,22 +32,22 @@ def find_fleet(
     from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
     from gpuprof.pipeline.devices import read_own_devices, resolve_device
 
-    own = read_own_devices(planning.device_file)
+    own_devices = read_own_devices(planning.device_file)
 
     def find(name: str | None) -> Device:
-        return resolve_device(name, database, own, note)
+        return resolve_device(name, database, own_devices, note)
 
     if isinstance(given, Fleet):
-        found = given
+        fleet = given
     elif given is None:
-        found = Fleet((FleetEntry(find(None)),))
+        fleet = Fleet((FleetEntry(find(None)),))
     elif isinstance(given, os.PathLike) or given.endswith(".toml"):
-        found = read_fleet(Path(given), find)
+        fleet = read_fleet(Path(given), find)
     else:
         words = {item.strip().lower() for item in given.split(",")}
-        found = parse_fleet(given, find, _priced_devices(find, own, planning, note) if ANY in words else ())
-    _note_unpriced(found, note)
-    return found
+        fleet = parse_fleet(given, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
+    _note_unpriced(fleet, note)
+    return fleet
 
 
 def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[[str], bool]) -> None:
@@ -68,17 +68,20 @@ def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[
 
 
 def _priced_devices(
-    find: Callable[[str | None], Device], own: Mapping[str, Device], planning: PlanningOptions, note: NoteCallback
+    find: Callable[[str | None], Device],
+    own_devices: Mapping[str, Device],
+    planning: PlanningOptions,
+    note: NoteCallback,
 ) -> list[Device]:
     from gpuprof.domain.catalogue import devices
 
-    names = [name for name, one in {**devices(), **own}.items() if one.price_per_hour is not None]
-    found = [find(name) for name in names]
+    names = [name for name, one in {**devices(), **own_devices}.items() if one.price_per_hour is not None]
+    priced = [find(name) for name in names]
     execution = planning.execution()
-    lacking = [one.name for one in found if not execution.is_possible(one)]
+    lacking = [one.name for one in priced if not execution.is_possible(one)]
     if lacking:
         note(f"left out, without {execution.precision} arithmetic: {', '.join(lacking)}")
-    return [one for one in found if one.name not in lacking]
+    return [one for one in priced if one.name not in lacking]
 
 
 def _note_unpriced(fleet: Fleet, note: NoteCallback) -> None:

@@ -108,22 +108,22 @@ def check(
     """
     notes = NoteList(note)
     demands = None if against is None else resolve_demands(against)
-    found = resolve_map(deployment)
+    resolved = resolve_map(deployment)
     other = OtherTimes(estimator, precision, runtime, device_file)
-    evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, other)
-    for remark in _describe_strangers(found):
+    evidence = collect_map_evidence(resolved, optional_path(db), demands, map_folder(deployment), notes.add, other)
+    for remark in _describe_strangers(resolved):
         notes.add(remark)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
-    if basis := describe_basis(found):
+    if basis := describe_basis(resolved):
         notes.add(basis)
-    violations = feasibility.check(found, evidence)
-    for name, said in find_changed(locate_files(found, map_folder(deployment))):
+    violations = feasibility.check(resolved, evidence)
+    for name, message in find_changed(locate_files(resolved, map_folder(deployment))):
         if allow_changed:
-            notes.add(said)
+            notes.add(message)
         else:
-            violations = (*violations, Violation("file", name, said))
-    return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=found, violations=violations)
+            violations = (*violations, Violation("file", name, message))
+    return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=resolved, violations=violations)
 
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:

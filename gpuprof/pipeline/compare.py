@@ -59,11 +59,11 @@ class CompareResult(Result):
 
         target = check_picture(path)
         devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        found = [(one, one.deployment) for one in self.outcomes if one.deployment]
-        models = list(dict.fromkeys(model for _, deployment in found for model in deployment.models))
+        drawn = [(one, one.deployment) for one in self.outcomes if one.deployment]
+        models = list(dict.fromkeys(model for _, deployment in drawn for model in deployment.models))
         charts = [
             map_figure(deployment, devices, title=f"{one.policy}: {_count_gpus(one)} devices", models=models)
-            for one, deployment in found
+            for one, deployment in drawn
         ]
         write_picture(charts, target, columns=min(_ABREAST, max(1, len(charts))))
         return target
@@ -110,10 +110,12 @@ def compare(
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
-    for done, one in enumerate(chosen, start=1):
+    for done, policy in enumerate(chosen, start=1):
         limit = Limit(options.time_limit_s)
-        outcomes += (_with_ends(problem, one[1], outcome, limit) for outcome in comparison.compare(problem, [one]))
-        progress(Progress(one[0], done, len(chosen)))
+        outcomes += (
+            _with_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
+        )
+        progress(Progress(policy[0], done, len(chosen)))
     _note_unserved(outcomes, notes)
     return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
 

@@ -115,11 +115,11 @@ def compare_gpus(
     make_policy(policy)  # an unknown one is an error of the input
     limited = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
-    found: list[GpuOutcome] = []
+    outcomes: list[GpuOutcome] = []
     for done, entry in enumerate(problem.fleet.entries, start=1):
-        found.append(_compare_kind(problem, entry, policy))
+        outcomes.append(_compare_kind(problem, entry, policy))
         progress(Progress(entry.device.name, done, len(problem.fleet.entries)))
-    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(found, key=_order)))
+    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))
 
 
 def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcome:
@@ -163,38 +163,38 @@ def _interval_factor(problem: Problem, entry: FleetEntry, deployment: Deployment
     return max(factors, default=None)
 
 
-def _order(one: GpuOutcome) -> tuple[bool, float, str]:
-    figures = one.by_upper_ends.objective
-    return not _is_met(one.by_upper_ends), figures.cost_per_hour if figures else float("inf"), one.device
+def _order(outcome: GpuOutcome) -> tuple[bool, float, str]:
+    figures = outcome.by_upper_ends.objective
+    return not _is_met(outcome.by_upper_ends), figures.cost_per_hour if figures else float("inf"), outcome.device
 
 
 def _is_met(outcome: Outcome) -> bool:
     return outcome.objective is not None and not outcome.violations and outcome.missing_rps == 0.0
 
 
-def _row(one: GpuOutcome) -> dict[str, object]:
-    means, figures = one.by_means, one.by_means.objective
-    careful = one.by_upper_ends.objective
+def _row(outcome: GpuOutcome) -> dict[str, object]:
+    means, figures = outcome.by_means, outcome.by_means.objective
+    careful = outcome.by_upper_ends.objective
     deployment = means.deployment
     remark = means.reason
     if deployment is not None and deployment.unplaced:
         remark = f"{deployment.unplaced[0].model}: {deployment.unplaced[0].reason}"
-    if not _is_met(one.by_upper_ends) and not remark:
+    if not _is_met(outcome.by_upper_ends) and not remark:
         remark = "not every demand is met at the upper ends of the intervals"
     if means.violations:
         remark = f"NOT SOUND, first broken rule: {means.violations[0]}"
     return {
-        "device": one.device,
+        "device": outcome.device,
         "gpus": None if figures is None else figures.gpus,
         "cost_per_hour": None if figures is None else figures.cost_per_hour,
-        "gpus_at_lower_ends": None if one.at_lower_ends is None else one.at_lower_ends.gpus,
+        "gpus_at_lower_ends": None if outcome.at_lower_ends is None else outcome.at_lower_ends.gpus,
         "gpus_at_upper_end": None if careful is None else careful.gpus,
         "cost_per_hour_at_upper_end": None if careful is None else careful.cost_per_hour,
         "utilization_pct": None if figures is None else 100.0 * figures.compute_utilization,
         "missing_rps": None if figures is None else means.missing_rps,
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
-        "interval_factor": one.interval_factor,
-        "sources": one.sources,
-        "seconds": means.seconds + (0.0 if one.by_upper_ends is means else one.by_upper_ends.seconds),
+        "interval_factor": outcome.interval_factor,
+        "sources": outcome.sources,
+        "seconds": means.seconds + (0.0 if outcome.by_upper_ends is means else outcome.by_upper_ends.seconds),
         "remark": remark,
     }

@@ -25,7 +25,7 @@ _DEFAULT_DATABASE = "gpuprof-db"
 def resolve_device(
     name: str | None,
     db: KernelDb | None,
-    own: Mapping[str, Device] | None = None,
+    own_devices: Mapping[str, Device] | None = None,
     note: NoteCallback = ignore_note,
 ) -> Device:
     """Return the device called ``name``, with the rates that ``db`` has measured of it.
@@ -58,7 +58,7 @@ def resolve_device(
     here = local_cpu()
     if wanted in ("cpu", here.name):
         return with_ceilings(here, db)
-    known = {**devices(), **(own or {})}
+    known = {**devices(), **(own_devices or {})}
     # The catalogue before the database: a measured device has its measured rates all the same (`with_ceilings`).
     if wanted in known:
         return with_ceilings(known[wanted], db)

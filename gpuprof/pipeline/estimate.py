@@ -151,14 +151,14 @@ def estimate(
         notes.add(*remarks)
         notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
         others = _resolve_neighbours(beside, target, part)
-        found = []
+        estimates = []
         for name in names:
             for size in sizes:
-                found.append(source.estimate(name, target, size, part, others, processes))
-                _check_memory(found[-1], target)
-            if unknown := found[-1].unknown_ops:
+                estimates.append(source.estimate(name, target, size, part, others, processes))
+                _check_memory(estimates[-1], target)
+            if unknown := estimates[-1].unknown_ops:
                 notes.add(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
-        return EstimateResult(notes=notes.all(), estimates=tuple(found), beside=others)
+        return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=others)
 
 
 def short_name(model: object) -> str:
@@ -234,28 +234,28 @@ def _parse_neighbour(given: str | Workload, device: Device) -> tuple[str, int, S
     return match["model"], int(match["batch"] or 1), part
 
 
-def _row(one: Estimate) -> dict[str, object]:
-    workload, throughput = one.workload, one.throughput_rps
+def _row(estimate: Estimate) -> dict[str, object]:
+    workload, throughput = estimate.workload, estimate.throughput_rps
     return {
         "model": split_name(workload.model)[0],
         "dims": describe_sizes(split_name(workload.model)[1]) or None,
-        "device": one.device,
+        "device": estimate.device,
         "share": str(workload.share),
         "batch": workload.batch,
         "processes": workload.processes,
-        **_figure_columns("latency", "ms", one.latency_ms),
-        "latency_cv": one.latency_cv,
+        **_figure_columns("latency", "ms", estimate.latency_ms),
+        "latency_cv": estimate.latency_cv,
         "throughput_rps": throughput.value,
         "throughput_low_rps": throughput.low,
         "throughput_high_rps": throughput.high,
-        **_figure_columns("memory", "bytes", one.memory_bytes),
-        "weight_bytes": one.weight_bytes,
-        **{f"creq_{metric}_pct": figure.value for metric, figure in one.creq_pct},
-        **_figure_columns("dram", "pct", one.dram_pct),
-        **_figure_columns("l2", "pct", one.l2_pct),
-        **_figure_columns("power", "w", one.power_w),
-        "executed_by": one.variant,
-        "unknown_ops": list(one.unknown_ops),
+        **_figure_columns("memory", "bytes", estimate.memory_bytes),
+        "weight_bytes": estimate.weight_bytes,
+        **{f"creq_{metric}_pct": figure.value for metric, figure in estimate.creq_pct},
+        **_figure_columns("dram", "pct", estimate.dram_pct),
+        **_figure_columns("l2", "pct", estimate.l2_pct),
+        **_figure_columns("power", "w", estimate.power_w),
+        "executed_by": estimate.variant,
+        "unknown_ops": list(estimate.unknown_ops),
     }
 
 

@@ -106,16 +106,16 @@ def export(
     >>> print(gpuprof.export(plan.deployment, "mig-parted").files["mig-parted.yaml"].splitlines()[0])
     version: v1
     """
-    notes, found = NoteList(note), resolve_map(deployment)
-    broken = check_layout(found, collect_map_evidence(found, None, None, map_folder(deployment), notes.add))
+    notes, resolved = NoteList(note), resolve_map(deployment)
+    broken = check_layout(resolved, collect_map_evidence(resolved, None, None, map_folder(deployment), notes.add))
     if broken:
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")
-    bundle = export_map(found, to, image, map_folder(deployment))
+    bundle = export_map(resolved, to, image, map_folder(deployment))
     if bundle.models and not allow_changed:
-        require_planned_files(locate_files(found, map_folder(deployment)))
+        require_planned_files(locate_files(resolved, map_folder(deployment)))
     for remark in bundle.notes:
         notes.add(remark)
-    if basis := describe_basis(found):
+    if basis := describe_basis(resolved):
         notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)

@@ -141,11 +141,11 @@ def load(
     (True, ['replay'])
     """
     notes = NoteList(note)
-    found = None if deployment is None else resolve_map(deployment)
+    resolved = None if deployment is None else resolve_map(deployment)
     base = Path.cwd() if deployment is None else map_folder(deployment)
-    if found is not None and not traffic.allow_changed:
-        require_planned_files(locate_files(found, base))
-    streams, settings = traffic.make_streams(found, base)
+    if resolved is not None and not traffic.allow_changed:
+        require_planned_files(locate_files(resolved, base))
+    streams, settings = traffic.make_streams(resolved, base)
     target = access.reach(server)
     read = {one.model: read_stream_data(target, one) for one in streams if one.data is not None}
     inputs = {model: str(data) for model, data in read.items()}
@@ -157,20 +157,20 @@ def load(
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
     predictions = None
-    if found is not None and traffic.concurrency:
+    if resolved is not None and traffic.concurrency:
         notes.add("closed loop: nothing is predicted of it, since the map is planned for rates")
-    elif found is not None:
-        timed = time_map_by(found, estimator, optional_path(db), base, notes.add)
+    elif resolved is not None:
+        timed = time_map_by(resolved, estimator, optional_path(db), base, notes.add)
         predictions = predict_load(timed, streams, settings, note=notes.add)
     at_most = "at most " if settings.rule else ""
     time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Only where server and client are one machine: its workers' cores are then the client's, too.
-    taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
+    taken = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with avoiding_cores(taken if enough else ()):
-        if found is not None and taken and found.planned_with.host.host_cores:
-            notes.add(*check_machine(target, streams, found).notes())
+        if resolved is not None and taken and resolved.planned_with.host.host_cores:
+            notes.add(*check_machine(target, streams, resolved).notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings)
     warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))

@@ -98,12 +98,12 @@ def _replay(
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(queues, by_model, settings, until_s, note)
-    found = {model.model: model for model in outcome.models}
+    model_outcomes = {model.model: model for model in outcome.models}
     handover_ms = recorded_work(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
         stream.model: _predict_model(
-            found[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s, handover_ms
+            model_outcomes[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s, handover_ms
         )
         for stream, count in zip(streams, counted, strict=True)
     }

@@ -117,19 +117,19 @@ def _find_candidates(
     from gpuprof.merging.proposal import propose_merges
     from gpuprof.pipeline.op_seconds import read_op_seconds
 
-    left, refused = dict(files), list[_Refusal]()
+    readable, refused = dict(files), list[_Refusal]()
     # Anew without the models that cannot be merged: each of them may have kept others apart.
-    while len(left) > 1:
-        named = dict(zip(source_names(list(left.values())), left, strict=True))
+    while len(readable) > 1:
+        named = dict(zip(source_names(list(readable.values())), readable, strict=True))
         options = MergeOptions(
             rates=device_rates(device),
             batches={name: batches[model] for name, model in named.items()},
-            measured=read_op_seconds(db, device, list(left.values())),
+            measured=read_op_seconds(db, device, list(readable.values())),
         )
         try:
-            proposals = propose_merges(list(left.values()), options)
+            proposals = propose_merges(list(readable.values()), options)
         except InputError:
-            wrong = list(_find_unreadable(left))
+            wrong = list(_find_unreadable(readable))
             if not wrong:
                 raise
         else:
@@ -139,8 +139,8 @@ def _find_candidates(
                 merges = (_Candidate(tuple(named[name] for name in one.models), one) for one in proposals.merges)
                 return _Candidates(tuple(merges), tuple(refused))
         refused += wrong
-        left = {model: path for model, path in left.items() if model not in {one.model for one in wrong}}
-    alone = (_Refusal(model, "no other model here can be merged with it") for model in left)
+        readable = {model: path for model, path in readable.items() if model not in {one.model for one in wrong}}
+    alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
     return _Candidates((), (*refused, *alone))
 
 

@@ -56,14 +56,14 @@ def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
         if model.path is None or not model.sha256 or not Path(model.path).is_file():
             continue
         try:
-            found = read_onnx(Path(model.path)).sha256
+            sha256 = read_onnx(Path(model.path)).sha256
         except InputError as error:
             yield name, f"{model.path} is not the file that the map was planned with: {error.message}"
             continue
-        if found != model.sha256:
+        if sha256 != model.sha256:
             yield (
                 name,
-                f"{model.path} is not the file that the map was planned with: its sha256 is {found[:12]}… but the map "
+                f"{model.path} is not the file that the map was planned with: its sha256 is {sha256[:12]}… but the map "
                 f"has {model.sha256[:12]}…",
             )
 

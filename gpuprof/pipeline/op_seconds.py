@@ -42,10 +42,10 @@ def read_op_seconds(
     largest = max((row.sm_share_pct for row in rows), default=0.0)
     measured = {(row.run_id, row.model_sha256, row.batch) for row in rows if row.duration_p50_ns}
     places: dict[tuple[str, str], set[int]] = {}
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    curves: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         if row.sm_share_pct == largest and (row.run_id, row.model_sha256, row.batch) in measured:
             key = (row.model_sha256 or "", row.name)
             places.setdefault(key, set()).add(row.position)
-            found.setdefault(key, {})[row.batch] = (row.duration_p50_ns or 0) * 1e-9
-    return {key: curve for key, curve in found.items() if len(places[key]) == 1}  # names that say which op is meant
+            curves.setdefault(key, {})[row.batch] = (row.duration_p50_ns or 0) * 1e-9
+    return {key: curve for key, curve in curves.items() if len(places[key]) == 1}  # names that say which op is meant

@@ -173,13 +173,13 @@ def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return what the database knows to have run, and to have failed, of the models that it knows."""
     from gpuprof.domain.failure import TriedRuns
 
-    found = []
+    tried = []
     for model in models:
         with suppress(InputError):
-            found.append(known.tried_runs(model))
+            tried.append(known.tried_runs(model))
     return TriedRuns(
-        tuple(failed for one in found for failed in one.failed),
-        frozenset(measured for one in found for measured in one.measured),
+        tuple(failed for one in tried for failed in one.failed),
+        frozenset(measured for one in tried for measured in one.measured),
     )
 
 

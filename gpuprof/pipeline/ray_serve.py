@@ -115,10 +115,10 @@ class RayServeNode:
         path = Path(map_file)
         found = read_map(path)
         nodes = tuple(one if simulate or one.name != node else assign_gpus(one, given) for one in found.nodes)
-        own = locate_files(found.model_copy(update={"nodes": nodes}), path.absolute().parent)
+        node_map = locate_files(found.model_copy(update={"nodes": nodes}), path.absolute().parent)
         self._until_end = ExitStack()
         settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=_MAX_BODY_MB)
-        self._server: MapServer = self._until_end.enter_context(serve(own, settings))
+        self._server: MapServer = self._until_end.enter_context(serve(node_map, settings))
         self._session: Any = None
 
     async def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:

@@ -205,12 +205,12 @@ def collect_map_evidence(
     execution = _recorded_execution(settings, other)
     database = open_database(db, needed=False)
     names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
-    found: dict[str, Device] = {}
+    known_devices: dict[str, Device] = {}
     planned = {one.device: one for one in settings.fleet}
     for name in sorted(names):
         try:
             device = resolve_device(name, database, read_own_devices(other.device_file))
-            found[name] = _with_price(device, planned.get(name))
+            known_devices[name] = _with_price(device, planned.get(name))
         except InputError:
             continue  # the check names it
     sources = source_models(deployment)
@@ -227,7 +227,7 @@ def collect_map_evidence(
         asked = name_services(asked, sources)
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(
-        devices=found,
+        devices=known_devices,
         queueing=make_queueing(settings.arrivals, deployment.models),
         estimator=asked,
         demands=None if against is None else tuple(map(name_demand, against)),

@@ -103,18 +103,18 @@ def report(
 
 
 def _read_sections(sources: Sequence[Path]) -> list[Section]:
-    found, maps = [], {}
+    all_sections, maps = [], {}
     for source in sources:
         if source.is_dir():
-            found += _database_sections(KernelDb(source), source.name)
+            all_sections += _database_sections(KernelDb(source), source.name)
             continue
         sections, deployment = sections_of(read_result(source), source.name)
-        found += sections
+        all_sections += sections
         if deployment is not None:
             maps[source.stem if deployment.policy in maps else deployment.policy] = deployment
     if len(maps) > 1:
-        found.append(Section("Cost", "What each map costs.", (cost_figure(maps),)))
-    return found
+        all_sections.append(Section("Cost", "What each map costs.", (cost_figure(maps),)))
+    return all_sections
 
 
 def _write_pictures(sections: Sequence[Section], directory: Path, picture_format: str) -> tuple[Path, ...]:
@@ -169,14 +169,14 @@ def _index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
     """Return what was measured of each model, a row each."""
     headings = ("model", "device", "batches", "shares in %", "workloads", "least batch ms", "most requests/s")
     rows = []
-    for model, own in by_model.items():
-        times = [row.latency_p50_ms for row in own if row.latency_p50_ms]
-        rates = [row.throughput_rps for row in own if row.throughput_rps]
+    for model, rows_of_model in by_model.items():
+        times = [row.latency_p50_ms for row in rows_of_model if row.latency_p50_ms]
+        rates = [row.throughput_rps for row in rows_of_model if row.throughput_rps]
         cells = (
-            ", ".join(sorted({row.device for row in own})),
-            _list_numbers({row.batch for row in own}),
-            _list_numbers({row.sm_share_pct for row in own if row.sm_share_pct is not None}),
-            f"{len(own):,}",
+            ", ".join(sorted({row.device for row in rows_of_model})),
+            _list_numbers({row.batch for row in rows_of_model}),
+            _list_numbers({row.sm_share_pct for row in rows_of_model if row.sm_share_pct is not None}),
+            f"{len(rows_of_model):,}",
             f"{min(times):,.4g}" if times else "–",
             f"{max(rates):,.4g}" if rates else "–",
         )
@@ -193,26 +193,26 @@ def _list_numbers(values: Collection[float]) -> str:
 
 
 def _model_section(
-    database: KernelDb, own: Sequence[ModelRow], devices: Mapping[str, DeviceRow], is_only: bool
+    database: KernelDb, rows_of_model: Sequence[ModelRow], devices: Mapping[str, DeviceRow], is_only: bool
 ) -> Section | None:
     """Return the figures of one model: over batches and shares unless it is the only one, and of its ops."""
-    measured, ops = _largest_with_ops(database, own)
+    measured, ops = _largest_with_ops(database, rows_of_model)
     where = {"run_id": measured.run_id, "model": measured.model}
     kernels = read_records(database, KernelRow, where)
     workload = f"{measured.model}, batch {measured.batch}"
     charts = (
         roofline_figure(f"{workload}: roofline", ops, devices.get(measured.device)),
         timeline_figure(f"{workload}: timeline", ops, kernels),
-        *([] if is_only else batch_and_share_figures(own, measured.model)),
+        *([] if is_only else batch_and_share_figures(rows_of_model, measured.model)),
     )
     shown = tuple(chart for chart in charts if chart is not None)
     text = f"{count_of(len(ops), 'op')} on {measured.device}, batch {measured.batch}." if ops else ""
     return Section(measured.model, text, shown, source="measured") if shown else None
 
 
-def _largest_with_ops(database: KernelDb, own: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
+def _largest_with_ops(database: KernelDb, rows_of_model: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
     """Return the largest batch whose ops were measured, with them in their order; without any the largest batch."""
-    ordered = sorted(own, key=lambda row: (row.batch, row.run_id), reverse=True)
+    ordered = sorted(rows_of_model, key=lambda row: (row.batch, row.run_id), reverse=True)
     by_run = {row.run_id: row for row in reversed(ordered)}
     for row in ordered:
         if by_run.pop(row.run_id, None) is None:

@@ -198,16 +198,16 @@ def serve(
     ...     urlopen(f"{server.url}/v2/health/ready").status, server.workers
     (200, 1)
     """
-    found = resolve_map(deployment)
+    resolved = resolve_map(deployment)
     with tempfile.TemporaryDirectory(prefix="gpuprof-serve-") as folder:
         path = Path(folder) / "map.json"
         if isinstance(deployment, DeploymentMap):
-            write_map(locate_files(found, map_folder(deployment)), path)
+            write_map(locate_files(resolved, map_folder(deployment)), path)
         else:
             path = Path(deployment)
         process, answers = _start(path, settings)
         try:
-            server = _await_ready(process, answers, found)
+            server = _await_ready(process, answers, resolved)
             note(
                 f"serving {count_of(server.models, 'model')} with {count_of(server.workers, 'worker')} on {server.url}"
             )
@@ -220,13 +220,13 @@ def serve(
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
     """Start the server; return its process and the descriptor on which it says that it is ready, or why not."""
     # A pipe of its own and not stdout, on which libraries print.
-    answers, told = os.pipe()
+    answers, answer_writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpuprof.pipeline.server_process", str(told)],
+            [sys.executable, "-m", "gpuprof.pipeline.server_process", str(answer_writer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(told,),
+            pass_fds=(answer_writer,),
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
             env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
         )
@@ -235,7 +235,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
         raise
     finally:
         # This process must not hold the writing end: reading would never end when the server dies.
-        os.close(told)
+        os.close(answer_writer)
     assert process.stdin is not None
     order = {"map_file": str(map_file.absolute()), "settings": settings.to_message()}
     process.stdin.write(json.dumps(order).encode() + b"\n")

@@ -45,7 +45,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
     try:
         from gpuprof.serving.load.overhead import measure_overhead
 
-        found = measure_overhead(device.name)
+        overhead = measure_overhead(device.name)
     except (ImportError, UnavailableError) as error:
         note(f"what serving adds to a request is not known: {error} ({install_hint('serve')})")
         return
@@ -60,12 +60,12 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
         dram_bytes=device.dram_bytes,
         dram_bytes_per_s=device.dram_bytes_per_s,
         l2_bytes=device.l2_bytes,
-        request_ms=found.fixed_ms,
-        request_ms_per_mib=found.ms_per_mib,
-        handover_ms=found.handover_ms,
-        host_ms=found.host_ms,
-        host_ms_per_mib=found.host_ms_per_mib,
-        host_ms_busy=found.host_ms_busy,
+        request_ms=overhead.fixed_ms,
+        request_ms_per_mib=overhead.ms_per_mib,
+        handover_ms=overhead.handover_ms,
+        host_ms=overhead.host_ms,
+        host_ms_per_mib=overhead.host_ms_per_mib,
+        host_ms_busy=overhead.host_ms_busy,
         source="overhead measured: null models behind the router, requests one at a time, medians; rates computed",
     )
     run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine_columns())
@@ -118,12 +118,12 @@ def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, fl
     for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
         for name in {row.model, model_at_dims(row.model, row.dims)} if row.input_bytes else ():
             sizes[name] = max(sizes.get(name, 0.0), (row.input_bytes or 0) / row.batch / (1 << 20))
-    found = {}
+    mib = {}
     for model in models:
         parts = [(sizes.get(name, sizes.get(split_name(name)[0])), part) for name, part in name_parts(model)]
         if all(size is not None for size, _ in parts):
-            found[model] = math.fsum(part * (size or 0.0) for size, part in parts)
-    return found
+            mib[model] = math.fsum(part * (size or 0.0) for size, part in parts)
+    return mib
 
 
 def _last_measured(database: KernelDb, device: str) -> DeviceRow | None:

@@ -87,14 +87,14 @@ def similarity(
         _check_target(Path(heat_map))
     sources = read_weights([Path(model) for model in models])
     wanted = list(combinations(range(len(sources)), 2))
-    found: list[ModelSimilarity] = []
+    pairs: list[ModelSimilarity] = []
     progress(Progress("comparing", 0, len(wanted)))
     for i, j in wanted:
-        found.append(compare_models(sources[i], sources[j], tolerance))
-        progress(Progress("comparing", len(found), len(wanted)))
+        pairs.append(compare_models(sources[i], sources[j], tolerance))
+        progress(Progress("comparing", len(pairs), len(wanted)))
     if heat_map is not None:
-        write_picture(_draw_heat_maps(found), Path(heat_map))
-    return SimilarityResult(pairs=tuple(found))
+        write_picture(_draw_heat_maps(pairs), Path(heat_map))
+    return SimilarityResult(pairs=tuple(pairs))
 
 
 def _check_target(path: Path) -> None:
@@ -105,24 +105,24 @@ def _check_target(path: Path) -> None:
         raise InputError(f"cannot write {path}: {path.parent} is no directory")
 
 
-def _draw_heat_maps(found: Sequence[ModelSimilarity]) -> list[Chart]:
+def _draw_heat_maps(pairs: Sequence[ModelSimilarity]) -> list[Chart]:
     """Return the scale of the colours, and a map for each pair of models and kind of layers."""
     label = "entries of their longest common submatrix, as a part of the entries of both: 0 none, 1 the same"
     charts = [heat_scale("Similarity of two layers", label)]
-    for one in found:
-        for kind in sorted({layer.kind for layer in one.layers}):
-            rows, columns, grid = similarity_grid(one, kind)
-            title = f"{kind}: layers of {one.first} (down) × {one.second} (across), in the order they run"
+    for pair in pairs:
+        for kind in sorted({layer.kind for layer in pair.layers}):
+            rows, columns, grid = similarity_grid(pair, kind)
+            title = f"{kind}: layers of {pair.first} (down) × {pair.second} (across), in the order they run"
             charts.append(draw_heat_map(title, rows, columns, grid))
     return charts
 
 
-def _layer_rows(one: ModelSimilarity, most: int) -> list[dict[str, object]]:
-    ordered = sorted(one.layers, key=lambda layer: -layer.similarity)
+def _layer_rows(pair: ModelSimilarity, most: int) -> list[dict[str, object]]:
+    ordered = sorted(pair.layers, key=lambda layer: -layer.similarity)
     return [
         {
-            "first": f"{one.first}/{layer.first}",
-            "second": f"{one.second}/{layer.second}",
+            "first": f"{pair.first}/{layer.first}",
+            "second": f"{pair.second}/{layer.second}",
             "kind": layer.kind,
             "common": f"{'' if layer.block.exact else '≥ '}{layer.block.rows}×{layer.block.columns}",
             "first_at": [layer.block.a_row, layer.block.a_column],

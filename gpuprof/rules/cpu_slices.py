@@ -85,16 +85,16 @@ def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSl
     for count in whole:
         taken.append(free[:count])
         del free[:count]
-    left = dict.fromkeys(free, 1.0)
+    free_parts = dict.fromkeys(free, 1.0)
     parts = [max(0.0, amount - count) for amount, count in zip(amounts, whole, strict=True)]
     for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
         if parts[index] > _EPSILON:
-            taken[index] += _fit(parts[index], left)
+            taken[index] += _fit(parts[index], free_parts)
     slices = tuple(
         CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
         for own, part, amount in zip(taken, parts, amounts, strict=True)
     )
-    return slices, left
+    return slices, free_parts
 
 
 def _check(shares_pct: Sequence[float]) -> None:
@@ -106,21 +106,21 @@ def _check(shares_pct: Sequence[float]) -> None:
         raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
 
 
-def _fit(part: float, left: dict[int, float]) -> list[int]:
+def _fit(part: float, free_parts: dict[int, float]) -> list[int]:
     """Take ``part`` of a core from the fullest core that holds it, or from several; return which."""
-    holding = [core for core, free in left.items() if free >= part - _EPSILON]
+    holding = [core for core, free in free_parts.items() if free >= part - _EPSILON]
     if holding:
-        core = min(holding, key=lambda c: left[c])
-        left[core] -= part
+        core = min(holding, key=lambda c: free_parts[c])
+        free_parts[core] -= part
         return [core]
     used = []
     # The emptiest cores first, so that the slice is spread over as few as possible.
-    for core in sorted(left, key=lambda c: -left[c]):
+    for core in sorted(free_parts, key=lambda c: -free_parts[c]):
         if part <= _EPSILON:
             break
-        if left[core] > _EPSILON:
-            taken = min(part, left[core])
-            left[core] -= taken
+        if free_parts[core] > _EPSILON:
+            taken = min(part, free_parts[core])
+            free_parts[core] -= taken
             part -= taken
             used.append(core)
     return used

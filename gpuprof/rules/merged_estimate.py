@@ -177,16 +177,16 @@ class MergedEstimator:
         # The merged file at batch b ran b requests of each model, so these need a b of at least batch / models.
         rows = max(1, -(-whole.batch // models))
         try:
-            found = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
+            measured = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
         except InputError:
             return None
-        if found.latency_ms.source not in _MEASURED:
+        if measured.latency_ms.source not in _MEASURED:
             return None
         if whole.batch >= models:
-            return replace(found, workload=whole)
+            return replace(measured, workload=whole)
         everyone = self._sum_members(replace(whole, batch=models), work, device, beside)
-        slower = max(1.0, found.latency_ms.value / everyone.latency_ms.value)
-        return replace(found, workload=whole, latency_ms=summed.latency_ms.scale_by(slower))
+        slower = max(1.0, measured.latency_ms.value / everyone.latency_ms.value)
+        return replace(measured, workload=whole, latency_ms=summed.latency_ms.scale_by(slower))
 
 
 def _sum(figures: Sequence[Figure]) -> Figure:

@@ -229,12 +229,12 @@ def nth_smallest(values: Sequence[float], turn: int) -> int:
             # Counted, then looked for again: compiled code of the simulator must allocate nothing, so there is no list
             # of equals.
             equal += 1
-    left = turn % equal
+    remaining = turn % equal
     for position in range(len(values)):
         if values[position] == best:
-            if left == 0:
+            if remaining == 0:
                 return position
-            left -= 1
+            remaining -= 1
     return 0
 
 

@@ -148,7 +148,7 @@ def first_mixed(
     def run_plain(values: Arrays) -> Arrays:
         return {name: to_numbers(value) for name, value in run(values).items()}
 
-    found = None
+    output = None
     for seed in _SEEDS:
         whole = inputs(seed)
         together = run_plain(whole)
@@ -156,12 +156,12 @@ def first_mixed(
         # Twice the same item: an output that differs from itself is random, and says nothing of mixing.
         again = run_plain(_item(whole, axes, 0))
         names = [name for name in together if _agree(alone[0][name], again[name], quantised)]  # others are random
-        found = next(
+        output = next(
             (name for name in names if _is_mixed(together[name], [one[name] for one in alone], quantised)), None
         )
-        if found is None:
+        if output is None:
             return None
-    return found
+    return output
 
 
 def _item(whole: Arrays, axes: Mapping[str, int], number: int) -> dict[str, Array]:

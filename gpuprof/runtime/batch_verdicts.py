@@ -38,10 +38,10 @@ class BatchVerdicts:
 
         if not self._is_known(sha256):
             try:
-                found = find_mixed_output(path)
+                mixed_output = find_mixed_output(path)
             except GpuprofError:
                 return None
-            self.keep(sha256, found)
+            self.keep(sha256, mixed_output)
         return self._known[sha256]
 
     def keep(self, sha256: str, mixed: str | None) -> None:

@@ -57,11 +57,11 @@ def load_cuda_libraries() -> tuple[str, ...]:
     preload = getattr(ort, "preload_dlls", None)
     if preload is None:  # before ONNX Runtime 1.21
         return ()
-    said = io.StringIO()
+    complaints = io.StringIO()
     # ONNX Runtime prints what it cannot load and raises nothing.
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(complaints):
         preload()
-    return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(said.getvalue())))
+    return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(complaints.getvalue())))
 
 
 def check_provider(session: Any, provider: str, path: Path | str) -> None:
@@ -89,10 +89,10 @@ def missing_libraries() -> tuple[str, ...]:
 
     import onnxruntime as ort
 
-    found = load_cuda_libraries()
+    missing = load_cuda_libraries()
     library = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
-    if found or not library.exists():
-        return found
+    if missing or not library.exists():
+        return missing
     try:
         ctypes.CDLL(str(library))
     except OSError as error:  # it also lacks symbols of ONNX Runtime's own outside of a session: that is no reason
@@ -142,11 +142,12 @@ def read_attempt(printed: str, complaints: str = "") -> str | None:
         return f"{ORT_CUDA} ends the process that starts it: {last[:300]}"
     if attempt["runs"]:
         return None
-    said = _ERROR_LINE.search(complaints)
+    error_line = _ERROR_LINE.search(complaints)
     missing = ", ".join(attempt["missing"])
     if missing:
         return f"{ORT_CUDA} does not start: {missing} cannot be loaded"
-    return f"{ORT_CUDA} does not start: {(attempt['error'] or (said['said'] if said else 'it does not say why'))[:300]}"
+    reason = attempt["error"] or (error_line["said"] if error_line else "it does not say why")
+    return f"{ORT_CUDA} does not start: {reason[:300]}"
 
 
 def main() -> int:
@@ -160,19 +161,19 @@ def main() -> int:
     node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[4, 4], auto_pad="SAME_UPPER")
     graph = helper.make_graph([node], "one", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    found: dict[str, Any] = {"version": ort.__version__, "runs": False, "missing": missing, "error": None}
+    attempt: dict[str, Any] = {"version": ort.__version__, "runs": False, "missing": missing, "error": None}
     try:
         providers = [(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]
         session = ort.InferenceSession(model.SerializeToString(), providers=providers)
         x = np.ones((1, 1, 4, 4), np.float32)
         session.run(None, {"x": x, "w": x})
         # After the run: cuDNN is loaded by the first convolution, not by the session.
-        found["runs"] = ORT_CUDA in session.get_providers()
+        attempt["runs"] = ORT_CUDA in session.get_providers()
     except Exception as error:  # whatever CUDA raises is the answer
-        found["error"] = " ".join(str(error).split())
-    if not found["runs"]:
-        found["missing"] = missing_libraries()
-    sys.stdout.write(json.dumps(found) + "\n")
+        attempt["error"] = " ".join(str(error).split())
+    if not attempt["runs"]:
+        attempt["missing"] = missing_libraries()
+    sys.stdout.write(json.dumps(attempt) + "\n")
     return 0
 
 

@@ -227,12 +227,12 @@ def _gru_reset_before(attributes: Attributes, x: list[Any]) -> tuple[Tensor, Ten
     bias = value.new_zeros(6 * hidden) if x[3] is None else x[3][0]
     state = value.new_zeros(value.shape[1], hidden) if x[5] is None else x[5][0]
     given = value @ weights.T + bias[: 3 * hidden]
-    own, last = bias[3 * hidden :], 2 * hidden
+    recurrent_bias, last = bias[3 * hidden :], 2 * hidden
     steps = []
     for step in given:
-        gates = torch.sigmoid(step[:, :last] + state @ recurrence[:last].T + own[:last])
+        gates = torch.sigmoid(step[:, :last] + state @ recurrence[:last].T + recurrent_bias[:last])
         update, reset = gates[:, :hidden], gates[:, hidden:]
-        fresh = torch.tanh(step[:, last:] + (reset * state) @ recurrence[last:].T + own[last:])
+        fresh = torch.tanh(step[:, last:] + (reset * state) @ recurrence[last:].T + recurrent_bias[last:])
         state = (1 - update) * fresh + update * state
         steps.append(state)
     return torch.stack(steps).unsqueeze(1), state.unsqueeze(0)

@@ -400,10 +400,10 @@ OPERATORS["ArgMin"] = _argument(torch.argmin)
 
 @operator("TopK")
 def _top(attributes: Attributes, opset: int, x: list[Any]) -> tuple[Tensor, Tensor]:
-    found = torch.topk(
+    top = torch.topk(
         x[0], int(x[1].item()), attributes.get("axis", -1), bool(attributes.get("largest", 1)), sorted=True
     )
-    return found.values, found.indices
+    return top.values, top.indices
 
 
 def _text(value: Any) -> str:

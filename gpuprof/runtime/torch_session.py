@@ -192,8 +192,8 @@ class TorchSession:
     def _plan(self, values: dict[str, Any]) -> _Plan:
         """Run once, letting go of each value after its last reader, and keep what follows from weights and shapes."""
         outputs = {one.name for one in self._outputs}
-        fixed, left = _split_fixed(self._nodes, self._weights)
-        read_later = {name for node in left for name in node.inputs} & fixed
+        fixed, nodes = _split_fixed(self._nodes, self._weights)
+        read_later = {name for node in nodes for name in node.inputs} & fixed
         last_uses = _last_uses(self._nodes)
         values |= self._weights
         for position, node in enumerate(self._nodes):
@@ -202,7 +202,7 @@ class TorchSession:
                 if name not in outputs and name not in read_later:
                     values.pop(name, None)
         known = where_read(
-            [(node.op_type, node.inputs) for node in left],
+            [(node.op_type, node.inputs) for node in nodes],
             {name: values[name] for name in read_later},
             self._device,
         )
@@ -210,10 +210,10 @@ class TorchSession:
         values.clear()
         if self._device.type == "cuda":  # what only the first run took must not count as what the model holds
             torch.cuda.empty_cache()
-        over = _last_uses(left)
+        over = _last_uses(nodes)
         steps = tuple(
             _Step(node, known[place], tuple(name for name in over.get(place, ()) if name not in fixed | outputs))
-            for place, node in enumerate(left)
+            for place, node in enumerate(nodes)
         )
         return _Plan(steps, answers)
 
@@ -258,13 +258,13 @@ def gpu_missing() -> str | None:
 
 def _split_fixed(nodes: Sequence[_Node], weights: Mapping[str, Any]) -> tuple[set[str], list[_Node]]:
     """Return the values that follow from weights and shapes alone, and the nodes that make all others."""
-    fixed, left = set(weights), []
+    fixed, nodes_to_run = set(weights), []
     for node in nodes:
         if node.op_type == "Shape" or all(not name or name in fixed for name in node.inputs):
             fixed |= set(node.outputs)
         else:
-            left.append(node)
-    return fixed, left
+            nodes_to_run.append(node)
+    return fixed, nodes_to_run
 
 
 def _last_uses(nodes: Sequence[_Node]) -> dict[int, list[str]]:
@@ -284,15 +284,15 @@ def where_read(
     Each lies where it is read: on the host what describes shapes and bounds, all else on ``device``.
     """
     copies: dict[tuple[str, str], torch.Tensor] = {}
-    found = []
+    reads = []
     for op_type, names in nodes:
         read = {}
         for place, name in enumerate(names):
             if name in values:
                 target = torch.device("cpu") if place in HOST_READ.get(op_type, ()) else device
                 read[place] = copies.setdefault((name, target.type), values[name].to(target))
-        found.append(read)
-    return found
+        reads.append(read)
+    return reads
 
 
 def _check(nodes: Sequence[_Node], path: Path) -> None:

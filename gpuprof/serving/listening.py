@@ -24,12 +24,12 @@ def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:
     waiting = []
     for listener in listening:
         # A copy: asyncio owns the socket itself, which closing this object would close.
-        with socket.socket(fileno=os.dup(listener.fileno())) as own:
-            _drop_arrivals(own)
-            own.setblocking(False)
+        with socket.socket(fileno=os.dup(listener.fileno())) as duplicate:
+            _drop_arrivals(duplicate)
+            duplicate.setblocking(False)
             with suppress(BlockingIOError):
                 while True:
-                    waiting.append(own.accept()[0])
+                    waiting.append(duplicate.accept()[0])
     return waiting
 
 

@@ -34,10 +34,10 @@ class CreqModel:
     launches: LaunchModel
     interval: Mapping[str, tuple[float, float]]
 
-    def figure(self, metric: str, value: float, said: str) -> Figure:
+    def figure(self, metric: str, value: float, basis: str) -> Figure:
         """Return a predicted requirement with its interval, within 0 to 100 percent."""
         low, high = self.interval[metric]
-        return Figure(value, f"{SOURCE}: {said}", max(0.0, value + low), min(_WHOLE, max(value, value + high)))
+        return Figure(value, f"{SOURCE}: {basis}", max(0.0, value + low), min(_WHOLE, max(value, value + high)))
 
 
 @cache
@@ -96,21 +96,24 @@ class UnprofiledRequirements:
         if key not in self._known:
             by_batch, model = self._latencies.kernels_of(known, device), shipped_creq()
             kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
-            found: tuple[tuple[str, Figure], ...] = ()
+            figures: tuple[tuple[str, Figure], ...] = ()
             if len(kernels.ops) and device.sm is not None:
                 fill = fill_of(kernels, shipped_model(), model.launches, device, precision, runtime)
                 values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(), fill.wavg_sm_util_pct())
                 said = f"{precision}, {runtime}"
                 pairs = zip(METRICS, values, strict=True)
-                found = tuple((metric, model.figure(metric, value, said)) for metric, value in pairs)
-            self._known[key] = found
+                figures = tuple((metric, model.figure(metric, value, said)) for metric, value in pairs)
+            self._known[key] = figures
         return self._known[key]
 
 
-def _between(one: Figure, two: Figure, weight: float) -> Figure:
+def _between(first: Figure, second: Figure, weight: float) -> Figure:
     def mean(low: float, high: float) -> float:
         return low + weight * (high - low)
 
     return Figure(
-        mean(one.value, two.value), one.source, mean(one.low or 0.0, two.low or 0.0), mean(one.upper(), two.upper())
+        mean(first.value, second.value),
+        first.source,
+        mean(first.low or 0.0, second.low or 0.0),
+        mean(first.upper(), second.upper()),
     )

@@ -77,7 +77,7 @@ def _launches_of(family: str) -> Launches:
     for name in np.unique(measured.device).tolist():
         rows = np.flatnonzero(known & (measured.device == name))
         gpu = device(name)
-        found = occupancies(
+        occupancy = occupancies(
             gpu,
             blocks=launched.blocks[rows],
             threads_per_block=launched.threads[rows],
@@ -85,10 +85,10 @@ def _launches_of(family: str) -> Launches:
             static_shared_bytes=shared[rows],
         )
         of_block = np.ceil(launched.threads[rows] / 32.0)
-        held[rows] = found.blocks_per_sm * of_block
+        held[rows] = occupancy.blocks_per_sm * of_block
         there = np.maximum(1.0, launched.blocks[rows] / gpu.compute_units)
-        warps[rows] = np.minimum(found.blocks_per_sm, there) * of_block
-        waves[rows] = np.nan_to_num(found.waves)
+        warps[rows] = np.minimum(occupancy.blocks_per_sm, there) * of_block
+        waves[rows] = np.nan_to_num(occupancy.waves)
     runs = known & (held > 0)
     return Launches(measured, warps, waves, held).take(runs)
 

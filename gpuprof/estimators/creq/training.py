@@ -34,24 +34,28 @@ def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds
         for name in sorted(set(part.measured.device.tolist())):
             if chip_of(name) == excluded:
                 continue
-            own = part.take(part.measured.device == name)
+            of_device = part.take(part.measured.device == name)
             gpu = device(name)
-            rates = rates_of(gpu, own.measured.precision)
+            rates = rates_of(gpu, of_device.measured.precision)
             most = gpu.sm.warps if gpu.sm is not None else 1
-            kinds = kinds_of(own.measured.ops, rates)
+            kinds = kinds_of(of_device.measured.ops, rates)
             for kind in sorted(set(kinds.tolist())):
                 kept = np.flatnonzero(kinds == kind)
-                features = launch_features(kind, own.measured.ops.take(kept), rates)
+                features = launch_features(kind, of_device.measured.ops.take(kept), rates)
                 rows[kind].append(
-                    (features, own.warps[kept] / (1 if kind in FIXED_WARPS else most), np.log2(own.waves[kept]))
+                    (
+                        features,
+                        of_device.warps[kept] / (1 if kind in FIXED_WARPS else most),
+                        np.log2(of_device.waves[kept]),
+                    )
                 )
-    found = {}
+    fitted = {}
     for kind, listed in rows.items():
         features, *targets = (np.concatenate(column) for column in zip(*listed, strict=True))
         for target, values in zip(TARGETS, targets, strict=True):
             usual = kind in FIXED_WARPS and target == "warps"  # one of a few numbers: the usual one, no mean of them
-            found[f"{kind} {target}"] = _fit(features, values, rounds, "l1" if usual else "l2")
-    return found
+            fitted[f"{kind} {target}"] = _fit(features, values, rounds, "l1" if usual else "l2")
+    return fitted
 
 
 def _fit(features: Array, target: Array, rounds: int, objective: str) -> str:

@@ -103,18 +103,18 @@ class Adaptation:
 
     def correct(self, points: OpPoints) -> tuple[Array, Array]:
         """Return by what logarithm predictions are to be moved, and what part of their error is left, in (0, 1]."""
-        shift, left = np.zeros(len(points.kind)), np.ones(len(points.kind))
+        shift, uncertainty = np.zeros(len(points.kind)), np.ones(len(points.kind))
         step = max(1, _LARGEST_BLOCK // max(1, len(self.weights)))
         for start in range(0, len(shift), step):
             rows = slice(start, start + step)
-            own = points.take(rows)
-            common = _covariance(own, self.seen)
+            prior = points.take(rows)
+            common = _covariance(prior, self.seen)
             # The posterior mean of the process, and below its standard deviation after over that before the
             # measurements.
-            shift[rows] = own.scale * (common @ self.weights)
+            shift[rows] = prior.scale * (common @ self.weights)
             explained = ((common @ self.inverse) * common).sum(axis=1)
-            left[rows] = np.sqrt(np.clip(1.0 - explained / (_variance(own) + _NOISE**2), 0.0, 1.0))
-        return shift, left
+            uncertainty[rows] = np.sqrt(np.clip(1.0 - explained / (_variance(prior) + _NOISE**2), 0.0, 1.0))
+        return shift, uncertainty
 
 
 def adapt(seen: OpPoints, ratio: Array) -> Adaptation:
@@ -124,19 +124,21 @@ def adapt(seen: OpPoints, ratio: Array) -> Adaptation:
     return Adaptation(seen, inverse @ error, inverse)
 
 
-def _covariance(one: OpPoints, other: OpPoints) -> Array:
-    duration = (one.duration[:, None] - other.duration[None, :]) ** 2 / (2.0 * _DECADES**2)
+def _covariance(points: OpPoints, others: OpPoints) -> Array:
+    duration = (points.duration[:, None] - others.duration[None, :]) ** 2 / (2.0 * _DECADES**2)
     distance = np.zeros(duration.shape)
-    for column in range(one.sizes.shape[1]):
-        distance += (one.sizes[:, column, None] - other.sizes[None, :, column]) ** 2
+    for column in range(points.sizes.shape[1]):
+        distance += (points.sizes[:, column, None] - others.sizes[None, :, column]) ** 2
     distance /= 2.0 * _DOUBLINGS**2
-    for column in range(one.marks.shape[1]):
-        distance += _UNLIKE * (one.marks[:, column, None] != other.marks[None, :, column])
-    own = _KIND**2 + _DURATION**2 * np.exp(-duration) + _SHAPE**2 * np.exp(-distance)
-    _, kinds = np.unique(np.concatenate([one.kind, other.kind]), return_inverse=True)
-    same = kinds[: len(one.kind), None] == kinds[None, len(one.kind) :]
-    launched = (1.0 - one.part)[:, None] * (1.0 - other.part)[None, :]
-    return np.asarray(one.part[:, None] * other.part[None, :] * (_GPU**2 + same * own) + launched * _LAUNCHING**2)
+    for column in range(points.marks.shape[1]):
+        distance += _UNLIKE * (points.marks[:, column, None] != others.marks[None, :, column])
+    of_shape = _KIND**2 + _DURATION**2 * np.exp(-duration) + _SHAPE**2 * np.exp(-distance)
+    _, kinds = np.unique(np.concatenate([points.kind, others.kind]), return_inverse=True)
+    same = kinds[: len(points.kind), None] == kinds[None, len(points.kind) :]
+    launched = (1.0 - points.part)[:, None] * (1.0 - others.part)[None, :]
+    return np.asarray(
+        points.part[:, None] * others.part[None, :] * (_GPU**2 + same * of_shape) + launched * _LAUNCHING**2
+    )
 
 
 def _variance(points: OpPoints) -> Array:

@@ -53,7 +53,7 @@ class CostModel:
         ndarray of shape (N,)
         """
         bounds = bounds or bound_times(ops, rates)
-        found = np.zeros(len(ops))
+        times = np.zeros(len(ops))
         names = regressor_names(ops, rates)
         for name in sorted(set(names.tolist())):
             rows = np.flatnonzero(names == name)
@@ -61,5 +61,5 @@ class CostModel:
             own = ops.take(rows)
             ratio = np.exp(self.forests[name].predict(features_of(name, own, rates.take(rows), of_rows)))
             least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(own, self.floor_s))
-            found[rows] = np.maximum(least * ratio, of_rows.hard_s)
-        return found
+            times[rows] = np.maximum(least * ratio, of_rows.hard_s)
+        return times

@@ -181,25 +181,25 @@ class CrossGpuModel:
         """
         precision, runtime = kernels.precision, kernels.runtime
         generation = generation_of(device)
-        found: dict[tuple[Share, int], Figure] = {}
+        latencies: dict[tuple[Share, int], Figure] = {}
         rates = [rates_of(device, precision, share) for share in shares]
         for number, (of_kernels, host, scales) in zip(batches, self._sum_up(kernels, batches, rates), strict=True):
             kind = kind_of(kernels.at(number), precision)
             factors = self.scales.widen_times(of_kernels, host, scales, kind, generation)
             each = zip(shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), strict=True)
-            found |= {(share, number): self._figure(one, factor, precision, runtime) for share, one, factor in each}
-        return found
+            latencies |= {(share, number): self._figure(one, factor, precision, runtime) for share, one, factor in each}
+        return latencies
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
         """Return what the time of all kernels one after another is made of, or of the host where it takes longer."""
         first, place = _find_distinct([kernels.ops])
-        times, left, kinds = self._predict(kernels.ops.take(first), rates)
+        times, uncertainty, kinds = self._predict(kernels.ops.take(first), rates)
         seconds = np.array(kernels.count, dtype=float) * (times[place] + _GAP_S)
         names, kind = np.unique(kinds[place], return_inverse=True)
         of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
         by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
         total = float(seconds.sum())
-        unsure = float(seconds @ left[place] / total) if total > 0.0 else 1.0
+        unsure = float(seconds @ uncertainty[place] / total) if total > 0.0 else 1.0
         return TimeParts(total, host_seconds(kernels, runtime), by_kind, unsure)
 
     def _sum_up(
@@ -219,12 +219,14 @@ class CrossGpuModel:
         starts = np.cumsum([len(one) for one in tables])[:-1]
         parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale))
         split = zip(*parts, strict=True)
-        found = []
-        for one, (_, place), (own, scales) in zip(lists, distinct, split, strict=True):
-            seconds = np.array(one.count, dtype=float) * (own[:, place] + _GAP_S)
+        sums = []
+        for kernel_list, (_, place), (own, scales) in zip(lists, distinct, split, strict=True):
+            seconds = np.array(kernel_list.count, dtype=float) * (own[:, place] + _GAP_S)
             total = seconds.sum(axis=1)
-            found.append((total, host_seconds(one, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total))
-        return found
+            sums.append(
+                (total, host_seconds(kernel_list, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total)
+            )
+        return sums
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:
         """Return the seconds of each kernel, what part of its error the GPU's measurements leave, and its kind."""

@@ -214,7 +214,7 @@ class _Walk:
 
     def _find_attention(self) -> dict[int, list[int]]:
         """Return for the last product of each attention the nodes between it and the first, both included."""
-        found = {}
+        patterns = {}
         for place, op in enumerate(self._ops):
             if op.op_type not in _SOFTMAXES:
                 continue
@@ -226,8 +226,8 @@ class _Walk:
                 inside.append(before)
                 before = next((self._maker[t.name] for t in self._ops[before].inputs if t.name in self._maker), None)
             if after is not None and before is not None and self._is_pair(before, after):
-                found[after] = [*inside, before, after]
-        return found
+                patterns[after] = [*inside, before, after]
+        return patterns
 
     def _is_pair(self, before: int, after: int) -> bool:
         return all(self._ops[p].op_type in _PRODUCTS and len(self._ops[p].inputs[1].shape) > 2 for p in (before, after))

@@ -68,11 +68,11 @@ def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
 
 def adapt_model(model: CrossGpuModel, device: Device, timed: Sequence[TimedOp]) -> CrossGpuModel:
     """Return the model moved to what was measured of ``device``; itself where nothing can be used."""
-    found = [(table, row, precision) for row in timed for table, precision in _describe(row, device)]
+    described = [(table, row, precision) for row in timed for table, precision in _describe(row, device)]
     points, ratios = [], []
-    for precision in sorted({precision for _, _, precision in found}):
-        tables = [table for table, _, own in found if own == precision]
-        rows = [row for _, row, own in found if own == precision]
+    for precision in sorted({precision for _, _, precision in described}):
+        tables = [table for table, _, own in described if own == precision]
+        rows = [row for _, row, own in described if own == precision]
         measured = np.array([row.duration_mean_ns for row in rows]) / 1e9
         alone = np.array([row.model == PER_OP and row.runtime in _LAUNCHED for row in rows])
         one, ratio = model.observe(stack_tables(tables), rates_of(device, precision), measured, alone)

@@ -77,11 +77,11 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
     """Return ``count`` ops of one family; columns that are not given are zero, ``b``, ``m``, ``n``, ``k`` one."""
-    found = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
+    given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
     ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
     zeros = {field.name: np.zeros(count) for field in fields(OpTable)}
     family_column = np.full(count, FAMILIES.index(family))
-    return OpTable(**{**zeros, **ones, **found, "family": family_column})
+    return OpTable(**{**zeros, **ones, **given, "family": family_column})
 
 
 def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:

@@ -132,12 +132,12 @@ def _preparations(part: Measured) -> dict[str, float]:
     if not part.kernels_only:
         return {}
     names = preparation_names(part.ops)
-    found = {}
+    by_name = {}
     for name in np.unique(names[names != ""]).tolist():
         gpus = np.unique(part.device[names == name])
         least = [np.quantile(part.seconds[(names == name) & (part.device == gpu)], _SMALLEST_QUANTILE) for gpu in gpus]
-        found[str(name)] = float(np.median(least))
-    return found
+        by_name[str(name)] = float(np.median(least))
+    return by_name
 
 
 def _add_rows(
@@ -172,9 +172,9 @@ def _rows_of(bounds: OpBounds, kept: Any) -> OpBounds:
     return OpBounds(bounds.expected_s[kept], bounds.hard_s[kept], bounds.intensity[kept])
 
 
-def _fit(found: list[tuple[Array, Array, Array]], rounds: int) -> str:
+def _fit(parts: list[tuple[Array, Array, Array]], rounds: int) -> str:
     import lightgbm
 
-    features, target, weight = (np.concatenate(column) for column in zip(*found, strict=True))
+    features, target, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
     data = lightgbm.Dataset(features, target, weight=weight, params={"verbose": -1})
     return str(lightgbm.train(dict(_PARAMETERS), data, num_boost_round=rounds).model_to_string())

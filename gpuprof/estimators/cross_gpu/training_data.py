@@ -147,7 +147,7 @@ def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> lis
     names = {driver: device_of_driver(str(driver)) for driver in np.unique(columns["device"])}
     device = np.array([board.name if (board := names[driver]) else "" for driver in columns["device"]])
     types = columns["gemm_dtype" if kind == "gemm" else "attn_dtype"]
-    found = []
+    measured = []
     for kept in np.unique(types):
         rows = np.flatnonzero(types == kept)
         if most is not None and len(rows) > most:
@@ -157,8 +157,8 @@ def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> lis
         seconds = part["latency_ms"].astype(float) / 1e3
         precision = {"fp8": "float8"}.get(str(kept), str(kept))
         split = np.full(len(rows), "train")
-        found.append(Measured(kind, precision, ops, seconds, device[rows], split, kernels_only=True))
-    return found
+        measured.append(Measured(kind, precision, ops, seconds, device[rows], split, kernels_only=True))
+    return measured
 
 
 def _plain(column: Any) -> NDArray[Any]:

@@ -120,12 +120,12 @@ class GkEstimator:
         """Return how far measured latencies are from estimated ones, as a factor; None with too few models."""
         if device.name not in self._spreads:
             self._spreads[device.name] = None  # nothing is known while it is being found out
-            found = []
+            ratios = []
             for model in self.models:
                 ratio = self._ratio(model, device)
                 if ratio:
-                    found.append(max(ratio, 1.0 / ratio))
-            self._spreads[device.name] = quantile(found, _LEVEL) if len(found) >= _ENOUGH_MODELS else None
+                    ratios.append(max(ratio, 1.0 / ratio))
+            self._spreads[device.name] = quantile(ratios, _LEVEL) if len(ratios) >= _ENOUGH_MODELS else None
         return self._spreads[device.name]
 
     def _ratio(self, model: str, device: Device) -> float | None:
@@ -134,10 +134,10 @@ class GkEstimator:
         batch = self._database.batches(model, device, Share())[0]
         try:
             measured = self._database.estimate(model, device, batch, Share()).latency_ms.value
-            said = self._of(model, device, batch).required.latency_ms
+            estimated_ms = self._of(model, device, batch).required.latency_ms
         except InputError:  # its file is gone
             return None
-        return measured / said if said else None
+        return measured / estimated_ms if estimated_ms else None
 
     def _table(self, device: Device) -> KernelTable:
         """Return the kernels of ``device``.

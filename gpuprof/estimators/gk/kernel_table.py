@@ -172,10 +172,10 @@ class _Utilizations:
 
     def _work_out(self, launch: KernelLaunch) -> float | None:
         try:
-            found = occupancy(self._device, launch).sm_utilization_pct
+            sm_utilization_pct = occupancy(self._device, launch).sm_utilization_pct
         except InputError:
             return None
-        return None if isnan(found) else found
+        return None if isnan(sm_utilization_pct) else sm_utilization_pct
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -136,19 +136,19 @@ def _read_figures(row: ModelRow | ColocationRow) -> _Measured | None:
     return _Measured(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
 
 
-def _copies(one: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured]:
+def _copies(alone: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured]:
     """Return what was measured of a workload by the number of its copies, itself included."""
-    row = one.row
+    row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
-    found: dict[int, _Measured] = {1: one}
+    by_count: dict[int, _Measured] = {1: alone}
     for other in beside:
         same = (other.model, other.dims, other.batch, other.sm_share_pct) == (
             row.model, row.dims, row.batch, row.sm_share_pct,
         )  # fmt: skip
         others = other.beside.split(" + ")
         if same and set(others) == {label} and (known := _read_figures(other)) is not None:
-            found[1 + len(others)] = known
-    return found
+            by_count[1 + len(others)] = known
+    return by_count
 
 
 def _hardware(device: Device, rows: Sequence[_Alone], beside: Sequence[ColocationRow], pcie: float) -> HardwareProfile:
@@ -233,13 +233,13 @@ def _l2_pct(alone: _Alone, rows: Sequence[_Alone], pcie: float) -> float:
     iGniter ties it to the requests in a unit of time (section 3.2), so that decides which is most alike.
     """
 
-    def rate(one: _Alone) -> float:
-        return one.row.batch / _gpu_ms(one, one, pcie)
+    def rate(alone: _Alone) -> float:
+        return alone.row.batch / _gpu_ms(alone, alone, pcie)
 
     known = [(one, one.row.l2_pct) for one in rows if one.row.l2_pct is not None]
     return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
 
 
-def _gpu_ms(one: _Measured, copied: _Alone, pcie: float) -> float:
+def _gpu_ms(measured: _Measured, copied: _Alone, pcie: float) -> float:
     """Return the time on the GPU: latency less the transfers."""
-    return one.latency_ms - copied.copied_bytes / pcie
+    return measured.latency_ms - copied.copied_bytes / pcie

@@ -120,19 +120,19 @@ def _judge_model(
     name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
 ) -> Ranked:
     if left_out == "model":
-        found = [row.ratio for row in leave_models_out(make, measured)]
-        high = quantile((max(ratio, 1.0 / ratio) for ratio in found), 0.95) or 1.0
+        ratios_found = [row.ratio for row in leave_models_out(make, measured)]
+        high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios_found), 0.95) or 1.0
         low = 1.0 / high
     else:
-        found = ratios(make, measured, left_out)
-        high = quantile(found, 0.95) or 1.0
-        low = 1.0 / (quantile((1.0 / ratio for ratio in found), 0.95) or 1.0)
-    error = 100.0 * np.abs(1.0 / np.array(found) - 1.0)
+        ratios_found = ratios(make, measured, left_out)
+        high = quantile(ratios_found, 0.95) or 1.0
+        low = 1.0 / (quantile((1.0 / ratio for ratio in ratios_found), 0.95) or 1.0)
+    error = 100.0 * np.abs(1.0 / np.array(ratios_found) - 1.0)
     return Ranked(
         name,
         make().fit(measured),
         left_out,
-        len(found),
+        len(ratios_found),
         float(error.mean()),
         float(np.percentile(error, 95)),
         min(low, 1.0),

@@ -142,7 +142,7 @@ class Colocations:
         """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
         rows = self._by_device.get(device.name, [])
         alone = {row.label: row for row in rows}
-        found = []
+        colocated = []
         for row in rows:
             try:
                 victim = self._find_running(device, parse_label(row.label), row)
@@ -151,8 +151,8 @@ class Colocations:
                 continue
             known = tuple(one for one in others if one is not None)
             if victim is not None and len(known) == len(others):
-                found.append(Colocated(victim, known, row.latency_ms))
-        return found
+                colocated.append(Colocated(victim, known, row.latency_ms))
+        return colocated
 
     def coefficients(self, device: Device) -> Coefficients | None:
         """Return iGniter's coefficients that are kept for ``device``, None where it was not calibrated.

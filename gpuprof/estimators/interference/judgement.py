@@ -73,17 +73,17 @@ def evaluate(
 def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> list[float]:
     """Return measured over predicted latency of each row, predicted by a fit without its group."""
     group = _GROUPS[left_out]
-    found = []
+    all_ratios = []
     for held in sorted({group(row) for row in measured}):
         # All rows are one group where nothing is left out: then it is fitted to what it predicts.
         training = [row for row in measured if group(row) != held] or list(measured)
         model = make().fit(training)
-        found += [
+        all_ratios += [
             row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
             for row in measured
             if group(row) == held
         ]
-    return found
+    return all_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[C
 
     A model is passed over where too few rows remain without it.
     """
-    found = []
+    rows = []
     for name in sorted({one.model for row in measured for one in (row.victim, *row.beside)}):
         training = [row for row in measured if not _takes_part(name, row)]
         if len(training) < ENOUGH_ROWS:
@@ -119,8 +119,8 @@ def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[C
         for row in measured:
             if _takes_part(name, row):
                 ratio = row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
-                found.append(LeftOutRow(name, row.victim.model == name, ratio))
-    return found
+                rows.append(LeftOutRow(name, row.victim.model == name, ratio))
+    return rows
 
 
 def _takes_part(name: str, row: Colocated) -> bool:

@@ -178,8 +178,8 @@ class IgniterInterference:
         together, alone = predict(self._hardware, placed, others), predict(self._hardware, placed, ())
         return max(1.0, together.latency_ms / alone.latency_ms)
 
-    def _place_workload(self, one: Running) -> Placed:
-        return Placed(self._workloads[one.model], one.batch, one.share)
+    def _place_workload(self, running: Running) -> Placed:
+        return Placed(self._workloads[running.model], running.batch, running.share)
 
 
 class ContentionModel:

@@ -25,13 +25,13 @@ class SeenRange:
 
     def list_beyond(self, victim: Running, beside: Sequence[Running]) -> tuple[str, ...]:
         """Return the names of what no measured co-location had as little or as much of; none: it is within them."""
-        found = []
+        names = []
         for name, value in _describe(victim, beside).items():
             least, most = self._range[name]
             slack = _MARGIN * (most - least)
             if not least - slack - 1e-9 <= value <= most + slack + 1e-9:
-                found.append(name)
-        return tuple(found)
+                names.append(name)
+        return tuple(names)
 
 
 def _describe(victim: Running, beside: Sequence[Running]) -> Mapping[str, float]:

@@ -35,5 +35,5 @@ def _describe_op(op: Op) -> str:
     return json.dumps([op.domain, op.op_type, dict(op.attributes), weights], sort_keys=True, default=str)
 
 
-def _is_alike(one: _Content, two: _Content) -> bool:
-    return (one & two).total() >= _COMMON * (one | two).total()
+def _is_alike(first: _Content, second: _Content) -> bool:
+    return (first & second).total() >= _COMMON * (first | second).total()

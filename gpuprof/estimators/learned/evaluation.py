@@ -96,25 +96,25 @@ def leave_one_architecture_out(
             f"leaving one architecture out needs two but there is {len(data.architectures)}",
             "profile models of another one",
         )
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     tasks = (delayed(_left_out)(_portable(data), architecture, tuple(names)) for architecture in data.architectures)
     parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
     for architecture, part in zip(data.architectures, parts, strict=True):
-        found += part
+        predictions += part
         progress(architecture)
-    return found
+    return predictions
 
 
 def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
     rest = leave_out_architecture(data, architecture)
     model = fit(rest, names)
-    found = _of_ops(data, model, architecture)
+    predictions = _of_ops(data, model, architecture)
     factor = _roofline_factor(rest.cases)
     for case in (case for case in data.cases if case.architecture == architecture):
-        found += _of_case(case, model)
+        predictions += _of_case(case, model)
         said = factor * case.roofline_ms
-        found.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
-    return found
+        predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
+    return predictions
 
 
 def _roofline_factor(cases: Sequence[ModelCase]) -> float:
@@ -132,7 +132,7 @@ def _portable(data: TrainingSet) -> TrainingSet:
 
 def new_batches(data: TrainingSet) -> list[Prediction]:
     """Return predictions of every inner batch size of every model from its other batch sizes."""
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for case in data.cases:
         others = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
         latency = {other.graph.batch: other.latency_ms for other in others}
@@ -144,8 +144,8 @@ def new_batches(data: TrainingSet) -> list[Prediction]:
         for quantity, known, measured in curves:
             between = BatchCurve(known).at(case.graph.batch) if known else None
             if between is not None and measured:
-                found.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
-    return found
+                predictions.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
+    return predictions
 
 
 def summarise(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
@@ -205,19 +205,19 @@ def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[P
 
 
 def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
-    found = []
+    predictions = []
     for name in model.times:
-        said = model.latency_ms(case.graph, case.share, name)
-        found.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, said))
+        predicted = model.latency_ms(case.graph, case.share, name)
+        predictions.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, predicted))
     for name in model.memory if case.memory_bytes else ():
-        said = model.memory_bytes(case.graph, name)
-        found.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes or 0.0, said))
+        predicted = model.memory_bytes(case.graph, name)
+        predictions.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes or 0.0, predicted))
     least_ms = float(roofline_ns(graph_facts(case.graph), model.device, case.share).sum()) / 1e6
-    found.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
+    predictions.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
     if case.memory_bytes:
         least = math.expm1(memory_features(case.graph)[0])
-        found.append(_prediction(UNSEEN, "memory", ROOFLINE, case, case.memory_bytes, least))
-    return found
+        predictions.append(_prediction(UNSEEN, "memory", ROOFLINE, case, case.memory_bytes, least))
+    return predictions
 
 
 def _prediction(

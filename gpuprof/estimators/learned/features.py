@@ -72,7 +72,7 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
     """
     roofline = roofline_ns(ops, device, share)
     fraction = device.fraction(share)
-    own = np.array([_op_features(facts) for facts in ops]).reshape(len(ops), -1)
+    of_op = np.array([_op_features(facts) for facts in ops]).reshape(len(ops), -1)
     flops = np.array([facts.flops for facts in ops])
     moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops])
     peak = device.flops_per_s["float32"] * fraction
@@ -88,7 +88,7 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
         ]
     )
     kinds = np.array([[float(kind_of(facts) == kind) for kind in _KIND_NAMES] for facts in ops])
-    return np.hstack([own, shared, kinds.reshape(len(ops), -1)])
+    return np.hstack([of_op, shared, kinds.reshape(len(ops), -1)])
 
 
 def _residency(working_set: float, device: Device) -> float:

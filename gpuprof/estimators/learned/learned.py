@@ -119,12 +119,12 @@ class LearnedModel:
             return [np.zeros(len(graph.ops)) for graph in graphs]
         own, costs = feature_matrix(distinct, self.device, share), costs_of(distinct, self.device, share)
         predicted = self.predicted_ns(own, costs, regressor)
-        found = []
+        times_by_graph = []
         for graph, execution, place in zip(graphs, executions, places, strict=True):
             times = np.zeros(len(graph.ops))
             times[list(execution.positions)] = predicted[place]
-            found.append(times if execution.known else times * np.array(self.fusion.fractions(graph)))
-        return found
+            times_by_graph.append(times if execution.known else times * np.array(self.fusion.fractions(graph)))
+        return times_by_graph
 
     def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
         """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
@@ -221,8 +221,8 @@ _MOST_EXECUTIONS = 512
 def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
     """Return what is executed of a graph, remembered: asking and hashing take longer than predicting."""
     key = (graph.sha256, graph.batch, graph.path, by_optimizer)
-    found = _EXECUTIONS.get(key)
-    if found is None:
+    execution = _EXECUTIONS.get(key)
+    if execution is None:
         if len(_EXECUTIONS) >= _MOST_EXECUTIONS:
             _EXECUTIONS.clear()
         groups = optimized_groups(graph) if by_optimizer else None
@@ -232,8 +232,8 @@ def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
             (graph.ops[place].signature, fact.fused, fact.fused_functions, fact.fused_inputs, fact.working_set)
             for place, fact in zip(positions, facts, strict=True)
         )
-        found = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds, groups is not None)
-    return found
+        execution = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds, groups is not None)
+    return execution
 
 
 def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:

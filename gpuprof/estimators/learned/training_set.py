@@ -163,12 +163,12 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
-    found = [(_key(row)[:2], _case(row, device, graphs, by_case.get(_key(row), ()))) for row in models]
-    names = name_architectures([case.graph for _, case in found if case is not None])
-    cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in found if case is not None)
+    keyed_cases = [(_key(row)[:2], _case(row, device, graphs, by_case.get(_key(row), ()))) for row in models]
+    names = name_architectures([case.graph for _, case in keyed_cases if case is not None])
+    cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in keyed_cases if case is not None)
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
-    known = {at: case.graph for at, case in found if case is not None}
+    known = {at: case.graph for at, case in keyed_cases if case is not None}
     timed = [
         replace(one, model=names.get(one.model, one.model))
         for key, ops in sorted(by_case.items(), key=str)
@@ -246,8 +246,8 @@ def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[
 def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
     """Return executed ops, those that are alike in an architecture once: the median of their times."""
     same: dict[tuple[object, ...], list[_Timed]] = {}
-    for one in timed:
-        same.setdefault(one.kind, []).append(one)
+    for op_time in timed:
+        same.setdefault(op_time.kind, []).append(op_time)
     if not same:
         raise InputError(f"no op has a time on {device.name}", "gpuprof profile --per-op MODEL")
     features, least, costs, times, groups = [], [], [], [], []

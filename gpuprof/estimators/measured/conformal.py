@@ -51,8 +51,8 @@ def common_factor(ratios: Mapping[str, Sequence[float]]) -> float:
 
 def left_out_residuals(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return log(ratio / what the others have in common) of each architecture's ratios; at least two of them."""
-    found = {}
+    residuals = {}
     for name, values in ratios.items():
         factor = common_factor({other: theirs for other, theirs in ratios.items() if other != name})
-        found[name] = [math.log(value / factor) for value in values]
-    return found
+        residuals[name] = [math.log(value / factor) for value in values]
+    return residuals

@@ -18,8 +18,8 @@ def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]
     It does with a batch and a number of processes that are no smaller, in memory that is no larger; and, where memory
     was not what it failed for, with no more of the compute units. The model's name is not looked at.
     """
-    for one in failed:
-        tried = one.workload
+    for run in failed:
+        tried = run.workload
         if workload.batch < tried.batch or workload.processes < tried.processes:
             continue
         try:
@@ -28,8 +28,8 @@ def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]
             parts = device.fraction(workload.share), device.fraction(tried.share)
         except InputError:  # an instance that the device has not
             continue
-        if one.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE):
-            return one
+        if run.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE):
+            return run
     return None
 
 

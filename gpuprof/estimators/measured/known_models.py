@@ -69,18 +69,18 @@ class KnownModels:
         from gpuprof.graph.load import read_free
 
         name, _ = split_name(model)
-        said = self._sized.get(name, {})
-        path = self._graphs.get(name) or (Path(name) if not said and _is_path(name) else None)
-        if path is None and not said:
+        by_sizes = self._sized.get(name, {})
+        path = self._graphs.get(name) or (Path(name) if not by_sizes and _is_path(name) else None)
+        if path is None and not by_sizes:
             raise unknown_name("model", name, [*self._sized, *self._graphs])
-        recorded = path or Path(next((one.path or "" for one in said.values()), ""))
-        if recorded.is_file() or not said:  # a file that nothing else tells of is missed by its name
+        recorded = path or Path(next((one.path or "" for one in by_sizes.values()), ""))
+        if recorded.is_file() or not by_sizes:  # a file that nothing else tells of is missed by its name
             try:
                 return tuple(one.name for one in read_free(recorded))
             except InputError:
-                if not said:
+                if not by_sizes:
                     raise  # nothing else is known of it; of a measured model, what was measured is
-        return tuple(dict.fromkeys(dim for sizes in said for dim, _ in sizes))
+        return tuple(dict.fromkeys(dim for sizes in by_sizes for dim, _ in sizes))
 
     def sizes_of(self, model: str) -> Sizes:
         """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.

@@ -217,10 +217,10 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
 
 def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredRow]) -> None:
     """Say of each model how it was executed on each device, first the way whose figures count."""
-    found: dict[tuple[str, str], list[RuntimeVariant]] = {}
+    by_workload: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
-        found.setdefault((row.name, row.device), []).append(variant_of(row))
-    for (model, device), variants in found.items():
+        by_workload.setdefault((row.name, row.device), []).append(variant_of(row))
+    for (model, device), variants in by_workload.items():
         models[model].variants[device] = rank_variants(variants)
 
 

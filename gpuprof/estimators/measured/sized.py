@@ -14,10 +14,10 @@ from gpuprof.estimators.measured.measured import MeasuredModel
 
 def group_by_model(measured: Mapping[str, MeasuredModel]) -> dict[str, dict[Sizes, MeasuredModel]]:
     """Return what was measured by the models' names without sizes, then by sizes; ``()``: the rows do not say."""
-    found: dict[str, dict[Sizes, MeasuredModel]] = {}
+    by_model: dict[str, dict[Sizes, MeasuredModel]] = {}
     for one in measured.values():
-        found.setdefault(one.model, {})[one.sizes] = one
-    return found
+        by_model.setdefault(one.model, {})[one.sizes] = one
+    return by_model
 
 
 def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> ModelGraph | None:
@@ -58,27 +58,27 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
     InputError
         When several sizes were measured and nothing says which is meant, or the model has no such dimension.
     """
-    said = {own: one for own, one in known.items() if own}
-    if not said and not sizes:
+    with_sizes = {own: one for own, one in known.items() if own}
+    if not with_sizes and not sizes:
         return known[()]
-    agreeing = {own: one for own, one in said.items() if set(sizes) <= set(own)}
+    agreeing = {own: one for own, one in with_sizes.items() if set(sizes) <= set(own)}
     if len(agreeing) == 1 and () not in known:
-        return _beside_others(next(iter(agreeing.values())), said.values())
+        return _beside_others(next(iter(agreeing.values())), with_sizes.values())
     any_one = next(iter(known.values()))
     graph = read_at_sizes(any_one.path, sizes, any_one.sha256)
     if graph is None:
         return _without_file(name, known, agreeing, sizes)
     if graph.guessed and agreeing:
-        raise _ask(name, said)
+        raise _ask(name, with_sizes)
     if () in known:
         usual = read_at_sizes(any_one.path, ())
-        if usual is not None and usual.sizes not in said:
-            said[usual.sizes] = replace(known[()], name=sized_name(name, usual.sizes))
-    if graph.sizes in said:
-        return _beside_others(said[graph.sizes], said.values())
+        if usual is not None and usual.sizes not in with_sizes:
+            with_sizes[usual.sizes] = replace(known[()], name=sized_name(name, usual.sizes))
+    if graph.sizes in with_sizes:
+        return _beside_others(with_sizes[graph.sizes], with_sizes.values())
     if agreeing and not sizes:
-        raise _ask(name, said)
-    return unmeasured_at(any_one, name, graph.sizes, said.values())
+        raise _ask(name, with_sizes)
+    return unmeasured_at(any_one, name, graph.sizes, with_sizes.values())
 
 
 def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable[MeasuredModel] = ()) -> MeasuredModel:
@@ -99,31 +99,31 @@ def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredMode
     return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]
 
 
-def _beside_others(one: MeasuredModel, others: Iterable[MeasuredModel]) -> MeasuredModel:
-    return replace(one, others=tuple(other for other in others if other is not one))
+def _beside_others(model: MeasuredModel, others: Iterable[MeasuredModel]) -> MeasuredModel:
+    return replace(model, others=tuple(other for other in others if other is not model))
 
 
 def _without_file(
     name: str, known: Mapping[Sizes, MeasuredModel], agreeing: Mapping[Sizes, MeasuredModel], sizes: Sizes
 ) -> MeasuredModel:
     """Return what is known at ``sizes`` where the file is not there to say what the model's dimensions are."""
-    said = {own: one for own, one in known.items() if own}
-    if sizes in said:
-        return _beside_others(said[sizes], said.values())
+    with_sizes = {own: one for own, one in known.items() if own}
+    if sizes in with_sizes:
+        return _beside_others(with_sizes[sizes], with_sizes.values())
     if not sizes and () in known:
         return known[()]
-    if not said:
+    if not with_sizes:
         raise InputError(
             f"{name} was measured at sizes that the database does not say, and its ONNX file is not there",
             f"give the file, or measure it: gpuprof profile MODEL --dim {describe_sizes(sizes[:1])}",
         )
-    names = {own: {dim for dim, _ in own} for own in said}
+    names = {own: {dim for dim, _ in own} for own in with_sizes}
     if {dim for dim, _ in sizes} not in names.values():
-        raise _ask(name, said)
-    return unmeasured_at(next(iter(said.values())), name, sizes, said.values())
+        raise _ask(name, with_sizes)
+    return unmeasured_at(next(iter(with_sizes.values())), name, sizes, with_sizes.values())
 
 
-def _ask(name: str, said: Iterable[Sizes]) -> InputError:
-    listed = list(map(describe_sizes, sorted(said)))
-    dims = " ".join(f"--dim {dim}=SIZE" for dim in sorted({dim for sizes in said for dim, _ in sizes}))
+def _ask(name: str, known_sizes: Iterable[Sizes]) -> InputError:
+    listed = list(map(describe_sizes, sorted(known_sizes)))
+    dims = " ".join(f"--dim {dim}=SIZE" for dim in sorted({dim for sizes in known_sizes for dim, _ in sizes}))
     return InputError(f"{name} was measured at {' and at '.join(listed)}: say which is meant", dims)

@@ -196,7 +196,7 @@ def label_groups(
 
 
 @_jit
-def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, found: Array) -> None:
+def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, backlogs: Array) -> None:
     """Fill ``found`` with the backlog that each request finds, in time: each brings a part of its group's service."""
     backlog = last = service = 0.0
     mask = len(scores) - 1
@@ -206,7 +206,7 @@ def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: A
         now = arrived[i]
         backlog = max(0.0, backlog - (now - last))
         last = now
-        found[i] = backlog
+        backlogs[i] = backlog
         backlog += service
 
 
@@ -316,14 +316,14 @@ def _dispatch(
 @_jit
 def _soonest(state: PoolState) -> tuple[int, float]:
     """Return the process that is done first, or minus one and the replica whose timer ends first; and when."""
-    found, when = 0, _NEVER
+    event, when = 0, _NEVER
     for p in range(len(state.done)):
         if state.done[p] < when:
-            found, when = p, state.done[p]
+            event, when = p, state.done[p]
     for j in range(len(state.timer)):
         if state.timer[j] < when:
-            found, when = -1 - j, state.timer[j]
-    return found, when
+            event, when = -1 - j, state.timer[j]
+    return event, when
 
 
 @_jit

@@ -64,8 +64,8 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     fastest = min(counts, key=lambda one: (one.latency_ms[one.batch - 1], one.batch))
     unit_ms = fastest.latency_ms[fastest.batch - 1]
     scaled: Counter[ScaledServer] = Counter()
-    for one, count in counts.items():
-        scaled[scale_server(one, unit_ms)] += count
+    for server, count in counts.items():
+        scaled[scale_server(server, unit_ms)] += count
     kinds = _shrink(scaled)
     capacity = math.fsum(one.capacity * count for one, count in kinds)
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
@@ -192,13 +192,13 @@ class _Tables:
         """Return the table of a pool under a stream of any rate, empty when it is new."""
         key = (kinds, stream, coarse)
         with self._lock:
-            found = self._tables.get(key)
-            if found is None:
-                found = self._tables[key] = _Table(kinds, stream, coarse)
+            table = self._tables.get(key)
+            if table is None:
+                table = self._tables[key] = _Table(kinds, stream, coarse)
             self._tables.move_to_end(key)
             if len(self._tables) > _MOST_TABLES:
                 self._tables.popitem(last=False)
-        return found
+        return table
 
 
 _TABLES = _Tables()

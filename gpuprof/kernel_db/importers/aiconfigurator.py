@@ -56,11 +56,11 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     for (driver_name, framework, version, kernels, precision, cache), rows in groups.items():
         if precision not in _TYPES:
             raise InputError(f"{source.path}: type {precision!r} is none of {', '.join(_TYPES)}")
-        found = device_of_driver(driver_name)
-        if found is None and device is None:
+        known = device_of_driver(driver_name)
+        if known is None and device is None:
             raise InputError(f"{source.path}: no GPU of the catalogue is called {driver_name!r}", "give --device")
         run = source.run(
-            device or (found.name if found else ""),
+            device or (known.name if known else ""),
             "import:aiconfigurator",
             _NOTES,
             PER_OP,

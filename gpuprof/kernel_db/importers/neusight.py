@@ -100,10 +100,10 @@ def _device(source: Source, line: int, row: Mapping[str, Any], device: str | Non
     if row.get("device") in devices():
         return str(row["device"])
     driver_name = str(row.get("device_name") or source.path.parent.name)
-    found = device_of_driver(driver_name)
-    if found is None and device is None:
+    known = device_of_driver(driver_name)
+    if known is None and device is None:
         raise InputError(f"{source.path}:{line}: no GPU of the catalogue is called {driver_name!r}", "give --device")
-    return device or (found.name if found else "")
+    return device or (known.name if known else "")
 
 
 def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:

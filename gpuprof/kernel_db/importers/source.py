@@ -138,7 +138,7 @@ class Source:
         """
         reader = csv.reader(io.StringIO(self.text, newline=""))
         header: Sequence[str] = [name.strip() for name in next(reader, [])]
-        found = []
+        rows = []
         for fields in reader:
             if not any(field.strip() for field in fields):
                 continue
@@ -146,8 +146,8 @@ class Source:
                 raise InputError(
                     f"{self.path}:{reader.line_num}: {len(fields)} fields where the header has {len(header)}"
                 )
-            found.append((reader.line_num, dict(zip(header, (field.strip() for field in fields), strict=True))))
-        return found
+            rows.append((reader.line_num, dict(zip(header, (field.strip() for field in fields), strict=True))))
+        return rows
 
     def header(self) -> tuple[str, ...]:
         """Return the names in the first line of a CSV file."""

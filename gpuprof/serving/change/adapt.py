@@ -170,7 +170,7 @@ class Adapter:
 
     def _out_of_bounds(self, seen: Mapping[str, Observed]) -> dict[str, Departure]:
         """Return the models that have been out of bounds for long enough, and how."""
-        found = {}
+        departures = {}
         for model, observed in seen.items():
             if model not in self._deployment.models:
                 continue
@@ -179,8 +179,8 @@ class Adapter:
                 same = how is not None and how.is_short is short
                 self._streaks[model, short] = self._streaks[model, short] + 1 if same else 0
             if how is not None and self._streaks[model, how.is_short] >= self._settings.patience[how.is_short]:
-                found[model] = how
-        return found
+                departures[model] = how
+        return departures
 
     def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Departure]) -> Load:
         """Return planned figures, replaced by measured ones for the models that are out of bounds."""
@@ -193,10 +193,10 @@ class Adapter:
             rates[model] = max(measured, 0.01 * rates[model])
             if observed.slowdown is None or how not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
                 continue
-            own = self._own_slowdown(model, observed, how)
-            if own is not None:
-                slowdowns[model] = slowdowns.get(model, 1.0) * own
-            if own != observed.slowdown and observed.neighbours is not None:
+            own_slowdown = self._own_slowdown(model, observed, how)
+            if own_slowdown is not None:
+                slowdowns[model] = slowdowns.get(model, 1.0) * own_slowdown
+            if own_slowdown != observed.slowdown and observed.neighbours is not None:
                 for other, factor in observed.neighbours.beside.items():
                     beside[model, other] = max(1.0, factor) * beside.get((model, other), 1.0)
         return Load(rates, slowdowns, beside)
@@ -246,14 +246,14 @@ class Adapter:
         self.follow(wanted)
         self._slowdowns, self._beside = dict(load.slowdowns), dict(load.beside)
         rates = {name: round(model.rate_rps, 2) for name, model in wanted.models.items()}
-        said = {
+        log_fields = {
             "planned_rps": rates,
             "corrected_beside": {f"{model} beside {other}": round(by, 3) for (model, other), by in load.beside.items()},
             "beyond_what_was_seen": _list_beyond(wanted),
             "map": str(self._settings.output),
             **move,
         }
-        LOGGER.warning("another map is served for the load", extra=said)
+        LOGGER.warning("another map is served for the load", extra=log_fields)
         if move["started"] or move["stopped"]:
             self._waits = 1
         # New workers are slower at first, and old ones still answer what they had: that is not judged.

@@ -76,12 +76,13 @@ class Shadows:
         seen = _since(start.models, model.name, model.counts(), start.at)
         assert seen is not None
         p99_ms = seen.percentile_ms(model.percentile)
-        said = {"model": model.name, "p99_ms": None if p99_ms is None else round(p99_ms, 1), "slo_ms": model.slo_ms,
-                "answered": seen.answered, "late": seen.late, "refused": seen.refused}  # fmt: skip
+        p99_ms = None if p99_ms is None else round(p99_ms, 1)
+        log_fields = {"model": model.name, "p99_ms": p99_ms, "slo_ms": model.slo_ms, "answered": seen.answered,
+                      "late": seen.late, "refused": seen.refused}  # fmt: skip
         worst = self._worst(model, start)
         if worst is None:
             if model.name not in self._without:
-                LOGGER.warning("p99 passes the SLO, and no standby is left", extra=said)
+                LOGGER.warning("p99 passes the SLO, and no standby is left", extra=log_fields)
             self._without.add(model.name)
             return
         self._without.discard(model.name)
@@ -90,7 +91,7 @@ class Shadows:
             shares = {"share_pct": round(worst.plan.share_pct, 3), "new_share_pct": round(took.share_pct, 3)}
             LOGGER.warning(
                 "p99 passes the SLO, standby takes over",
-                extra={**said, "replica": worst.plan.name, "standby": took.name, **shares},
+                extra={**log_fields, "replica": worst.plan.name, "standby": took.name, **shares},
             )
 
     def _worst(self, model: ServedModel, start: _Look) -> AnyReplica | None:

@@ -139,16 +139,16 @@ class Workforce:
 
     def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
         """Return what goes on, what is new, and what is no longer wanted."""
-        left = list(self._staffed)
+        unmatched = list(self._staffed)
         kept, fresh = [], []
         for planned in plan:
-            same = next((staffed for staffed in left if _nature(staffed.planned) == _nature(planned)), None)
+            same = next((staffed for staffed in unmatched if _nature(staffed.planned) == _nature(planned)), None)
             if same is None:
                 fresh.append(planned)
             else:
-                left.remove(same)
+                unmatched.remove(same)
                 kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
-        return kept, fresh, left
+        return kept, fresh, unmatched
 
     def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
         """Give new replicas names, and groups, that no replica of this server has."""

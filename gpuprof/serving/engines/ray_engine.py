@@ -101,16 +101,16 @@ class RayEngine:
             When there is no cluster, it has no such node, or the machine does not come.
         """
         machines = [await self.machine(node) for node in nodes]
-        found = {}
+        parts = {}
         for machine in machines:
             try:
-                found[machine.node] = await asyncio.wait_for(cut_machine(machine, nodes[machine.node]), _COME_S)
+                parts[machine.node] = await asyncio.wait_for(cut_machine(machine, nodes[machine.node]), _COME_S)
             except TimeoutError:
                 raise UnavailableError(
                     f"Ray has not started the machine of node {machine.node!r} within {_COME_S:g} s",
                     "is its resource taken by another server? see ray status",
                 ) from None
-        return found
+        return parts
 
     async def machine(self, node: str) -> MachineLink:
         """Return the machine of a node; Ray is asked for it when it is first wanted.
@@ -221,19 +221,19 @@ class RayEngine:
             LOGGER.error("lost touch with Ray, joins again")
             self._rejoining = asyncio.ensure_future(self._rejoin())
 
-    def _receive(self, said: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         assert self._joined is not None
-        node = said.get("node")
+        node = message.get("node")
         waiting: asyncio.Future[Any] | None = self._joined if node is None else self._answers.get(node)
-        if "log" in said:
-            LOGGER.warning(said["log"], extra={"machine": node})
+        if "log" in message:
+            LOGGER.warning(message["log"], extra={"machine": node})
         elif waiting is None or waiting.done():
-            if "error" in said:
-                LOGGER.error(said["error"], extra={"machine": node})
-        elif "error" in said:
-            waiting.set_exception(UnavailableError(said["error"], said["fix"]))
+            if "error" in message:
+                LOGGER.error(message["error"], extra={"machine": node})
+        elif "error" in message:
+            waiting.set_exception(UnavailableError(message["error"], message["fix"]))
         else:
-            waiting.set_result(said.get("host"))
+            waiting.set_result(message.get("host"))
 
 
 def _leave_ctrl_c_to_the_router() -> None:

@@ -109,9 +109,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def say(what: dict[str, Any]) -> None:
+def say(message: dict[str, Any]) -> None:
     """Tell the router."""
-    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

@@ -144,10 +144,10 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
 
 def expected_ms(deployment: DeploymentMap, model: str, handover_ms: float) -> float | None:
     """Return the time of a batch of one that finds its worker at rest, without its handover; None: not one time."""
-    own: list[Replica] = [replica for *_, replica in deployment.places() if model in replica.rates()]
+    replicas: list[Replica] = [replica for *_, replica in deployment.places() if model in replica.rates()]
     times = {
         round(replica.batch_latency_ms[0] * replica.predicted.pause_factor, 9)
-        for replica in own
+        for replica in replicas
         if replica.batch_latency_ms and replica.model == model
     }
     return max(0.0, times.pop() - handover_ms) or None if len(times) == 1 else None

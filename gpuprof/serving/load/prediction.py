@@ -50,12 +50,12 @@ def predict(
     At the rates of the map, what the map says; at others, and for arrivals that are not Poisson, the queueing model
     with the map's batch times and what serving costs; all replicas of a model are one queue.
     """
-    told = planned_figures(deployment, rates) if scv == 1.0 else {}
-    if len(told) == len(rates):
-        return told
+    planned = planned_figures(deployment, rates) if scv == 1.0 else {}
+    if len(planned) == len(rates):
+        return planned
     laws = _laws(deployment, rates, queue, scv)
     return {
-        name: told.get(name) or _predict_model(deployment.models[name], laws.get(name, []), rate)
+        name: planned.get(name) or _predict_model(deployment.models[name], laws.get(name, []), rate)
         for name, rate in rates.items()
     }
 
@@ -65,10 +65,10 @@ def planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> di
     models = {name: deployment.models[name] for name in rates}
     if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
         return {}
-    said = {name: model.predicted for name, model in models.items() if model.predicted is not None}
+    predicted = {name: model.predicted for name, model in models.items() if model.predicted is not None}
     return {
         name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms, by=PredictionSource.MAP)
-        for name, one in said.items()
+        for name, one in predicted.items()
     }
 
 
@@ -99,9 +99,9 @@ def _laws(
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
         servers = disturb_servers(recorded_work(deployment.planned_with), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
-    for model, sojourn, own in _solve_queues(known, servers, sent, queue, scv):
+    for model, sojourn, own_rates in _solve_queues(known, servers, sent, queue, scv):
         if model not in unknown:
-            laws.setdefault(model, []).append((own[model], sojourn))
+            laws.setdefault(model, []).append((own_rates[model], sojourn))
     return laws
 
 
@@ -126,22 +126,22 @@ def _solve_queues(
         alike = all(len(serving[model]) == 1 for model in replica.rates())
         groups.setdefault(replica.model if alike else number, []).append(number)
     for numbers in groups.values():
-        own = {model: sum(sent[number][model] for number in numbers) for model in replicas[numbers[0]].rates()}
-        law = queue.pool(Arrivals(sum(own.values()), scv), [servers[number] for number in numbers]).whole
-        for model in own:
-            yield model, law, own
+        own_rates = {model: sum(sent[number][model] for number in numbers) for model in replicas[numbers[0]].rates()}
+        law = queue.pool(Arrivals(sum(own_rates.values()), scv), [servers[number] for number in numbers]).whole
+        for model in own_rates:
+            yield model, law, own_rates
 
 
 def _predict_model(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate_rps: float) -> LoadPrediction:
     total = sum(rate for rate, _ in laws)
     if not total:
         return LoadPrediction()
-    weights, own = [rate / total for rate, _ in laws], [law for _, law in laws]
+    weights, sojourns = [rate / total for rate, _ in laws], [law for _, law in laws]
     return LoadPrediction(
-        rate_rps * sum(w * law.fraction_within(asked.slo_ms) for w, law in zip(weights, own, strict=True)),
-        _mixed_percentile(own, weights, 50.0),
-        _mixed_percentile(own, weights, 95.0),
-        _mixed_percentile(own, weights, 99.0),
+        rate_rps * sum(w * law.fraction_within(asked.slo_ms) for w, law in zip(weights, sojourns, strict=True)),
+        _mixed_percentile(sojourns, weights, 50.0),
+        _mixed_percentile(sojourns, weights, 95.0),
+        _mixed_percentile(sojourns, weights, 99.0),
         by=PredictionSource.QUEUEING,
     )
 

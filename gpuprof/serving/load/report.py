@@ -125,13 +125,13 @@ def _find_server_times(told_ms: Floats) -> dict[str, Any]:
 
 def _find_percentiles(ordered: Floats) -> dict[str, Any]:
     """Return the percentiles of ascending latencies with the ends of their intervals, by the names of the columns."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for percent in PERCENTS:
-        one = find_percentile(ordered.tolist(), percent)
-        found[f"p{percent}_ms"] = None if one is None else one.value
-        found[f"p{percent}_low_ms"] = None if one is None else one.low
-        found[f"p{percent}_high_ms"] = None if one is None else one.high
-    return found
+        percentile = find_percentile(ordered.tolist(), percent)
+        figures[f"p{percent}_ms"] = None if percentile is None else percentile.value
+        figures[f"p{percent}_low_ms"] = None if percentile is None else percentile.low
+        figures[f"p{percent}_high_ms"] = None if percentile is None else percentile.high
+    return figures
 
 
 def _columns(

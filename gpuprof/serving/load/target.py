@@ -298,12 +298,12 @@ def encode_request(
         )
     text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True, **parameters}}).encode()
     body = text + b"".join(tensors)
-    own = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
+    own_headers = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (
         f"POST {model_address(model)}/infer HTTP/1.1\r\n"
         f"Host: {target.host}:{target.port}\r\n"
         "Content-Type: application/octet-stream\r\n"
-        f"{own}"
+        f"{own_headers}"
         f"Inference-Header-Content-Length: {len(text)}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )

@@ -128,9 +128,9 @@ class ForkServer:
         for descriptor in ended:
             self._reap(descriptor)
 
-    def _reply(self, what: dict[str, Any], descriptors: list[int] | None = None) -> None:
+    def _reply(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         with suppress(ConnectionError):  # the machine has gone, as the next look at the socket tells
-            socket.send_fds(self._machine, [json.dumps(what).encode()], descriptors or [])
+            socket.send_fds(self._machine, [json.dumps(message).encode()], descriptors or [])
 
 
 def _threads() -> int:

@@ -99,10 +99,10 @@ class MachineLink:
             raise UnavailableError(f"the machine of {self.node!r} has ended")
         self._cutting = asyncio.get_running_loop().create_future()
         self._connection.send(FrameKind.CUT, layouts)
-        said = await self._cutting
-        if "error" in said:
-            raise UnavailableError(said["error"], said["fix"])
-        self.parts = MachineParts.from_message(said)
+        answer = await self._cutting
+        if "error" in answer:
+            raise UnavailableError(answer["error"], answer["fix"])
+        self.parts = MachineParts.from_message(answer)
         return self.parts
 
     def post(self, order: WorkerOrder, posted: Posted) -> str:
@@ -152,20 +152,20 @@ class MachineLink:
 
     # --- the rendezvous's side
 
-    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Tell a process that came as this machine what is to be there."""
         if self._connection is not None:
             self._connection.drop()  # what came later was started because this one was given up
         # On another host nothing can be taken over: its workers, and the GPUs that were cut, are out of reach.
-        same = said["host"] == self._host
+        same = hello["host"] == self._host
         if not same:
             self._legacy = None
             for post in list(self._posts.values()):
                 post.posted.strand()
         moved = bool(self._host) and not same
-        self._connection, self._host, self._pinged = connection, said["host"], None
-        self.pid = said["pid"]
-        self.parts = MachineParts.from_message(said["parts"])
+        self._connection, self._host, self._pinged = connection, hello["host"], None
+        self.pid = hello["pid"]
+        self.parts = MachineParts.from_message(hello["parts"])
         connection.send(FrameKind.WELCOME, self._legacy)
         for number, post in self._posts.items():
             living = post.posted.identity if same else None
@@ -200,9 +200,9 @@ class MachineLink:
         for number in list(self._leaving):
             self._gone(number)
 
-    def _has_cut(self, said: dict[str, Any]) -> None:
+    def _has_cut(self, answer: dict[str, Any]) -> None:
         if self._cutting is not None and not self._cutting.done():
-            self._cutting.set_result(said)
+            self._cutting.set_result(answer)
 
     def _gone(self, number: str) -> None:
         leaving = self._leaving.pop(number, None)

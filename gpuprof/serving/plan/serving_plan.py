@@ -90,10 +90,10 @@ def plan_workers(
     here = MachineParts.here() if parts is None else MachineParts(())
     planning = _Planning(deployment, base, group, shadow_pct, allow_changed)
     planned: list[PlannedReplica] = []
-    for one in nodes:
-        machine = here if parts is None else parts.get(one.name, here)
-        placed = list(_assign_parts(one, machine, simulated))
-        planned += planning.replicas(placed, machine, "" if parts is None else one.name)
+    for planned_node in nodes:
+        machine = here if parts is None else parts.get(planned_node.name, here)
+        placed = list(_assign_parts(planned_node, machine, simulated))
+        planned += planning.replicas(placed, machine, "" if parts is None else planned_node.name)
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)

@@ -86,14 +86,14 @@ class Spare:
         self, order: WorkerOrder, extra_pct: float, shares: Sequence[float]
     ) -> tuple[WorkerOrder, tuple[Claim, ...]]:
         """Return the order of a worker that has more of the CPU, first of the cores that it runs on already."""
-        left = spare_cores(shares, self._cores)
+        spare = spare_cores(shares, self._cores)
         extra = extra_pct * len(self._cores) / 100.0
         claims: list[Claim] = []
         part = CpuSlice(order.cores, order.quota_cores)
-        for core in sorted(left, key=lambda core: (core not in order.cores, -left[core])):
-            taken = min(extra - sum(claim.amount for claim in claims), left[core])
+        for core in sorted(spare, key=lambda core: (core not in order.cores, -spare[core])):
+            taken = min(extra - sum(claim.amount for claim in claims), spare[core])
             if taken > _EPSILON:
-                claims.append(Claim(f"{order.node} core {core}".lstrip(), taken, left[core]))
+                claims.append(Claim(f"{order.node} core {core}".lstrip(), taken, spare[core]))
                 part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + taken)
         if len(part.cores) - part.amount_cores < _EPSILON:
             part = CpuSlice(part.cores)

@@ -67,14 +67,14 @@ def _tensor_config(tensor: TensorSpec, max_batch: int) -> dict[str, Any]:
 
 def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
     """Return counts and nanoseconds by stage, as ``/stats`` answers them."""
-    own = model.statistics
+    statistics = model.statistics
     return {
         "name": model.public.name,
         "version": version,
-        "last_inference": own.last_ms,
-        "inference_count": own.rows,
-        "execution_count": sum(batch.count for batch in own.batches.values()),
-        "inference_stats": _stages(own),
+        "last_inference": statistics.last_ms,
+        "inference_count": statistics.rows,
+        "execution_count": sum(batch.count for batch in statistics.batches.values()),
+        "inference_stats": _stages(statistics),
         "batch_stats": [
             {
                 "batch_size": size,
@@ -82,19 +82,19 @@ def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
                 "compute_infer": _duration(batch.count, batch.infer),
                 "compute_output": _duration(batch.count, batch.scatter),
             }
-            for size, batch in sorted(own.batches.items())
+            for size, batch in sorted(statistics.batches.items())
         ],
     }
 
 
-def _stages(own: ModelStatistics) -> dict[str, Any]:
+def _stages(statistics: ModelStatistics) -> dict[str, Any]:
     return {
-        "success": _duration(own.answered, own.total_ns),
-        "fail": _duration(own.failed + own.refused, own.failed_ns),
-        "queue": _duration(own.answered, own.stages.queue),
-        "compute_input": _duration(own.answered, own.stages.gather),
-        "compute_infer": _duration(own.answered, own.stages.infer),
-        "compute_output": _duration(own.answered, own.stages.scatter),
+        "success": _duration(statistics.answered, statistics.total_ns),
+        "fail": _duration(statistics.failed + statistics.refused, statistics.failed_ns),
+        "queue": _duration(statistics.answered, statistics.stages.queue),
+        "compute_input": _duration(statistics.answered, statistics.stages.gather),
+        "compute_infer": _duration(statistics.answered, statistics.stages.infer),
+        "compute_output": _duration(statistics.answered, statistics.stages.scatter),
         "cache_hit": _duration(0, 0),
         "cache_miss": _duration(0, 0),
     }

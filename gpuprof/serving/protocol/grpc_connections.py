@@ -44,15 +44,15 @@ class ConnectionLimit:
 
         Called from a thread: among thousands it takes a while.
         """
-        found: dict[Peer, int] = {}
+        descriptors: dict[Peer, int] = {}
         received: dict[Peer, int] = {}
         for file in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
                 if (one := self._look_at(int(file.name))) is not None:
                     peer, count = one
-                    found[peer], received[peer] = int(file.name), count
-        counts = Counter(address for address, _ in self._admitted & set(found))
-        for peer, file_number in found.items():
+                    descriptors[peer], received[peer] = int(file.name), count
+        counts = Counter(address for address, _ in self._admitted & set(descriptors))
+        for peer, file_number in descriptors.items():
             if peer in self._admitted:
                 continue
             if counts[peer[0]] < self._per_peer:
@@ -60,8 +60,8 @@ class ConnectionLimit:
                 self._admitted.add(peer)
             elif _shut_down(file_number, peer):
                 self.turned_away += 1
-        self._admitted &= set(found)
-        self._found = found
+        self._admitted &= set(descriptors)
+        self._found = descriptors
         return {peer: received[peer] for peer in self._admitted}
 
     def shut_out(self, peers: Iterable[Peer]) -> int:

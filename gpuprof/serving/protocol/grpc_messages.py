@@ -234,10 +234,10 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
     raw = call.raw
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
-    found: dict[int, InputTensor] = {}
+    by_position: dict[int, InputTensor] = {}
     for number, entry in enumerate(request.inputs):
         position = spec.input_index.get(entry.name)
-        if position is None or position in found:
+        if position is None or position in by_position:
             known = ", ".join(spec.input_index)
             raise bad_request(
                 f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({known})"
@@ -246,11 +246,11 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, own)
-        found[position] = InputTensor(shape, own)
-    missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in found]
+        by_position[position] = InputTensor(shape, own)
+    missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in by_position]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
-    return [found[position] for position in range(len(spec.inputs))]
+    return [by_position[position] for position in range(len(spec.inputs))]
 
 
 def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:

@@ -185,7 +185,7 @@ class HttpApi:
             refused[reason] += count
         now = time.monotonic()
         slowdowns = [slowdown for model in self.router.all() for slowdown in model.slowdowns(now)]
-        told = {
+        state = {
             "ready": self.router.is_ready,
             "refused": refused,
             "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
@@ -194,7 +194,7 @@ class HttpApi:
                 "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
             },
         }
-        connection.respond_json(200 if self.router.is_ready else 503, told)
+        connection.respond_json(200 if self.router.is_ready else 503, state)
 
     def _metrics(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render_metrics
@@ -286,17 +286,17 @@ class HttpApi:
         body, slots = received.body, [] if received.slot is None else [received.slot]
         try:
             request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
-            placed, own = place_inputs(request, self.arena)
+            placed, own_slots = place_inputs(request, self.arena)
         except RefusedError as refusal:
             self._refuse(connection, refusal, slots)
             return
         for slot in slots:
             self.arena.give_back(slot)
         if gone:
-            for slot in own:
+            for slot in own_slots:
                 self.arena.give_back(slot)
         else:
-            self._submit(model, connection, head, placed, own, received.arrived)
+            self._submit(model, connection, head, placed, own_slots, received.arrived)
 
     def _done(
         self,
@@ -330,12 +330,12 @@ class HttpApi:
             self.arena.give_back(slot)  # the text is all there is
         if len(text) <= INLINE_BYTES:
             connection.respond(200, CONTENT_JSON, text, extra=extra)
-        elif (own := self.arena.take(len(text))) is None:
+        elif (own_slot := self.arena.take(len(text))) is None:
             connection.refuse(out_of_memory())
         else:
-            view = self.arena.view(own.offset, len(text))
+            view = self.arena.view(own_slot.offset, len(text))
             view[:] = text
-            connection.respond(200, CONTENT_JSON, b"", [view], own, extra)
+            connection.respond(200, CONTENT_JSON, b"", [view], own_slot, extra)
 
     async def _answer_apart(
         self,

@@ -120,8 +120,13 @@ def _requests(models: _Counted) -> Metric:
     return family
 
 
-def _outcomes(own: ModelStatistics) -> dict[str, float]:
-    return {"in_slo": own.in_slo, "late": own.answered - own.in_slo, "failed": own.failed, "refused": own.refused}
+def _outcomes(statistics: ModelStatistics) -> dict[str, float]:
+    return {
+        "in_slo": statistics.in_slo,
+        "late": statistics.answered - statistics.in_slo,
+        "failed": statistics.failed,
+        "refused": statistics.refused,
+    }
 
 
 def _seconds(models: _Counted) -> Metric:
@@ -147,10 +152,10 @@ def _stage_latencies(models: _Counted) -> Metric:
     family = HistogramMetricFamily(
         "gpuprof_stage_latency_seconds", "Time that an answered request spent in a stage", labels=["model", "stage"]
     )
-    for model, own in models.items():
+    for model, statistics in models.items():
         for stage in STAGES:
-            buckets = _cumulate_counts(own.stage_buckets[stage])
-            family.add_metric([model, stage], buckets, getattr(own.stages, stage) / 1e9)
+            buckets = _cumulate_counts(statistics.stage_buckets[stage])
+            family.add_metric([model, stage], buckets, getattr(statistics.stages, stage) / 1e9)
     return family
 
 
@@ -186,21 +191,21 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
     retried = CounterMetricFamily("gpuprof_requests_retried", "Requests whose worker died", labels=labels)
     batches = CounterMetricFamily("gpuprof_batches", "Batches by their size", labels=[*labels, "size"])
     for model, replica in replicas:
-        own, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
-        answered.add_metric([*own, "in_slo"], counted.in_slo)
-        answered.add_metric([*own, "late"], counted.answered - counted.in_slo)
+        label_values, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
+        answered.add_metric([*label_values, "in_slo"], counted.in_slo)
+        answered.add_metric([*label_values, "late"], counted.answered - counted.in_slo)
         for stage in STAGES:
-            seconds.add_metric([*own, stage], getattr(counted.stages, stage) / 1e9)
-        latencies.add_metric(own, _cumulate_counts(counted.buckets), counted.total_ns / 1e9)
-        share.add_metric(own, replica.plan.share_pct / 100.0)
-        planned.add_metric(own, replica.plan.rate_rps)
-        waiting.add_metric(own, float(replica.waiting_rows))
-        workers.add_metric(own, float(sum(worker.is_ready for worker in replica.workers)))
-        restarts.add_metric(own, float(sum(worker.restarts for worker in replica.workers)))
-        refusing.add_metric(own, float(sum(worker.refusals for worker in replica.workers)))
-        retried.add_metric(own, float(counted.retried))
+            seconds.add_metric([*label_values, stage], getattr(counted.stages, stage) / 1e9)
+        latencies.add_metric(label_values, _cumulate_counts(counted.buckets), counted.total_ns / 1e9)
+        share.add_metric(label_values, replica.plan.share_pct / 100.0)
+        planned.add_metric(label_values, replica.plan.rate_rps)
+        waiting.add_metric(label_values, float(replica.waiting_rows))
+        workers.add_metric(label_values, float(sum(worker.is_ready for worker in replica.workers)))
+        restarts.add_metric(label_values, float(sum(worker.restarts for worker in replica.workers)))
+        refusing.add_metric(label_values, float(sum(worker.refusals for worker in replica.workers)))
+        retried.add_metric(label_values, float(counted.retried))
         for size, batch in sorted(counted.batches.items()):
-            batches.add_metric([*own, str(size)], float(batch.count))
+            batches.add_metric([*label_values, str(size)], float(batch.count))
     yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, refusing, retried, batches)
 
 
@@ -262,9 +267,9 @@ def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
     memory = GaugeMetricFamily("gpuprof_gpu_memory_bytes", "Memory in use (NVML)", labels=labels)
     total = GaugeMetricFamily("gpuprof_gpu_memory_total_bytes", "Memory that there is (NVML)", labels=labels)
     for gpu in gpus:
-        own = [str(gpu.index), gpu.mig, gpu.uuid]
+        label_values = [str(gpu.index), gpu.mig, gpu.uuid]
         if gpu.sm_ratio is not None:
-            sm.add_metric(own, gpu.sm_ratio)
-        memory.add_metric(own, float(gpu.memory_bytes))
-        total.add_metric(own, float(gpu.memory_total_bytes))
+            sm.add_metric(label_values, gpu.sm_ratio)
+        memory.add_metric(label_values, float(gpu.memory_bytes))
+        total.add_metric(label_values, float(gpu.memory_total_bytes))
     yield from (sm, memory, total)

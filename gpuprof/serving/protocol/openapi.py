@@ -123,10 +123,10 @@ def _sizes(spec: ModelSpec) -> dict[str, Any]:
 def _describe_input(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
     """Return what an input has for a batch of ``rows``; None: for a model without a batch dimension."""
     shape = list(tensor.shape) if rows is None else [rows, *tensor.shape[1:]]
-    said: dict[str, Any] = {} if rows is None else {"shape": {"prefixItems": [{"const": rows}]}}
+    properties: dict[str, Any] = {} if rows is None else {"shape": {"prefixItems": [{"const": rows}]}}
     if -1 not in shape:
-        said["data"] = {"minItems": prod(shape), "maxItems": prod(shape)}
-    return {"properties": said}
+        properties["data"] = {"minItems": prod(shape), "maxItems": prod(shape)}
+    return {"properties": properties}
 
 
 def _tensor(spec: TensorSpec, max_batch: int) -> dict[str, Any]:

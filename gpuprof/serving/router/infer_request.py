@@ -169,22 +169,22 @@ class _Inputs:
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise bad_request('the request must have a list of "inputs"')
         index = self._spec.input_index
-        found: list[InputTensor | None] = [None] * len(self._spec.inputs)
+        by_position: list[InputTensor | None] = [None] * len(self._spec.inputs)
         for entry in entries:
             name = entry.get("name")
             position = index.get(name) if isinstance(name, str) else None
             if position is None:
                 known = ", ".join(index)
                 raise bad_request(f"model {self._spec.name!r} has no input {_short(name)} (it has {known})")
-            if found[position] is not None:
+            if by_position[position] is not None:
                 raise bad_request(f"input {name!r} is given twice")
-            found[position] = self._tensor(self._spec.inputs[position], entry)
+            by_position[position] = self._tensor(self._spec.inputs[position], entry)
         if self._position != len(self._body.data):
             raise bad_request(f"{len(self._body.data) - self._position} bytes follow the last binary tensor")
-        missing = [tensor.name for tensor, got in zip(self._spec.inputs, found, strict=True) if got is None]
+        missing = [tensor.name for tensor, got in zip(self._spec.inputs, by_position, strict=True) if got is None]
         if missing:
             raise bad_request(f"model {self._spec.name!r} needs input {', '.join(map(repr, missing))}")
-        return [tensor for tensor in found if tensor is not None]
+        return [tensor for tensor in by_position if tensor is not None]
 
     def _tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
         shape = check_tensor(tensor, entry.get("datatype"), entry.get("shape"))

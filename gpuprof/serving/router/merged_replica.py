@@ -215,10 +215,10 @@ class MergedReplica(ServedReplica):
         """Count a batch, also with every model that has requests in it, by their rows."""
         super().count_batch(inferences, answer)
         for member in self.members:
-            own = [inference for inference in inferences if _member_request(inference).member is member]
-            if own:
-                rows = sum(inference.rows for inference in own)
-                member.statistics.add_batch(rows, len(own), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+            of_member = [inference for inference in inferences if _member_request(inference).member is member]
+            if of_member:
+                rows = sum(inference.rows for inference in of_member)
+                member.statistics.add_batch(rows, len(of_member), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
 
 class _Owners:
@@ -244,10 +244,12 @@ class _Owners:
         """Give requests back to their models, which place them elsewhere."""
         for member in self._members:
             asked = [(one, one.member_request) for one in inferences]
-            own = [one for one, request in asked if isinstance(request, _MemberRequest) and request.member is member]
-            for inference in own:
+            of_member = [
+                one for one, request in asked if isinstance(request, _MemberRequest) and request.member is member
+            ]
+            for inference in of_member:
                 member.leave(inference)
-            member.model.reassign(own)
+            member.model.reassign(of_member)
 
     def on_worker_ready(self) -> None:
         """Tell every model that a worker lives here again."""

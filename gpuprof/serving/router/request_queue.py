@@ -81,14 +81,14 @@ class RequestQueue:
         """Remove the first requests that can share a batch, up to ``rows`` rows."""
         first = self._waiting.popleft()
         taken = [first]
-        left = rows - first.rows
-        if left > 0 and not first.alone and self._waiting:
+        free_rows = rows - first.rows
+        if free_rows > 0 and not first.alone and self._waiting:
             kept: list[Inference] = []
-            while self._waiting and left > 0 and len(kept) < _LOOK_AHEAD:
+            while self._waiting and free_rows > 0 and len(kept) < _LOOK_AHEAD:
                 other = self._waiting.popleft()
-                if other.batch_key == first.batch_key and other.rows <= left and not other.alone:
+                if other.batch_key == first.batch_key and other.rows <= free_rows and not other.alone:
                     taken.append(other)
-                    left -= other.rows
+                    free_rows -= other.rows
                 else:
                     kept.append(other)
             self._waiting.extendleft(reversed(kept))
@@ -113,9 +113,9 @@ class RequestQueue:
         if not self._has_overtaken:
             return []
 
-        def is_late(one: Inference) -> bool:
-            is_new = one.overtaken and not one.attempts
-            return is_new and 1000.0 * (now - one.arrived) + finish_ms > one.deadline_ms
+        def is_late(inference: Inference) -> bool:
+            is_new = inference.overtaken and not inference.attempts
+            return is_new and 1000.0 * (now - inference.arrived) + finish_ms > inference.deadline_ms
 
         gone = self.remove(is_late)
         self._has_overtaken = any(one.overtaken for one in self._waiting)

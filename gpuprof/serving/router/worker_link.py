@@ -176,7 +176,7 @@ class WorkerLink:
 
     # --- the rendezvous's and the machine's side
 
-    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Tell a worker what it is to serve."""
         assert self._order is not None
         # A worker died, and its successor is here before the end of its connection was seen.
@@ -184,9 +184,9 @@ class WorkerLink:
             self._connection.abort()
             self.on_close()
         self._connection = connection
-        self._shares_memory = said["shares_memory"]
-        self.identity = said["process"]
-        self._came_last = said["process"][0]
+        self._shares_memory = hello["shares_memory"]
+        self.identity = hello["process"]
+        self._came_last = hello["process"][0]
         connection.send(FrameKind.RUN, self._order.to_message())
 
     def on_close(self) -> None:

@@ -108,12 +108,12 @@ class BatchOutputs:
         described: list[Any] = []
         payload: list[Buffer] = []
         for part, row in zip(parts, self.begins(parts), strict=True):
-            own = []
+            pieces = []
             for position, output in zip(wanted, outputs, strict=True):
                 if part.wanted is None or position in part.wanted:
                     piece = output if len(parts) == 1 else output[row : row + part.rows]
-                    own.append((position, list(piece.shape), self._bytes(piece, position)))
-            described.append(self._write(own, part.slot, payload))
+                    pieces.append((position, list(piece.shape), self._bytes(piece, position)))
+            described.append(self._write(pieces, part.slot, payload))
         return described, payload
 
     def begins(self, parts: Sequence[Part]) -> list[int]:
@@ -132,15 +132,15 @@ class BatchOutputs:
         return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
     def _write(
-        self, own: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
+        self, pieces: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
     ) -> list[tuple[int, list[int], int, int]]:
-        sizes = [len(data) for _, _, data in own]
+        sizes = [len(data) for _, _, data in pieces]
         if slot is None or sum(sizes) <= INLINE_BYTES or sum(map(_align_size, sizes)) > slot[1]:
-            payload += [data for _, _, data in own]
-            return [(position, shape, INLINE, len(data)) for position, shape, data in own]
+            payload += [data for _, _, data in pieces]
+            return [(position, shape, INLINE, len(data)) for position, shape, data in pieces]
         described = []
         offset = slot[0]
-        for position, shape, data in own:
+        for position, shape, data in pieces:
             self._arena[offset : offset + len(data)] = data
             described.append((position, shape, offset, len(data)))
             offset += _align_size(len(data))

@@ -39,12 +39,12 @@ class FreeSpace:
 
     def take_at(self, start: int, size: int) -> bool:
         """Take ``size`` bytes from ``start`` on, which must begin a free piece; False where it is none or smaller."""
-        found = self._sizes.get(start, 0)
-        if found < size:
+        free_size = self._sizes.get(start, 0)
+        if free_size < size:
             return False
         self._remove(start)
-        if found > size:
-            self._add(start + size, found - size)
+        if free_size > size:
+            self._add(start + size, free_size - size)
         return True
 
     def give_back(self, start: int, size: int) -> None:

@@ -48,9 +48,9 @@ class RendezvousKey:
         """Return the key as JSON."""
         return json.dumps(asdict(self))
 
-    def proof(self, challenge: str, who: str) -> str:
+    def proof(self, challenge: str, peer: str) -> str:
         """Return what proves, for this challenge, that the secret is known."""
-        return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{who}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{peer}".encode(), hashlib.sha256).hexdigest()
 
     def context(self) -> ssl.SSLContext | None:
         """Return what accepts the rendezvous's certificate and no other; None where it has none."""
@@ -73,7 +73,7 @@ class ExpectedPeer(Protocol):
         """Learn that the connection has ended."""
         ...
 
-    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Take a connection, and what the other side said of itself."""
         ...
 
@@ -125,18 +125,18 @@ class Rendezvous:
         for server in self._listeners:
             server.close()
 
-    def admit(self, connection: FrameConnection, challenge: str, said: object) -> bool:
+    def admit(self, connection: FrameConnection, challenge: str, hello: object) -> bool:
         """Hand a connection to whom it is for, if what was said proves that it may come in."""
-        if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("who", "proof")):
+        if not isinstance(hello, dict) or not all(isinstance(hello.get(key), str) for key in ("who", "proof")):
             return False
-        expected = RendezvousKey("", self._secret).proof(challenge, said["who"])
-        peer = self._peers.get(said["who"])
+        expected = RendezvousKey("", self._secret).proof(challenge, hello["who"])
+        peer = self._peers.get(hello["who"])
         # In constant time: comparing letter by letter tells how many were right.
-        if not hmac.compare_digest(said["proof"].encode(), expected.encode()) or peer is None:
+        if not hmac.compare_digest(hello["proof"].encode(), expected.encode()) or peer is None:
             return False
         connection.trust()
         connection.receiver = peer
-        peer.on_join(connection, said)
+        peer.on_join(connection, hello)
         return True
 
     def _make_connection(self) -> FrameConnection:
@@ -187,7 +187,7 @@ class _UnknownPeer:
             self._patience.cancel()
 
 
-def join_rendezvous(key: RendezvousKey, who: str, said: dict[str, Any]) -> BlockingStream:
+def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> BlockingStream:
     """Come to the rendezvous as ``who``, saying also ``said``; return the connection.
 
     Raises
@@ -201,7 +201,7 @@ def join_rendezvous(key: RendezvousKey, who: str, said: dict[str, Any]) -> Block
         frame = stream.receive()
         if frame is None or frame.kind != FrameKind.CHALLENGE or not isinstance(frame.head, str):
             raise ConnectionError("the router does not open")
-        stream.send(FrameKind.HELLO, {**said, "who": who, "proof": key.proof(frame.head, who)})
+        stream.send(FrameKind.HELLO, {**hello, "who": peer, "proof": key.proof(frame.head, peer)})
     except (OSError, ValueError) as error:
         connection.close()
         raise ConnectionError(str(error)) from error

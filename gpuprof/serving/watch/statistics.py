@@ -73,11 +73,11 @@ class ModelStatistics:
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
         """Count a batch, whose times are those of each of its requests."""
-        own = self.batches.setdefault(rows, BatchStatistics())
-        own.count += 1
-        own.gather += gather
-        own.infer += infer
-        own.scatter += scatter
+        of_size = self.batches.setdefault(rows, BatchStatistics())
+        of_size.count += 1
+        of_size.gather += gather
+        of_size.infer += infer
+        of_size.scatter += scatter
         stages, buckets = self.stages, self.stage_buckets
         stages.gather += requests * gather
         stages.infer += requests * infer
@@ -127,6 +127,6 @@ def _empty() -> list[int]:
     return [0] * (len(BUCKETS_MS) + 1)
 
 
-def _add_up(own: list[int], theirs: list[int]) -> None:
-    for position, count in enumerate(theirs):
-        own[position] += count
+def _add_up(totals: list[int], counts: list[int]) -> None:
+    for position, count in enumerate(counts):
+        totals[position] += count

@@ -42,12 +42,12 @@ class MergedOutputs(BatchOutputs):
     def begins(self, parts: Sequence[Part]) -> list[int]:
         """Return the row at which the outputs of each request begin."""
         reached: dict[int, int] = {}
-        found = []
+        begins = []
         for part in parts:
             member = self._member(part)
-            found.append(reached.get(member, 0))
-            reached[member] = found[-1] + part.rows
-        return found
+            begins.append(reached.get(member, 0))
+            reached[member] = begins[-1] + part.rows
+        return begins
 
     def rows(self, parts: Sequence[Part], position: int) -> int:
         """Return how many rows an output of the batch has: those of its own model."""

@@ -26,12 +26,12 @@ def check_model_file(path: Path, planned_sha256: str) -> None:
         return
     try:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    if found != planned_sha256 and _sha256_with_data(path) != planned_sha256:
+    if sha256 != planned_sha256 and _sha256_with_data(path) != planned_sha256:
         raise InputError(
-            f"{path} is not the file that the map was planned with: its sha256 is {found[:12]}… but the map has "
+            f"{path} is not the file that the map was planned with: its sha256 is {sha256[:12]}… but the map has "
             f"{planned_sha256[:12]}…",
             "profile and place it anew; or serve it as it is with --allow-changed",
         )
