@@ -1,10 +1,12 @@
 """Takes models of many kinds from their files to a server, and prints what became of each.
 
-    python -m bench.model_families [--odd] [--only NAME ...] [--json FILE] [--models DIRECTORY] [--files FILE ...]
+    python -m bench.model_families [--odd] [--only NAME ...] [--limit SECONDS] [--json FILE] [--models DIRECTORY]
+                                   [--files FILE ...]
 
 Each kind is written as its users' tools write it (`bench.model_kinds`), then profiled on this machine's CPU, estimated
 for a GPU, planned onto this machine, checked, served and asked for answers, each by the command that a user would
-type. Where one refuses, the table has its reason. It takes minutes. `--odd` takes what ONNX allows and few exporters
+type. Where one refuses, the table has its reason; a kind that has not come to an end within the limit is given up, and
+the table has the command that was running. It takes minutes. `--odd` takes what ONNX allows and few exporters
 write, and files that something happened to, instead (`bench.model_kinds.odd`). Kinds whose writer is not installed
 (scikit-learn's converters, XGBoost, torch, transformers) are left out, which the table says.
 """
@@ -13,14 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +46,10 @@ GPU = "a100-80"
 LOAD_S = 2.0
 #: The rate asked for: at most this, and a fifth of what a core can do; the objective: at least this, twenty batches.
 MOST_RPS, LEAST_SLO_MS, LOAD, SLO_FACTOR = 20.0, 1000.0, 0.2, 20.0
-_LIMIT_S = 300.0
+#: For all commands of a kind together.
+LIMIT_S = 300.0
+#: What a command that is told to end may take to end what it started.
+_ENDING_S = 20.0
 _ADDRESS = re.compile(r"http://\S+")
 
 
@@ -61,6 +70,10 @@ class FamilyOutcome:
         Requests of the load.
     remark : str
         Which step refused, and why; or what was assumed.
+    is_given_up : bool
+        Whether the limit ended it.
+    took_s : float
+        All commands together, on the machine as it was.
     """
 
     kind: str
@@ -70,6 +83,8 @@ class FamilyOutcome:
     answered: int | None = None
     sent: int | None = None
     remark: str = ""
+    is_given_up: bool = False
+    took_s: float = 0.0
 
     @property
     def is_served(self) -> bool:
@@ -79,7 +94,17 @@ class FamilyOutcome:
     @property
     def is_settled(self) -> bool:
         """Whether it is served, or refused with a reason that is no bug of gpuprof."""
-        return "bug: " not in self.remark and (self.is_served or bool(self.remark))
+        return "bug: " not in self.remark and not self.is_given_up and (self.is_served or bool(self.remark))
+
+    @property
+    def became(self) -> str:
+        """How far it came, in a word or two."""
+        if self.is_served:
+            return "served"
+        if self.is_given_up:
+            return "too slow"
+        reached = "planned" if self.batch is not None else "measured" if self.measured_ms is not None else ""
+        return f"{reached}, refused later" if reached else "refused" if self.remark else "nothing"
 
 
 def main() -> int:
@@ -87,6 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=[kind.name for kind in (*KINDS, *ODD)], help="kinds to take")
     parser.add_argument("--odd", action="store_true", help="odd models and broken files, instead of the usual kinds")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for a kind; default: {LIMIT_S:g}")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--models", type=Path, help="where the models are kept and found again; default: nowhere")
     parser.add_argument("--files", nargs="*", type=Path, default=[], help="ONNX files of your own to take, too")
@@ -95,18 +121,17 @@ def main() -> int:
     kinds = list(usual) if options.only is None else [kind for kind in (*KINDS, *ODD) if kind.name in options.only]
     kinds += [Kind(file.name, partial(shutil.copyfile, file)) for file in options.files]
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as folder:
-        outcomes = take_kinds(kinds, Path(folder), options.models or Path(folder))
+        outcomes = take_kinds(kinds, Path(folder), options.models or Path(folder), options.limit)
     print(f"\n{render_table(outcomes)}\n")
-    served = sum(one.is_served for one in outcomes)
-    print(
-        f"{served} of {len(outcomes)} served; {time.strftime('%Y-%m-%d', time.gmtime())}, gpuprof {gpuprof.__version__}"
-    )
+    counts = ", ".join(f"{count} {became}" for became, count in Counter(one.became for one in outcomes).most_common())
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    print(f"{len(outcomes)} kinds: {counts}; limit {options.limit:g} s a kind; {day}, gpuprof {gpuprof.__version__}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n", encoding="utf-8")
     return 0 if all(one.is_settled for one in outcomes) else 1
 
 
-def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[FamilyOutcome]:
+def take_kinds(kinds: Iterable[Kind], work: Path, models: Path, limit_s: float = LIMIT_S) -> list[FamilyOutcome]:
     """Return what became of each kind.
 
     Parameters
@@ -115,87 +140,130 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[FamilyOu
         Where the commands run, which make the database there.
     models : Path
         Where the models are written; one that is there is taken as it is.
+    limit_s : float
+        For all commands of a kind together, once its file is written.
     """
     models.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for kind in kinds:
-        started = time.monotonic()
         path = models / f"{re.sub(r'[^a-z0-9]+', '-', kind.name.lower()).strip('-')}.onnx"
         try:
             if not path.exists():
                 kind.build(path)
-            outcome = take_model(kind, path.absolute(), work)
+            started = time.monotonic()
+            outcome = take_model(kind, path.absolute(), Commands(work, started + limit_s))
+            outcome = replace(outcome, took_s=time.monotonic() - started)
         except ImportError as error:
             outcome = FamilyOutcome(kind.name, remark=f"not written here: {error.name} is not installed")
         outcomes.append(outcome)
-        became = "served" if outcome.is_served else outcome.remark
-        print(f"{kind.name}: {became} ({time.monotonic() - started:.0f} s)", flush=True)
+        print(f"{kind.name}: {outcome.became} ({outcome.took_s:.0f} s) {outcome.remark}".rstrip(), flush=True)
     return outcomes
-
-
-def take_model(kind: Kind, path: Path, work: Path) -> FamilyOutcome:
-    """Take one file through every command; what refuses ends it, but for the estimate."""
-    measured_ms = estimated_ms = None
-    batch = answered = sent = None
-    remarks: list[str] = []
-    dims = [word for name, size in kind.dims.items() for word in ("--dim", f"{name}={size}")]
-    try:
-        first = profile_model(path, work, dims)
-        measured_ms = float(first["latency_p50_ms"])
-        if not first["is_swept"]:
-            remarks.append(f"batch {first['batch']} alone")
-        try:
-            asked = ["--batch", str(first["batch"]), "--device", GPU, "--json", *dims]
-            (found,) = json.loads(run_command(work, "estimate", str(path), *asked))
-            estimated_ms = found["latency_ms"]
-            if unknown := found["unknown_ops"]:
-                remarks.append(f"estimate: nothing is known of {', '.join(unknown)}")
-        except CommandRefusedError as error:
-            remarks.append(_shorten(error, path))
-        write_demand(kind, path, measured_ms, work / "slo.csv")
-        plan = json.loads(run_command(work, "place", "--slo-file", "slo.csv", "-o", "map.json", "--json"))
-        batch = max(replica["batch"] for replica in plan["replicas"])
-        run_command(work, "check", "map.json")
-        row = load_model(work)
-        answered, sent = row["answered"], row["sent"]
-        if answered != sent:
-            remarks.append(f"load: {row['failed']} failed, {row['refused']} refused, {row['lost']} lost")
-    except CommandRefusedError as error:
-        remarks.append(_shorten(error, path))
-    return FamilyOutcome(kind.name, measured_ms, estimated_ms, batch, answered, sent, "; ".join(remarks))
 
 
 class CommandRefusedError(Exception):
     """A command of gpuprof ended with an exit code that says so; its text has the verb and what was said."""
 
 
-def run_command(work: Path, *words: str, accepted: Sequence[int] = (0,)) -> str:
-    """Run ``gpuprof`` in a folder and return what it printed; ``accepted`` are the exit codes that refuse nothing.
+class CommandTooSlowError(CommandRefusedError):
+    """A command had not ended when the time of its kind was over."""
 
-    Raises
-    ------
-    CommandRefusedError
-        When it refuses, or does not end.
-    """
-    command = [sys.executable, "-m", "gpuprof", *words]
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands of gpuprof in a folder, up to a point of the monotonic clock (seconds)."""
+
+    work: Path
+    ends_at: float
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the time; a little at least, so that what was started is ended."""
+        return max(0.01, self.ends_at - time.monotonic())
+
+    def run(self, *words: str, accepted: Sequence[int] = (0,)) -> str:
+        """Run ``gpuprof`` and return what it printed; ``accepted`` are the exit codes that refuse nothing.
+
+        Raises
+        ------
+        CommandRefusedError, CommandTooSlowError
+            When it refuses, or does not end in time.
+        """
+        with self.start(*words) as process:
+            given = self.left_s
+            try:
+                printed, said = process.communicate(timeout=given)
+            except subprocess.TimeoutExpired:
+                end_command(process)
+                raise CommandTooSlowError(f"{words[0]}: it did not end in the {given:.3g} s that were left") from None
+        if process.returncode not in accepted:
+            raise CommandRefusedError(f"{words[0]}: {_last_line(said) or f'exit code {process.returncode}'}")
+        return printed
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start ``gpuprof`` as the first of a group of processes."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpuprof", *words],
+            cwd=self.work,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def end_command(process: subprocess.Popen[str]) -> None:
+    """Tell a command to end, which ends what it started, and end by force what is then left of its group."""
+    process.terminate()
     try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        process.communicate(timeout=_ENDING_S)
     except subprocess.TimeoutExpired:
-        raise CommandRefusedError(f"{words[0]}: it did not end within {_LIMIT_S:g} s") from None
-    if done.returncode not in accepted:
-        said = [line.removeprefix("gpuprof: ") for line in done.stderr.splitlines() if line.strip()]
-        raise CommandRefusedError(f"{words[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
-    return done.stdout
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
-def profile_model(path: Path, work: Path, dims: Sequence[str]) -> dict[str, Any]:
+def take_model(kind: Kind, path: Path, commands: Commands) -> FamilyOutcome:
+    """Take one file through every command; what refuses ends it, but for the estimate."""
+    outcome = FamilyOutcome(kind.name)
+    remarks: list[str] = []
+    dims = [word for name, size in kind.dims.items() for word in ("--dim", f"{name}={size}")]
+    is_given_up = False
+    try:
+        first = profile_model(path, commands, dims)
+        outcome = replace(outcome, measured_ms=float(first["latency_p50_ms"]))
+        if not first["is_swept"]:
+            remarks.append(f"batch {first['batch']} alone")
+        try:
+            asked = ["--batch", str(first["batch"]), "--device", GPU, "--json", *dims]
+            (found,) = json.loads(commands.run("estimate", str(path), *asked))
+            outcome = replace(outcome, estimated_ms=found["latency_ms"])
+            if unknown := found["unknown_ops"]:
+                remarks.append(f"estimate: nothing is known of {', '.join(unknown)}")
+        except CommandTooSlowError:
+            raise
+        except CommandRefusedError as error:
+            remarks.append(_shorten(error, path))
+        write_demand(kind, path, float(first["latency_p50_ms"]), commands.work / "slo.csv")
+        plan = json.loads(commands.run("place", "--slo-file", "slo.csv", "-o", "map.json", "--json"))
+        outcome = replace(outcome, batch=max(replica["batch"] for replica in plan["replicas"]))
+        commands.run("check", "map.json")
+        row = load_model(commands)
+        outcome = replace(outcome, answered=row["answered"], sent=row["sent"])
+        if row["answered"] != row["sent"]:
+            remarks.append(f"load: {row['failed']} failed, {row['refused']} refused, {row['lost']} lost")
+    except CommandRefusedError as error:
+        is_given_up = isinstance(error, CommandTooSlowError)
+        remarks.append(_shorten(error, path))
+    return replace(outcome, remark="; ".join(remarks), is_given_up=is_given_up)
+
+
+def profile_model(path: Path, commands: Commands, dims: Sequence[str]) -> dict[str, Any]:
     """Return the row of the smallest batch that ``profile`` measures when it is told none, on a core.
 
     ``is_swept`` says whether there were other batches, too.
     """
     options = ["--share", "1core", "--device", "cpu", "--time-limit", "0.3", "--keep-unstable", "--json", *dims]
     # 2: the machine is too noisy for the figures, which stands in them; here what runs at all is looked at.
-    rows = json.loads(run_command(work, "profile", str(path), *options, accepted=(0, 2)))
+    rows = json.loads(commands.run("profile", str(path), *options, accepted=(0, 2)))
     return {**rows[0], "is_swept": len(rows) > 1}
 
 
@@ -207,23 +275,30 @@ def write_demand(kind: Kind, path: Path, measured_ms: float, file: Path) -> None
     file.write_text(f"model,rate_rps,slo_ms,dims\n{path},{rate_rps:.6g},{slo_ms:.6g},{dims}\n", encoding="utf-8")
 
 
-def load_model(work: Path) -> dict[str, Any]:
+def load_model(commands: Commands) -> dict[str, Any]:
     """Serve ``map.json`` and return the row of ``load``."""
-    command = [sys.executable, "-m", "gpuprof", "serve", "map.json", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as server:
+    with commands.start("serve", "map.json", "--port", "0") as server:
         assert server.stdout is not None and server.stderr is not None
+        limit = threading.Timer(commands.left_s, server.terminate)
+        limit.start()
         try:
             url = _ADDRESS.search(server.stdout.readline())
             if url is None:
-                raise CommandRefusedError(f"serve: {server.stderr.read().strip().splitlines()[-1]}")
+                if time.monotonic() >= commands.ends_at:
+                    raise CommandTooSlowError("serve: it was not ready in time")
+                raise CommandRefusedError(f"serve: {_last_line(server.stderr.read())}")
             traffic = ["--duration", f"{LOAD_S:g}", "--warmup", "0.5", "--arrivals", "constant", "--json"]
-            row: dict[str, Any] = json.loads(run_command(work, "load", url[0], "--map", "map.json", *traffic))[0]
+            row: dict[str, Any] = json.loads(commands.run("load", url[0], "--map", "map.json", *traffic))[0]
             return row
         finally:
-            server.terminate()
-            server.communicate(timeout=_LIMIT_S)
+            limit.cancel()
+            end_command(server)
+
+
+def _last_line(said: str) -> str:
+    """Return the last line of a command's errors, without its name."""
+    lines = [line.removeprefix("gpuprof: ") for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def _shorten(error: CommandRefusedError, path: Path) -> str:
@@ -234,13 +309,14 @@ def _shorten(error: CommandRefusedError, path: Path) -> str:
 def render_table(outcomes: Sequence[FamilyOutcome]) -> str:
     """Return the outcomes as a table of Markdown."""
     lines = [
-        f"| kind | CPU core ms | {GPU} ms | batch | answered | remark, or the step that refuses and why |",
-        "|---|---|---|---|---|---|",
+        f"| kind | became | CPU core ms | {GPU} ms | batch | answered | remark, or the step that refuses and why |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
         asked = "–" if one.sent is None else f"{one.answered} of {one.sent}"
         remark = one.remark.replace("|", "\\|")
-        cells = [one.kind, _figure(one.measured_ms), _figure(one.estimated_ms), str(one.batch or "–"), asked, remark]
+        figures = [_figure(one.measured_ms), _figure(one.estimated_ms), str(one.batch or "–"), asked]
+        cells = [one.kind, one.became, *figures, remark]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

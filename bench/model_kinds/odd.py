@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
@@ -106,8 +107,8 @@ _FLOW = (
 
 #: Types, ops and versions.
 _OPS = (
-    _kind("int4 weights", "(float[N, 16] x) => (float[N, 8] y) { d = DequantizeLinear(q, s) y = MatMul(x, d) }"
-          .replace("{ ", "<int4[16, 8] q = {" + ", ".join(["1", "-2"] * 64) + "}, float s = {0.5}> { ", 1), opset=21),
+    _kind("int4 weights", "(float[N, 16] x) => (float[N, 8] y) { d = DequantizeLinear(q, s) y = MatMul(x, d) }",
+          {"q": np.tile(np.array([1, -2], ml_dtypes.int4), (16, 4)), "s": np.array(0.5, np.float32)}, opset=21),
     _kind("float8 weights", "(float[N, 16] x) => (float[N, 8] y) { c = Cast<to=17>(w) d = DequantizeLinear(c, s) "
           "y = MatMul(x, d) }", {**_W, "s": np.array(0.5, np.float32)}, opset=19),
     _kind("4-bit product of the runtime's own", "(float[N, 32] x) => (float[N, 8] y) "

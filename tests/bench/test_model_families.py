@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import model_families
@@ -33,19 +37,43 @@ def test_every_odd_model_is_read_or_refused_with_a_remedy(tmp_path: Path) -> Non
 
 
 def test_the_table_has_what_became_of_each() -> None:
-    rows = [FamilyOutcome("a", 1.25, 0.5, 2, 40, 40), FamilyOutcome("b", remark="profile: no | such op")]
+    rows = [
+        FamilyOutcome("a", 1.25, 0.5, 2, 40, 40),
+        FamilyOutcome("b", remark="profile: no | such op"),
+        FamilyOutcome("c", 1.0, 1.0, remark="place: too large"),
+        FamilyOutcome("d", 1.0, 1.0, 4, remark="serve: no such type"),
+        FamilyOutcome("e", remark="profile: it did not end", is_given_up=True),
+    ]
     lines = render_table(rows).splitlines()
-    assert lines[2] == "| a | 1.25 | 0.5 | 2 | 40 of 40 |  |"
-    assert lines[3] == "| b | – | – | – | – | profile: no \\| such op |"
-    assert [row.is_served for row in rows] == [True, False]
-    assert [row.is_settled for row in rows] == [True, True]
+    assert lines[2] == "| a | served | 1.25 | 0.5 | 2 | 40 of 40 |  |"
+    assert lines[3] == "| b | refused | – | – | – | – | profile: no \\| such op |"
+    assert [row.became for row in rows[2:]] == ["measured, refused later", "planned, refused later", "too slow"]
+    assert [row.is_served for row in rows] == [True, False, False, False, False]
+    assert [row.is_settled for row in rows] == [True, True, True, True, False]
     assert not FamilyOutcome("c", 1.0, 1.0, 1, remark="place: bug: KeyError: 'c'").is_settled
 
 
-def test_a_command_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_families, "_LIMIT_S", 0.01)
-    with pytest.raises(model_families.CommandRefusedError, match=r"zoo: it did not end within 0\.01 s"):
-        model_families.run_command(tmp_path, "zoo", "list")
+def test_a_kind_that_does_not_end_is_given_up_and_the_command_is_named(tmp_path: Path) -> None:
+    (outcome,) = take_kinds(ODD[:1], tmp_path, tmp_path / "models", limit_s=0.01)
+    assert outcome.is_given_up and outcome.became == "too slow"
+    assert outcome.remark.startswith("profile: it did not end in the ")
+
+
+def test_what_a_command_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_on = "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + (
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    monkeypatch.setattr(model_families, "_ENDING_S", 0.1)
+    with subprocess.Popen(
+        [sys.executable, "-c", kept_on], stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as one:
+        assert one.stdout is not None
+        child = psutil.Process(int(one.stdout.readline()))
+        model_families.end_command(one)
+    assert one.returncode == -signal.SIGKILL
+    gone, _ = psutil.wait_procs([child], timeout=10)
+    assert gone or child.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow
