@@ -64,11 +64,13 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     Raises
     ------
     InputError
-        For an item that is no name with a count, or a device that is unknown.
+        For an item that is empty or no name with a count, or a device that is unknown.
     """
     entries: list[FleetEntry] = []
     every = False
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in (part.strip() for part in text.split(",")):
+        if not item:
+            raise InputError(f"a device without a name in {text!r}", "write names between commas, as in a100-80:8,v100")
         match = _ITEM.fullmatch(item)
         if match is None:
             raise InputError(f"cannot read {item!r} in --gpus", "write name or name:count, as in a100-80:8")

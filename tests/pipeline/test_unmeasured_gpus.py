@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +38,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
     return tmp_path
+
+
+def test_a_first_answer_does_not_wait_for_a_compiler() -> None:
+    code = """
+import sys, gpuprof
+found = gpuprof.estimate(["mlp.onnx"], batches=[1, 2, 4, 8, 16, 32], device="h100")
+print(len(found.rows()), "numba" in sys.modules, "lightgbm" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["6", "False", "False"]
 
 
 def demands(here: Path) -> list[Demand]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.features import bound_times, features_of, regressor_names
-from gpuprof.estimators.cross_gpu.forest import Forest, read_forest
+from gpuprof.estimators.cross_gpu.forest import Forest, ForestTexts
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
@@ -56,7 +56,7 @@ class LaunchModel:
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> LaunchModel:
         """Return the model that LightGBM's texts describe."""
-        return cls({name: read_forest(text, name) for name, text in texts.items()})
+        return cls(ForestTexts(texts))
 
     def predict(self, ops: OpTable, device: Device, rates: DeviceRates) -> PredictedLaunches:
         """Return how ``ops`` fill ``device``.

@@ -14,7 +14,7 @@ from gpuprof.estimators.cross_gpu.features import (
     prepare_seconds,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.forest import Forest, read_forest
+from gpuprof.estimators.cross_gpu.forest import Forest, ForestTexts
 from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
@@ -38,7 +38,7 @@ class CostModel:
     @classmethod
     def of_texts(cls, texts: Mapping[str, str], floor_s: Mapping[str, float]) -> CostModel:
         """Return the model that LightGBM's texts describe."""
-        return cls({name: read_forest(text, name) for name, text in texts.items()}, floor_s)
+        return cls(ForestTexts(texts), floor_s)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the seconds that each op takes on the GPU, launching not counted, never less than its hard bound.
