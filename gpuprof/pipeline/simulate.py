@@ -10,9 +10,8 @@ from pathlib import Path
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import describe_basis, record_basis
-from gpuprof.errors import InputError, refuse_unwritable
+from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.devices import open_database, resolve_device
 from gpuprof.pipeline.interference import make_interference
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import time_map_by
@@ -158,7 +157,7 @@ def simulate(
     """
     notes, original = NoteList(note), locate_files(resolve_map(deployment), map_folder(deployment))
     path = optional_path(db)
-    _check_devices(original, path)
+    _check_devices(original)
     original = time_map_by(original, estimator, path, map_folder(deployment), notes.add)
     policies = () if rescheduling is None else check_policies(rescheduling.policies)
     queues = merged_queues(original)
@@ -184,19 +183,13 @@ def simulate(
     return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
 
 
-def _check_devices(deployment: DeploymentMap, db: Path | None) -> None:
-    """Refuse devices that the map was not planned with and that neither catalogue nor database knows."""
-    planned = {one.device for one in deployment.planned_with.fleet}
-    others = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus} - planned)
-    database = open_database(db, needed=False) if others else None
-    for name in others:
-        try:
-            resolve_device(name, database)
-        except InputError as error:
-            raise InputError(
-                f"the map uses the {error.message}, which it was not planned with",
-                f"{error.fix.split(';')[0]}; correct the map, or plan anew: gpuprof place --device-file FILE",
-            ) from None
+def _check_devices(deployment: DeploymentMap) -> None:
+    """Refuse a device that the map does not list among those that it was planned with, where it lists any."""
+    planned = [one.device for one in deployment.planned_with.fleet]
+    for gpu in (gpu for node in deployment.nodes for gpu in node.gpus):
+        if planned and gpu.device not in planned:
+            error = unknown_name("device", gpu.device, planned)
+            raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
 
 
 def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:
