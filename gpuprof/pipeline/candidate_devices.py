@@ -30,6 +30,7 @@ def find_fleet(
         When a name or a file is wrong.
     """
     from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
+    from gpuprof.estimators.cross_gpu.learned_range import describe_distance
     from gpuprof.pipeline.devices import read_own_devices, resolve_device
 
     own_devices = read_own_devices(planning.device_file)
@@ -47,6 +48,9 @@ def find_fleet(
         words = {item.strip().lower() for item in given.split(",")}
         fleet = parse_fleet(given, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
     _note_unpriced(fleet, note)
+    for device in (entry.device for entry in fleet.entries if entry.device.name in own_devices):
+        if told := describe_distance(device, "float32"):
+            note(told)
     return fleet
 
 

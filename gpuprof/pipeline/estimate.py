@@ -158,7 +158,19 @@ def estimate(
                 _check_memory(estimates[-1], target)
             if unknown := estimates[-1].unknown_ops:
                 notes.add(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+        notes.add(*_describe_distances(estimates, target))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=others)
+
+
+def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[str]:
+    """Return by what the device is unlike all that the estimates were learned from, by precision."""
+    from gpuprof.estimators.cross_gpu.cross_gpu import SOURCE
+    from gpuprof.estimators.cross_gpu.learned_range import describe_distance
+
+    sources = [one.latency_ms.source.split(", ") for one in estimates]
+    precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
+    told = (describe_distance(device, precision) for precision in precisions)
+    return list(dict.fromkeys(one for one in told if one))
 
 
 def short_name(model: object) -> str:

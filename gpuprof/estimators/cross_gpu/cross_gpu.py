@@ -25,6 +25,7 @@ from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.features import bound_times
 from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, launched_as, name_kinds
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
 from gpuprof.graph.load import only_batch
@@ -167,6 +168,8 @@ class CrossGpuModel:
         """
         parts = self.time_parts(kernels, rates_of(device, precision, share), runtime)
         factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device))
+        distance = measure_distance(device, precision)
+        factor *= 1.0 if distance is None else distance.factor**parts.unsure
         return self._figure(parts.total_s, factor, precision, runtime)
 
     def latencies(
@@ -183,9 +186,13 @@ class CrossGpuModel:
         generation = generation_of(device)
         latencies: dict[tuple[Share, int], Figure] = {}
         rates = [rates_of(device, precision, share) for share in shares]
-        for number, (of_kernels, host, scales) in zip(batches, self._sum_up(kernels, batches, rates), strict=True):
+        distance = measure_distance(device, precision)
+        beyond = 1.0 if distance is None else distance.factor
+        for number, (of_kernels, host, scales, unsure) in zip(
+            batches, self._sum_up(kernels, batches, rates), strict=True
+        ):
             kind = kind_of(kernels.at(number), precision)
-            factors = self.scales.widen_times(of_kernels, host, scales, kind, generation)
+            factors = self.scales.widen_times(of_kernels, host, scales, kind, generation) * beyond**unsure
             each = zip(shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), strict=True)
             latencies |= {(share, number): self._figure(one, factor, precision, runtime) for share, one, factor in each}
         return latencies
@@ -204,28 +211,27 @@ class CrossGpuModel:
 
     def _sum_up(
         self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
-    ) -> list[tuple[Array, float, Array]]:
+    ) -> list[tuple[Array, float, Array, Array]]:
         """Return for every batch what its kernels take with every one of the rates of one device, what the host
-        takes, and the mean error scale of the kernels, arrays of shape (rates,).
+        takes, and the mean error scale of the kernels and what measurements leave of it, arrays of shape (rates,).
         """
         lists, distinct = [kernels.at(one) for one in batches], [kernels.find_distinct(one) for one in batches]
         tables = [one.ops.take(first) for one, (first, _) in zip(lists, distinct, strict=True)]
         rows = sum(map(len, tables))
         if not rows:
-            return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)))] * len(batches)
+            return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)), np.ones(len(rates)))] * len(batches)
         ops = stack_tables(tables * len(rates))
         times, left, kinds = self._predict(ops, stack_rates(rates, rows))
         scale = left.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
         starts = np.cumsum([len(one) for one in tables])[:-1]
-        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale))
+        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale, left))
         split = zip(*parts, strict=True)
         sums = []
-        for kernel_list, (_, place), (own, scales) in zip(lists, distinct, split, strict=True):
+        for kernel_list, (_, place), (own, scales, unsure) in zip(lists, distinct, split, strict=True):
             seconds = np.array(kernel_list.count, dtype=float) * (own[:, place] + _GAP_S)
             total = seconds.sum(axis=1)
-            sums.append(
-                (total, host_seconds(kernel_list, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total)
-            )
+            means = ((seconds * column[:, place]).sum(axis=1) / total for column in (scales, unsure))
+            sums.append((total, host_seconds(kernel_list, kernels.runtime), *means))
         return sums
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:

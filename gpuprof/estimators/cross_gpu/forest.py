@@ -1,7 +1,7 @@
 """Trees that LightGBM learned, read from its own text format and evaluated by NumPy, of many rows by a compiled loop.
 
-Importing LightGBM takes longer than a whole answer may, and numba a third of one. Only what gpuprof trains is read: numeric splits without
-missing values, a sum of trees; anything else is refused. A test compares the two.
+Importing LightGBM takes longer than a whole answer may, and numba a third of one. Only what gpuprof trains is read:
+numeric splits without missing values, a sum of trees; anything else is refused. A test compares the two.
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""How far a GPU is from all that estimates were learned from.
+
+Intervals hold for GPUs that are about as far from the others as each GPU was that was left out. One that is further
+off by a factor in what an SM does in a cycle, or in how many there are, is known by that factor less: time goes at most
+in proportion to a rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.device import Device
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, sustained_part
+
+#: Chip → its boards that the published ops were measured on; a chip is left out whole.
+LEARNED_FROM: Mapping[str, tuple[str, ...]] = {
+    "p4": ("p4",),
+    "p100": ("p100",),
+    "t4": ("t4",),
+    "v100": ("v100-pcie-32",),
+    "a100": ("a100-pcie-40", "a100-pcie-80", "a100-80"),
+    "h100": ("h100",),
+    "l40s": ("l40s",),
+}
+_WORTH_TELLING = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """By what a GPU is beyond those that were learned from.
+
+    Attributes
+    ----------
+    trait : str
+        In words, with its unit.
+    value, low, high : float
+        Of the GPU, and of those that were learned from.
+    factor : float
+        Above 1: how far it is beyond them, less what each of them is beyond the others at most.
+    """
+
+    trait: str
+    value: float
+    low: float
+    high: float
+    factor: float
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        value, low, high = (f"{one:,.0f}" if one >= 10.0 else f"{one:.2g}" for one in (self.value, self.low, self.high))
+        return f"{value} {self.trait}, learned from {low} to {high}"
+
+
+def measure_distance(device: Device, precision: str) -> Distance | None:
+    """Return by what a GPU, computing products in ``precision``, is furthest from what was learned from, if it is."""
+    own = dict(_traits(device, precision))
+    found = [one for name, value in own.items() if (one := _compare(name, value, precision)) is not None]
+    return max(found, key=lambda one: one.factor, default=None)
+
+
+def describe_distance(device: Device, precision: str) -> str | None:
+    """Return in words by what a GPU is so far from what was learned from that it shows in intervals."""
+    found = measure_distance(device, precision)
+    if found is None or found.factor < _WORTH_TELLING:
+        return None
+    return f"{device.name} is unlike the GPUs learned from ({found}): intervals reach {found.factor:.3g} times as far"
+
+
+def _compare(trait: str, value: float, precision: str) -> Distance | None:
+    ranges = _ranges(precision).get(trait, {})
+    if len(ranges) < 2:  # nothing says how far apart GPUs may be
+        return None
+    low, high = min(one for one, _ in ranges.values()), max(one for _, one in ranges.values())
+    usual = 1.0
+    for chip, (least, most) in ranges.items():
+        others = [pair for name, pair in ranges.items() if name != chip]
+        usual = max(usual, min(one for one, _ in others) / least, most / max(one for _, one in others))
+    factor = max(low / value, value / high) / usual
+    return Distance(trait, value, low, high, factor) if factor > 1.0 else None
+
+
+@cache
+def _ranges(precision: str) -> Mapping[str, Mapping[str, tuple[float, float]]]:
+    """Return for each trait the least and the largest of the boards of each chip."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for chip, boards in LEARNED_FROM.items():
+        for board in boards:
+            for trait, value in _traits(devices()[board], precision):
+                low, high = found.setdefault(trait, {}).get(chip, (value, value))
+                found[trait][chip] = (min(low, value), max(high, value))
+    return found
+
+
+def _traits(device: Device, precision: str) -> Iterator[tuple[str, float]]:
+    yield "SMs", float(device.compute_units)
+    yield "of the peak in float32 left by the power limit", sustained_part(device, "float32")
+    if not device.clock_mhz:
+        return
+    cycles = device.compute_units * device.clock_mhz * 1e6
+    yield "MHz", float(device.clock_mhz)
+    yield "float32 operations a cycle and SM", device.flops_per_s["float32"] / cycles
+    yield "bytes of memory a cycle and SM", device.dram_bytes_per_s / cycles
+    yield "KiB of L2 cache an SM", device.l2_bytes / device.compute_units / 1024
+    if precision in TENSOR_TYPES and precision in device.flops_per_s:
+        yield f"{precision} operations a cycle and SM", device.flops_per_s[precision] / cycles
