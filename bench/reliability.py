@@ -1,13 +1,14 @@
 """Does to a server what it must survive, and prints how it did: dying workers under load, and three times its capacity.
 
-    python -m bench.reliability [--seconds S] [--model null:600k] [--slo-ms 500]
+    python -m bench.reliability [--seconds S] [--model null:600k] [--slo-ms 500] [--only PART]
 
 A worker is killed with SIGKILL while the server has 80% of the load that it bears, after a quarter of the time: one of
 two, whose requests the other is sent again, and one that has nobody beside it, whose requests wait for its return. The
 latency is back when two windows of half a second in a row have a p99 of at most 1.25 times that of the worst window
 before, with nothing refused. Under three times the capacity, of simulated workers and of the model's own, goodput is to
 stay at 90% of the capacity, and what is accepted within its SLO. Then come
-``bench.beside``, ``bench.hostile`` and ``bench.recovery``.
+``bench.beside``, ``bench.foreign_bytes``, ``bench.hostile`` and ``bench.recovery``. A part that fails does not end the
+others; the last table says how each ended.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.beside import measure_beside, show_beside
+from bench.beside import GIVE_UP_S, measure_beside, show_beside
 from bench.foreign_bytes import show_foreign_bytes
 from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
@@ -218,12 +220,15 @@ def _serve_simulated(document: dict[str, Any]) -> Iterator[Target]:
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", "--simulate"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            yield Target.parse(next(word for word in process.stdout.readline().split() if word.startswith("http://")))
-            process.terminate()
+            words = process.stdout.readline().split()
+            try:
+                yield Target.parse(next(word for word in words if word.startswith("http://")))
+            finally:
+                process.terminate()
 
 
 def _flood(target: Target, rate_rps: float, slo_ms: float, seconds: float) -> ModelResult:
-    settings = LoadSettings(duration_s=seconds, warmup_s=2.0, clients=1)
+    settings = LoadSettings(duration_s=seconds, warmup_s=2.0, clients=1, give_up_s=GIVE_UP_S)
     (result,) = run_load(target, [RequestStream("m", rate_rps, slo_ms)], settings).results
     return result
 
@@ -235,20 +240,51 @@ def main() -> int:
     parser.add_argument("--model", default="null:600k", help="null:SIZE or an ONNX file")
     parser.add_argument("--slo-ms", type=float, default=500.0, help="of the model")
     parser.add_argument("--answers", type=int, default=1_000_000, help="that are looked at for foreign bytes")
+    parser.add_argument("--only", default="", help="parts whose name contains this")
     options = parser.parse_args()
-    for workers in (2, 1):
-        show_killed(killed_under_load(options.model, options.seconds, workers, options.slo_ms))
-    print("simulated workers, batches of 4:")
-    show_overloaded(*overload_worker(3.0, options.seconds), options.seconds)
-    for workers in (1, 2):
-        print(f"{workers} worker(s) of {Path(options.model).name} on a core each:")
-        capacity_rps, result, cores = overloaded_model(options.model, workers, options.seconds, options.slo_ms)
-        show_overloaded(capacity_rps, result, options.seconds)
+    return 0 if run_parts({name: part for name, part in _parts(options).items() if options.only in name}) else 1
+
+
+def _parts(options: argparse.Namespace) -> dict[str, Callable[[], bool | None]]:
+    """Return what is tried, by name; what returns False was not as it must be."""
+    model, seconds, slo_ms = options.model, options.seconds, options.slo_ms
+
+    def overload_model(workers: int) -> None:
+        print(f"{workers} worker(s) of {Path(model).name} on a core each:")
+        capacity_rps, result, cores = overloaded_model(model, workers, seconds, slo_ms)
+        show_overloaded(capacity_rps, result, seconds)
         print(f"  cores that were busy: {cores}", flush=True)
-    show_beside(measure_beside(3.0, min(10.0, options.seconds)), 3.0)
-    show_foreign_bytes(options.answers, _LOOKING_S)
-    show_hostile(min(5.0, options.seconds))
-    return 0 if show_recoveries() else 1
+
+    def overload_simulated() -> None:
+        print("simulated workers, batches of 4:")
+        show_overloaded(*overload_worker(3.0, seconds), seconds)
+
+    return {
+        "kill one of two workers": lambda: show_killed(killed_under_load(model, seconds, 2, slo_ms)),
+        "kill the only worker": lambda: show_killed(killed_under_load(model, seconds, 1, slo_ms)),
+        "overload simulated workers": overload_simulated,
+        "overload one worker": partial(overload_model, 1),
+        "overload two workers": partial(overload_model, 2),
+        "overload beside another model": lambda: show_beside(measure_beside(3.0, min(10.0, seconds)), 3.0),
+        "foreign bytes": lambda: show_foreign_bytes(options.answers, _LOOKING_S),
+        "attacks": lambda: show_hostile(min(5.0, seconds)),
+        "recovery": show_recoveries,
+    }
+
+
+def run_parts(parts: Mapping[str, Callable[[], bool | None]]) -> bool:
+    """Run one part after another, whatever becomes of each; print at the end how each ended and return whether well."""
+    ended = {}
+    for name, part in parts.items():
+        began = time.monotonic()
+        try:
+            outcome = "NOT AS IT MUST BE" if part() is False else "done"
+        except Exception as error:  # a server that does not answer must not hide what the other parts find
+            outcome = f"FAILED: {type(error).__name__}: {error}"
+        ended[name] = f"{time.monotonic() - began:6.0f} s  {outcome}"
+    width = max(map(len, ended), default=0)
+    print("\n".join(["", *(f"{name:{width}s} {text}" for name, text in ended.items())]), flush=True)
+    return all(text.endswith("done") for text in ended.values())
 
 
 def show_killed(got: Killed) -> None:
@@ -272,7 +308,8 @@ def show_overloaded(capacity_rps: float, got: ModelResult, seconds: float) -> No
     part = 100.0 * got.goodput_rps / capacity_rps
     within = 100.0 * got.in_slo / max(1, got.answered)
     print(f"  {got.rate_rps:.0f} requests/s at a capacity of {capacity_rps:.0f} for {seconds:.0f} s:", end=" ")
-    print(f"goodput {got.goodput_rps:.1f}/s ({part:.1f}% of the capacity), {got.refused} refused, {got.lost} lost")
+    print(f"goodput {got.goodput_rps:.1f}/s ({part:.1f}% of the capacity)")
+    print(f"  {got.refused} refused, {got.lost} lost, or not sent for want of a connection")
     print(f"  {within:.1f}% of the accepted within {got.slo_ms:.0f} ms, p99 {got.p99_ms or 0.0:.0f} ms", flush=True)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.reliability import Killed, Window
+from bench.reliability import Killed, Window, run_parts
 
 
 def make_killed(*p99_ms: float, refused: tuple[int, ...] = ()) -> Killed:
@@ -31,3 +31,17 @@ def test_a_window_with_a_refusal_is_not_good() -> None:
 
 def test_what_never_suffered_was_never_away() -> None:
     assert make_killed(9.0, 9.0, 9.0, 9.0, 9.0, 9.0).back_s(10.0) == 0.0
+
+
+def test_a_part_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = []
+
+    def fail() -> None:
+        raise TimeoutError("nobody answered")
+
+    assert not run_parts({"first": fail, "second": lambda: ran.append(2), "third": lambda: False})
+    assert ran == [2]
+    first, second, third = capsys.readouterr().out.splitlines()[-3:]
+    assert first.startswith("first") and first.endswith("FAILED: TimeoutError: nobody answered")
+    assert second.endswith("done") and third.endswith("NOT AS IT MUST BE")
+    assert run_parts({"second": lambda: None})

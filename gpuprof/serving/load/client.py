@@ -8,6 +8,7 @@ are hundreds of them, all of whose time the server's workers lack where they sha
 from __future__ import annotations
 
 import gc
+import math
 import select
 import socket
 import ssl
@@ -59,6 +60,9 @@ class Schedule:
         Closed loop: when the last request is sent, at the latest.
     chains : tuple of tuple of tuple of int
         Closed loop: sequences of requests, as `gpuprof.serving.load.closed_loop.ClosedLoop` takes them.
+    give_up_s : float
+        A request that has found no free connection for so long is not sent, and lost: else, once all are taken, every
+        request is as late as those before it, and what is measured is this client.
     """
 
     host: str
@@ -71,6 +75,7 @@ class Schedule:
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    give_up_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -313,8 +318,13 @@ class LoadClient:
             now = clock() - start
             if position < count and self._is_over(now):
                 count, deadline = position, clock() + self._schedule.patience_s
-            while position < count and times[position] <= now and len(self._busy) < _MAX_CONNECTIONS:
-                self._send(position, self._schedule.models[position], now)
+            while position < count and times[position] <= now:
+                if now - times[position] > self._schedule.give_up_s:
+                    self.sent.sent_s[position] = now
+                elif len(self._busy) < _MAX_CONNECTIONS:
+                    self._send(position, self._schedule.models[position], now)
+                else:
+                    break
                 position += 1
                 now = clock() - start
             due = times[position] - now if position < count else _LOOK_S

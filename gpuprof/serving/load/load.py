@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.client_processes import run_clients
@@ -75,6 +76,8 @@ class LoadSettings:
         Processes; None: as many as the traffic needs.
     patience_s : float
         How long to wait for the last answers.
+    give_up_s : float
+        A request that has found no free connection of its client for so long is not sent.
     rule : WindowRule or None
         Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
     """
@@ -86,6 +89,7 @@ class LoadSettings:
     scv: float = 4.0
     clients: int | None = None
     patience_s: float = 10.0
+    give_up_s: float = math.inf
     rule: WindowRule | None = None
 
 
@@ -121,7 +125,10 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     stolen = StolenTime()
     results = run_clients(schedules, settings.rule, settings.warmup_s)
     stolen_part = stolen.part()
-    after = _statistics(target, streams)
+    try:
+        after = _statistics(target, streams)
+    except UnavailableError:  # an overloaded server: what was measured stands without its own figures
+        after = dict.fromkeys(before)
     schedules = [_as_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
     span = measured_span(settings, results[0].windows)
     measured = [
@@ -225,6 +232,7 @@ def make_schedules(
             models[first::clients].tolist(),
             settings.patience_s,
             target if target.encrypted else None,
+            give_up_s=settings.give_up_s,
         )
         for first in range(clients)
     ]

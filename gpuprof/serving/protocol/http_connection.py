@@ -24,9 +24,13 @@ from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
+#: Bodies that are refused are received into so much: in large pieces that costs half.
+WASTE_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 1 << 15
 #: Of requests sent ahead (pipelining): beyond it nothing more is read from the connection.
 _MAX_PENDING_BYTES = 1 << 18
+#: Of a request that waits for its turn: what has come would be copied twice, and there are many of them then.
+_MAX_WAITING_BYTES = 1 << 15
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S = 2.0
 #: A connection without a request may have one on its way when the server drains.
@@ -45,6 +49,7 @@ class ConnectionOwner(Protocol):
 
     arena: Arena
     scratch: bytearray
+    waste: bytearray
     connections: ConnectionSet
     turns: LoopTurns
     known_heads: dict[bytes, KnownHead]
@@ -111,9 +116,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def get_buffer(self, hint: int) -> memoryview:
         """Return where the next bytes go: into the arena when a large body is being received."""
         incoming = self._incoming
-        if incoming is not None and incoming.view is not None and not self.busy:
-            return incoming.view[incoming.received :]
-        return memoryview(self._site.scratch)
+        space = None if incoming is None or self.busy else incoming.space(self._site.waste)
+        return memoryview(self._site.scratch) if space is None else space
 
     def buffer_updated(self, count: int) -> None:
         """Take in what arrived."""
@@ -125,7 +129,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._discarded += count
             if self._discarded > _MAX_LINGERING_BYTES:
                 self.abort()
-        elif incoming is not None and incoming.view is not None and not self.busy:
+        elif incoming is not None and not self.busy and incoming.space(self._site.waste) is not None:
             incoming.received += count
             if incoming.received == incoming.length:
                 self._dispatch(incoming)
@@ -135,13 +139,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
                 self._consume_pending()
-            elif len(self._pending) > _MAX_PENDING_BYTES and self._transport is not None and not self._paused:
-                self._paused = True
-                self._transport.pause_reading()
+            elif len(self._pending) > (_MAX_WAITING_BYTES if self._awaits_turn else _MAX_PENDING_BYTES):
+                self._pause()
         else:
             used = self._consume(self._site.scratch, count)
             if used < count:
                 self._pending += memoryview(self._site.scratch)[used:count]
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
 
     def _has_turn(self, beginning: Buffer) -> bool:
         """Return whether a new request that begins so may be read now, or what goes on."""

@@ -220,6 +220,17 @@ class Incoming:
         """Whether `grow` must be called before more can be received in ``view``."""
         return self.view is not None and self.received == len(self.view) < self.length
 
+    def space(self, waste: bytearray) -> memoryview | None:
+        """Return where the next bytes of the body go as they come: into its memory, or, of one refused, to waste.
+
+        None where they must be looked at first.
+        """
+        if self.view is not None:
+            return self.view[self.received :]
+        if self.refusal is not None and self._chunks is None:
+            return memoryview(waste)[: self.length - self.received]
+        return None
+
     def grow(self, arena: Arena) -> None:
         """Take memory for more of a body: as it comes, not as it was announced.
 

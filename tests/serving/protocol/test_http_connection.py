@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.transport.wire import Buffer
 from tests.reruns import serves_in_real_time
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -418,3 +421,39 @@ def test_addresses_that_are_made_up_do_not_take_the_lane_of_a_model(
     api.route(HttpHead(b"POST", b"/v2/models/m/infer"))
     assert api.lane(b"POST /v2/models/m/infer HTTP/1.1\r\n") == "m"
     assert len(api._routes) <= 1024
+
+
+def test_no_more_of_a_large_request_is_read_while_it_waits_for_its_turn(
+    api: HttpApi, waiting: list[Callable[[], None]], echo: list[HttpHead]
+) -> None:
+    connection, transport = connect(api)
+    feed(connection, b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n" + bytes(40_000))
+    assert transport.paused and not transport.written
+    waiting.pop()()
+    assert not transport.paused
+    feed(connection, bytes(10_000))
+    assert transport.written.endswith(bytes(50_000))
+
+
+def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_is_answered(api: HttpApi) -> None:
+    def refuse(text: Buffer, peer: str) -> None:
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
+
+    route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, in_arena=True, foresee=refuse)
+    api._routes[b"POST", b"/infer"] = route
+    length = 3 * len(api.waste) + 1
+
+    async def ask() -> bytes:
+        connection, transport = connect(api)
+        head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % length
+        feed(connection, head + b"Inference-Header-Content-Length: 0\r\n\r\n" + bytes(70_000))
+        assert len(connection.get_buffer(-1)) == len(api.waste)
+        feed(connection, bytes(length - 70_000) + LIVE)
+        transport.send(connection)
+        await asyncio.sleep(0)
+        transport.send(connection)
+        return transport.written
+
+    written = asyncio.run(ask())
+    assert re.findall(rb"HTTP/1.1 (\d+)", written) == [b"503", b"200"]
+    assert not api.arena.used
