@@ -28,8 +28,8 @@ def test_no_map_does_better_than_a_bound_allows(kind: Kind, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_none_of_many_bounds_is_false_and_no_map_is_unsound(kind: Kind) -> None:
-    found = run(kind, 25, first=100)
+    found = run(kind, 15, first=100)
     compared = [one for one in found if not one.too_large]
-    assert len(compared) >= 15
+    assert len(compared) >= 9
     assert not [one for one in compared if one.unsound or one.false_bound or one.untold]
     assert sum(one.loss > 1e-6 for one in compared) <= 1
