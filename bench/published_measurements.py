@@ -21,11 +21,16 @@ from gpuprof.kernel_db.store import KernelDb
 @cache
 def import_published(path: Path) -> KernelDb:
     """Return a database with what ``gpuprof db import`` makes of a file or folder, for as long as the program runs."""
-    folder = tempfile.mkdtemp(prefix="gpuprof-published-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    database = KernelDb.create(Path(folder) / "db")
+    database = KernelDb.create(keep_until_exit() / "db")
     import_files(database, [path])
     return database
+
+
+def keep_until_exit() -> Path:
+    """Return a new folder that is removed when the program ends."""
+    folder = tempfile.mkdtemp(prefix="gpuprof-published-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def published_estimator(name: str, path: Path, services: Mapping[str, str] | None = None) -> Estimator:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.igniter_fig14 import POLICIES, place_all
+from bench.reproduce.igniter_fig14 import POLICIES, UNAWARE, place_all
 from bench.reproduce.igniter_runs import v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
@@ -50,7 +50,7 @@ def compute(reference: Path) -> Reproduction:
         facts=facts,
         differences=_WHY,
         charts=(Chart(title, Axis("workload", names=_WORKLOADS), Axis("share (%)"), boxes=bars),),
-        sound=not any(one.violations for name, one in outcomes.items() if name != "ffd+"),
+        sound=not any(one.violations for name, one in outcomes.items() if name not in UNAWARE),
     )
 
 

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.igniter_profiles import DEVICE
+from bench.igniter_profiles import table_3
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import find_missed, place, problem, scale_coefficients, v100_estimator
+from bench.reproduce.igniter_runs import find_missed, find_profile, place, problem
 from bench.reproduce.reproduction import Fact, Reproduction
-from gpuprof.domain.catalogue import device
-from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
+from bench.reproduce.stand_in_db import estimate_igniter
+from gpuprof.estimators.services import name_services
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -39,8 +39,7 @@ _WHY = (
 
 def compute(reference: Path) -> Reproduction:
     """Place the workloads on T4, on V100, and on what is cheaper."""
-    known = v100_estimator(reference).coefficients(device(DEVICE))
-    estimator = IgniterEstimator(None, coefficients={DEVICE: known, "t4": scale_coefficients(known, "t4")})
+    estimator = name_services(estimate_igniter(find_profile(reference), tuple(_PRINTED)), table_3()[0])
     outcomes = {name: place(problem(estimator, kinds), name, Igniter()) for name, kinds in _CHOICES.items()}
     rows = tuple(
         (name, *_figures(one), 0.0 if one.deployment is None else float(len(find_missed(one.deployment, estimator))))

@@ -15,10 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.igniter_profiles import read_estimator, table_3
+from bench.igniter_profiles import DEVICE, table_3
+from bench.published_measurements import published_estimator
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import SOURCE, problem
+from bench.reproduce.igniter_runs import find_profile, problem
 from bench.reproduce.reproduction import Fact, Reproduction, lines
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.share import Share
+from gpuprof.estimators.services import name_services
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
@@ -40,13 +45,14 @@ _WHY = (
 
 def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
     """Place growing numbers of workloads by iGniter's policy and by optimal."""
-    profile = command.find_published(reference, "igniter_v100", SOURCE) / "config.jsonl"
+    profiled = published_estimator("igniter", find_profile(reference))
+    profiled.batches("alexnet", device(DEVICE), Share())  # read and fitted before the clock starts
     rows: list[tuple[str, float, float, float, float, float]] = []
     for count in counts:
-        given = _first_workloads(profile, count)
+        given = _first_workloads(profiled, count)
         seconds, gpus = _decide(Igniter(), given)
         tracemalloc.start()
-        _decide(Igniter(), _first_workloads(profile, count))
+        _decide(Igniter(), _first_workloads(profiled, count))
         megabytes = tracemalloc.get_traced_memory()[1] / 1e6
         tracemalloc.stop()
         limited = replace(given, options=replace(given.options, time_limit_s=_LIMIT_S))
@@ -70,10 +76,10 @@ def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
     )
 
 
-def _first_workloads(profile: Path, count: int) -> Problem:
+def _first_workloads(profiled: Estimator, count: int) -> Problem:
     models, demands = table_3(-(-count // 12))
     own = {demand.model: models[demand.model] for demand in demands[:count]}
-    whole = problem(read_estimator(profile, own), ("v100",))
+    whole = problem(name_services(profiled, own), (DEVICE,))
     files = {name: replace(next(iter(whole.files.values())), sha256=model) for name, model in own.items()}
     return replace(whole, demands=demands[:count], files=files)
 

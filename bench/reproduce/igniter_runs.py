@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.igniter_profiles import DEVICE, read_estimator, table_3
+from bench.igniter_profiles import table_3
+from bench.published_measurements import published_estimator
 from bench.reproduce.command import find_published
 from bench.reproduce.served_map import rewritten
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
-from gpuprof.estimators.igniter.igniter_estimator import Coefficients, IgniterEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy
@@ -34,41 +29,26 @@ _SECONDS = 30.0
 _THROUGHPUT = 0.99
 
 
-@dataclass(frozen=True, slots=True)
-class Blind:
-    """An estimator that does not see what runs beside.
-
-    Attributes
-    ----------
-    estimator : Estimator
-    """
-
-    estimator: Estimator
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return what is said of the workload alone."""
-        return self.estimator.estimate(model, device, batch, share, (), processes)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the estimator says."""
-        return self.estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the estimator says."""
-        return self.estimator.shares(model, device)
-
-
-def v100_estimator(reference: Path) -> IgniterEstimator:
-    """Return iGniter's model of the V100 with the coefficients fitted to its published profile.
+def v100_estimator(reference: Path) -> Estimator:
+    """Return what ``--estimator igniter`` says of the twelve by iGniter's published profile of the V100.
 
     Raises
     ------
     InputError
         When the profile is not there.
     """
-    return read_estimator(find_published(reference, "igniter_v100", SOURCE) / "config.jsonl", table_3()[0])
+    return published_estimator("igniter", find_profile(reference), table_3()[0])
+
+
+def find_profile(reference: Path) -> Path:
+    """Return iGniter's published profile.
+
+    Raises
+    ------
+    InputError
+        When it is not there.
+    """
+    return find_published(reference, "igniter_v100", SOURCE) / "config.jsonl"
 
 
 def problem(estimator: Estimator, kinds: Sequence[str]) -> Problem:
@@ -125,38 +105,3 @@ def with_interference(
         return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait})
 
     return rewritten(deployment, slow_down), legs
-
-
-def scale_coefficients(known: Coefficients, kind: str) -> Coefficients:
-    """Return a stand-in for another GPU: slower by the ratio of float32 peaks, all else in proportion to its power.
-
-    Active times grow by the ratio; what a batch draws and the idle power are the same parts of the power limit, and
-    the clock falls by as much for the same part too; a batch crowds the L2 as on the V100.
-
-    Raises
-    ------
-    InputError
-        When the catalogue has no power limit of the device.
-    """
-    own, other = device(DEVICE), device(kind)
-    slower = own.flops_per_s["float32"] / other.flops_per_s["float32"]
-    if own.max_power_w is None or other.max_power_w is None:
-        raise InputError(f"the catalogue has no power limit of {kind}")
-    power, (v100, workloads) = other.max_power_w / own.max_power_w, known
-    hardware = replace(
-        v100,
-        max_power_w=v100.max_power_w * power,
-        idle_power_w=v100.idle_power_w * power,
-        alpha_f=v100.alpha_f / power,
-    )
-    return hardware, {name: _slower(one, slower, power) for name, one in workloads.items()}
-
-
-def _slower(one: WorkloadCoefficients, slower: float, power: float) -> WorkloadCoefficients:
-    k1, k2, k3, k4, k5 = one.active
-    return replace(
-        one,
-        active=(k1 * slower, k2 * slower, k3 * slower, k4, k5 * slower),
-        power=(one.power[0] * slower * power, one.power[1] * power),
-        l2=(one.l2[0] * slower, one.l2[1]),
-    )

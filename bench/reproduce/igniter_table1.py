@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from bench.igniter_profiles import read_estimator, table_1
+from bench.igniter_profiles import table_1
+from bench.published_measurements import published_estimator
 from bench.reproduce import command
-from bench.reproduce.igniter_fig14 import POLICIES
-from bench.reproduce.igniter_runs import BUDGET, SOURCE, Blind, find_missed, place
+from bench.reproduce.igniter_fig14 import POLICIES, UNAWARE
+from bench.reproduce.igniter_runs import BUDGET, find_missed, find_profile, place
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.problem import ModelFile, Options, Problem
@@ -48,11 +48,10 @@ _WHY = (
 
 def compute(reference: Path) -> Reproduction:
     """Place the three workloads by each policy, and simulate each map with interference."""
-    profile = command.find_published(reference, "igniter_v100", SOURCE) / "config.jsonl"
-    return compare_plans(read_estimator(profile, table_1()[0]))
+    return compare_plans(published_estimator("igniter", find_profile(reference)))
 
 
-def compare_plans(estimator: IgniterEstimator) -> Reproduction:
+def compare_plans(estimator: Estimator) -> Reproduction:
     """Return the table for iGniter's model with these coefficients."""
     models, demands = table_1()
     given = Problem(
@@ -63,8 +62,7 @@ def compare_plans(estimator: IgniterEstimator) -> Reproduction:
         options=Options(latency_budget=BUDGET),
         files={name: ModelFile(None, model) for name, model in models.items()},
     )
-    blind = replace(given, estimator=Blind(estimator))
-    outcomes = {name: place(blind if name.endswith("blind") else given, name, POLICIES[name]) for name in _NAMES}
+    outcomes = {name: place(given, name, POLICIES[name]) for name in _NAMES}
     broken = {name: _broken(outcome, estimator) for name, outcome in outcomes.items()}
     used = {name: None if one.objective is None else float(one.objective.gpus) for name, one in outcomes.items()}
     bars = group_bars(
@@ -85,11 +83,11 @@ def compare_plans(estimator: IgniterEstimator) -> Reproduction:
         facts=_facts(outcomes, used, broken),
         differences=_WHY,
         charts=(Chart("GPUs (iGniter, Table 1)", Axis("policy", names=_NAMES), Axis("GPUs"), boxes=bars),),
-        sound=not any(one.violations for one in outcomes.values()),
+        sound=not any(one.violations for name, one in outcomes.items() if name not in UNAWARE),
     )
 
 
-def _broken(outcome: Outcome, estimator: IgniterEstimator) -> tuple[str, ...]:
+def _broken(outcome: Outcome, estimator: Estimator) -> tuple[str, ...]:
     return () if outcome.deployment is None else find_missed(outcome.deployment, estimator)
 
 

@@ -16,12 +16,11 @@ import numpy as np
 
 from bench.parvagpu_profiles import read_latencies
 from bench.reproduce import command
-from bench.reproduce.mps_stand_in import MpsStandIn
-from bench.reproduce.parvagpu_runs import DEVICE, POLICIES, SCENARIOS, SOURCE, scenarios, sound
+from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, SOURCE, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction
 from bench.reproduce.served_map import rewritten
+from bench.reproduce.stand_in_db import read_mps_latencies
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
-from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.domain.estimate import Workload
 from gpuprof.placement.comparison import Outcome
@@ -45,7 +44,8 @@ _WHY = (
 
 def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction:
     """Place the scenarios by all policies and simulate each map."""
-    measured = read_latencies(command.find_published(reference, "parvagpu_a100", SOURCE))
+    directory = command.find_published(reference, "parvagpu_a100", SOURCE)
+    measured = {**read_latencies(directory), **read_mps_latencies(directory)}
     runs = scenarios(reference, numbers)
     met = {name: [_met_pct(run[name], measured) for run in runs] for name in POLICIES}
     groups = tuple(f"S{number}" for number in numbers)
@@ -79,21 +79,15 @@ def _met_pct(outcome: Outcome, measured: Mapping[Workload, float]) -> float | No
 
 def with_times(deployment: DeploymentMap, measured: Mapping[Workload, float]) -> DeploymentMap:
     """Return the map with the time of every batch up to each replica's, between those measured on a line."""
-    stand_in = MpsStandIn(measured)
 
     def time_replica(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
         share = share_of(partition, replica)
-        if share.mig is None:
-            sizes = [size for size in stand_in.batches(replica.model, device(DEVICE), share) if size <= replica.batch]
-            times = [stand_in.estimate(replica.model, device(DEVICE), s, share).latency_ms.value for s in sizes]
-        else:
-            sizes = sorted(
-                one.batch
-                for one in measured
-                if (one.model, one.share, one.processes) == (replica.model, share, replica.processes)
-                and one.batch <= replica.batch
-            )
-            times = [measured[Workload(replica.model, size, share, replica.processes)] for size in sizes]
+        sizes = sorted(
+            one.batch
+            for one in measured
+            if (one.model, one.share, one.processes) == (replica.model, share, replica.processes)
+        )
+        times = [measured[Workload(replica.model, size, share, replica.processes)] for size in sizes]
         each = np.interp(np.arange(1, replica.batch + 1), sizes, times)
         return replica.model_copy(update={"batch_latency_ms": tuple(each.tolist())})
 

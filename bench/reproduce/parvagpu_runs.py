@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.parvagpu_profiles import name_copies, read_latencies, read_profiles, scenario
+from bench.parvagpu_profiles import name_copies, read_profiles, scenario
 from bench.reproduce.command import find_published
-from bench.reproduce.mps_stand_in import MpsStandIn
+from bench.reproduce.stand_in_db import estimate_mps
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -59,7 +59,7 @@ def scenarios(reference: Path, numbers: Sequence[int] = SCENARIOS, copies: int =
 
 def _place_scenario(directory: Path, number: int, copies: int) -> dict[str, Outcome]:
     profiles = read_profiles(directory, copies)
-    by_shares = name_services(MpsStandIn(read_latencies(directory)), name_copies(directory, copies))
+    by_shares = name_services(estimate_mps(directory), name_copies(directory, copies))
     demands = scenario(directory, number, copies)
     fleet = Fleet((FleetEntry(device(DEVICE)),))
     by_mig = Problem(demands, fleet, profiles, BatchQueue(), Options(latency_budget=BUDGET, max_processes=PROCESSES))

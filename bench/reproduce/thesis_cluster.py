@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.published_measurements import thesis_estimator, v100
 from bench.reproduce.served_map import rewritten
-from bench.reproduce.shared_v100 import SharedV100
+from bench.reproduce.stand_in_db import estimate_shared_v100, stretch_time_ms
 from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals, Times
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
@@ -126,7 +126,7 @@ def plan(policy: str, experiment: Experiment, gpus: int | None, shares: bool = T
     if policy == OWN:
         return _plan_own(experiment, gpus)
     igniter = policy == "igniter"
-    estimator = SharedV100() if igniter else thesis_estimator()
+    estimator = estimate_shared_v100() if igniter else thesis_estimator()
     given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
     deployment = to_map(given, (POLICIES if shares else {**POLICIES, **UNSHARED})[policy].place(given))
     sound = not check(deployment, evidence(given))
@@ -135,7 +135,7 @@ def plan(policy: str, experiment: Experiment, gpus: int | None, shares: bool = T
 
 def _plan_own(experiment: Experiment, gpus: int | None) -> Plan:
     """Return what `optimal` decides with queues and shares, told how long a request is on its way."""
-    given = experiment.problem(SharedV100(step_pct=10.0), gpus, 1.0)
+    given = experiment.problem(estimate_shared_v100(), gpus, 1.0)
     longest = max(_leg_ms(model, _OWN_BATCH) for model in experiment.models)
     options = replace(given.options, latency_budget=None, time_limit_s=_OWN_LIMIT_S, overhead_ms=longest)
     given = replace(given, options=options)
@@ -261,7 +261,6 @@ def as_served(made: Plan) -> DeploymentMap:
 
     As a model of its own a replica gets just the requests that the thesis's router sends it.
     """
-    v100s = SharedV100()
     counts: defaultdict[str, int] = defaultdict(int)
     models: dict[str, DeployedModel] = {}
 
@@ -270,7 +269,7 @@ def as_served(made: Plan) -> DeploymentMap:
         counts[replica.model] += 1
         models[name] = made.deployment.models[replica.model]
         times = tuple(
-            v100s.latency_ms(replica.model, size, replica.sm_share_pct) for size in range(1, replica.batch + 1)
+            stretch_time_ms(replica.model, size, replica.sm_share_pct) for size in range(1, replica.batch + 1)
         )
         return replica.model_copy(update={"model": name, "batch_latency_ms": times})
 

@@ -17,7 +17,8 @@ from bench.reproduce import (
     igniter_fig21,
     igniter_table1,
 )
-from bench.reproduce.igniter_runs import Blind, place, problem, scale_coefficients, with_interference
+from bench.reproduce.igniter_runs import place, problem, with_interference
+from bench.reproduce.stand_in_db import scale_coefficients
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
@@ -54,7 +55,11 @@ def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
 def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
     estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(igniter_fig20, "v100_estimator", lambda _: estimator)
+    known = estimator.coefficients(V100)
+    both = IgniterEstimator(None, coefficients={"v100": known, "t4": scale_coefficients(known, "t4")})
+    monkeypatch.setattr(igniter_fig20, "estimate_igniter", lambda *_: both)
+    monkeypatch.setattr(igniter_fig20, "name_services", lambda estimator, _: estimator)
+    monkeypatch.setattr(igniter_fig20, "find_profile", lambda reference: reference)
     found = igniter_fig20.compute(NOWHERE)
     assert found.sound
     assert found.row("t4 or v100")[:2] == found.row("t4")[:2]
@@ -76,7 +81,7 @@ def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator
     assert there.load_bytes == here.load_bytes
 
 
-def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: IgniterEstimator) -> None:
+def test_estimators_are_asked_by_device_and_of_neighbours(estimator: IgniterEstimator) -> None:
     known = estimator.coefficients(V100)
     both = IgniterEstimator(None, coefficients={"v100": known, "t4": scale_coefficients(known, "t4")})
     share, beside = Share(40.0), [Workload("W9", 6, Share(60.0))]
@@ -84,7 +89,6 @@ def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estim
     assert both.estimate("W1", V100, 4, share) == alone
     assert both.estimate("W1", device("t4"), 4, share).latency_ms.value > alone.latency_ms.value
     assert both.estimate("W1", V100, 4, share, beside).latency_ms.value > alone.latency_ms.value
-    assert Blind(both).estimate("W1", V100, 4, share, beside) == alone
 
 
 def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
@@ -133,10 +137,8 @@ def test_figure_21_gives_optimal_as_many_workloads_and_no_more_gpus(
     (tmp_path / "igniter_v100").mkdir()
     monkeypatch.setattr(
         igniter_fig21,
-        "read_estimator",
-        lambda _, names: IgniterEstimator(
-            None, coefficients={"v100": (HARDWARE, {name: MODELS[model] for name, model in names.items()})}
-        ),
+        "published_estimator",
+        lambda *_: IgniterEstimator(None, coefficients={"v100": (HARDWARE, MODELS)}),
     )
     monkeypatch.setattr(igniter_fig21, "_LIMIT_S", 1.0)
     found = igniter_fig21.compute(tmp_path, (3, 14))

@@ -16,8 +16,8 @@ from bench.reproduce import (
     parvagpu_fig9,
     parvagpu_fig10,
 )
-from bench.reproduce.mps_stand_in import MpsStandIn
 from bench.reproduce.parvagpu_runs import POLICIES, fragmentation, gpus, saved_pct, scenarios, slack
+from bench.reproduce.stand_in_db import estimate_mps
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -32,15 +32,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_mps_share_runs_as_its_part_of_the_instances(reference: Path) -> None:
-    stand_in = MpsStandIn(read_latencies(reference / "parvagpu_a100"))
+    stand_in = estimate_mps(reference / "parvagpu_a100")
 
     def rate(pct: float, batch: int = 4) -> float:
         return 1000.0 * batch / stand_in.estimate("a", A100, batch, Share(pct)).latency_ms.value
 
     assert rate(100.0) == pytest.approx(640.0)
-    assert rate(100.0 * 3 / 7) == pytest.approx(290.0)
-    assert rate(100.0 * 5.5 / 7) == pytest.approx(510.0)  # halfway between four slices and seven
-    assert rate(100.0 * 0.5 / 7) == pytest.approx(50.0)
+    assert rate(42.5) == pytest.approx(287.75)  # 2.975 slices, on the line from two to three
+    assert rate(77.5) == pytest.approx(503.5)  # 5.425, from four to seven
+    assert rate(7.5) == pytest.approx(52.5)
     assert stand_in.estimate("a", A100, 2, Share()).latency_ms.value == pytest.approx(1000.0 * 2.0 / 640.0)
 
 
@@ -51,7 +51,7 @@ def test_what_mps_shares_cannot_be_told_of_is_refused(
     reference: Path, batch: int, share: Share, processes: int
 ) -> None:
     with pytest.raises(InputError, match="a"):
-        MpsStandIn(read_latencies(reference / "parvagpu_a100")).estimate("a", A100, batch, share, (), processes)
+        estimate_mps(reference / "parvagpu_a100").estimate("a", A100, batch, share, (), processes)
 
 
 def test_gpus_slack_and_fragmentation_are_those_of_the_maps(reference: Path) -> None:

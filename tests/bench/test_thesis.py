@@ -20,7 +20,7 @@ from bench.reproduce import (
     thesis_latencies,
     thesis_placements,
 )
-from bench.reproduce.shared_v100 import SharedV100
+from bench.reproduce.stand_in_db import estimate_shared_v100, stretch_time_ms, write_stand_ins
 from bench.reproduce.thesis_cluster import (
     Experiment,
     arrived_rps,
@@ -34,6 +34,8 @@ from bench.reproduce.thesis_cluster import (
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.kernel_db.store import KernelDb
 
 NOWHERE = Path("nowhere")
 MS = 1_000_000
@@ -57,17 +59,23 @@ def test_the_router_sends_each_request_to_one_replica(times: list[int], batches:
 
 
 def test_a_share_below_the_sms_that_a_batch_keeps_busy_stretches_its_time() -> None:
-    shared = SharedV100()
-    alone = shared.latency_ms("resnet50", 4)
+    alone = stretch_time_ms("resnet50", 4)
     assert alone == pytest.approx(1000.0 * 4 / 589.78)
-    assert shared.latency_ms("resnet50", 4, 17.55) == pytest.approx(alone * 36.26 / 17.55)  # Table A.1
-    assert shared.latency_ms("resnet50", 4, 50.0) == alone
-    assert shared.latency_ms("resnet50", 1) == alone
-    assert shared.latency_ms("resnet50", 6) == pytest.approx((alone + 1000.0 * 8 / 829.08) / 2)
+    assert stretch_time_ms("resnet50", 4, 17.55) == pytest.approx(alone * 36.26 / 17.55)  # Table A.1
+    assert stretch_time_ms("resnet50", 4, 50.0) == alone
+    assert stretch_time_ms("resnet50", 1) == alone
+    assert stretch_time_ms("resnet50", 6) == pytest.approx((alone + 1000.0 * 8 / 829.08) / 2)
 
 
-def test_another_gpu_is_as_much_quicker_as_its_peak() -> None:
-    shared, h100 = SharedV100(), device("h100")
+@pytest.mark.parametrize(("batch", "share"), [(1, 17.5), (4, 35.0), (6, 37.5), (128, 100.0)])
+def test_maps_are_simulated_by_the_times_that_the_estimator_planned_with(batch: int, share: float) -> None:
+    said = estimate_shared_v100().estimate("resnet50", v100(), batch, Share(share))
+    assert stretch_time_ms("resnet50", batch, share) == pytest.approx(said.latency_ms.value)
+
+
+def test_another_gpu_is_as_much_quicker_as_its_peak(tmp_path: Path) -> None:
+    shared = make_estimator("usher", KernelDb(write_stand_ins(tmp_path / "db", ["v100", "h100"], 50.0)))
+    h100 = device("h100")
     ratio = h100.flops_per_s["float32"] / v100().flops_per_s["float32"]
     here, there = (shared.estimate("bert", gpu, 4, Share()) for gpu in (v100(), h100))
     assert here.latency_ms.value == pytest.approx(ratio * there.latency_ms.value)
@@ -77,7 +85,7 @@ def test_another_gpu_is_as_much_quicker_as_its_peak() -> None:
 @pytest.mark.parametrize(("model", "batch"), [("resnet50", 129), ("resnet51", 4)])
 def test_what_was_not_measured_is_refused(model: str, batch: int) -> None:
     with pytest.raises(InputError, match=f"{model} was not measured"):
-        SharedV100().latency_ms(model, batch)
+        stretch_time_ms(model, batch)
 
 
 def test_usher_needs_six_gpus_and_serves_everything_on_them() -> None:
@@ -111,7 +119,7 @@ def test_a_plan_is_cut_off_after_the_gpus_that_there_are() -> None:
 def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
     experiment = Experiment(("bert",), 100.0, 300.0)
     usher, milp = plan("usher", experiment, 4), plan("ao-milp", experiment, 4)
-    alone = SharedV100().latency_ms("bert", 4)
+    alone = stretch_time_ms("bert", 4)
     for made, slower in ((usher, True), (milp, False)):
         first = next(replica for _, _, _, replica in as_served(made).places())
         assert first.model == "bert@0"

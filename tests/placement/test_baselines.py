@@ -7,7 +7,17 @@ import pytest
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
+from gpuprof.placement.contract import (
+    LinearEstimator,
+    demand,
+    evidence,
+    plain_device,
+    problem,
+    sliced_device,
+    solve_and_check,
+)
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.alpaserve import AlpaServe
@@ -42,6 +52,13 @@ def test_gpulet_does_not_put_together_what_cannot_bear_each_other() -> None:
         Gpulet(), problem([demand("a", 50.0, 40.0), demand("b", 50.0, 40.0)], estimator=estimator)
     )
     assert len(placement.gpus) == 2
+
+
+def test_gpulet_that_regards_no_neighbours_puts_them_together_and_its_map_says_what_it_breaks() -> None:
+    given = problem([demand("a", 50.0, 40.0), demand("b", 50.0, 40.0)], estimator=LinearEstimator(slowdown=5.0))
+    placement = Gpulet(aware=False).place(given)
+    assert len(placement.gpus) == 1
+    assert check(to_map(given, placement), evidence(given))
 
 
 def test_mig_serving_takes_the_most_useful_configuration_first() -> None:

@@ -98,47 +98,51 @@ class UsherEstimator(MeasuredEstimator):
 
     So what was measured on the whole device holds under every share down to the smallest of the requirements that are
     known of the batch, whatever runs beside. Elvinger's thesis measures where that fails (§6.2). Batches that are not
-    full take times between those of the sizes measured, and require what the next larger one does; those below the
-    smallest size measured take as long as it, since they could be filled up.
+    full take times between those of the sizes measured, under the same share or on the whole device, and require what
+    the next larger one does; those below the smallest size measured take as long as it, since they could be filled up.
     """
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return what was measured on the whole device.
+        """Return what was measured under the share, or on the whole device.
 
         Raises
         ------
         InputError
-            When neither it nor a larger batch was measured there, or it requires more than the share.
+            When neither it nor a larger batch was measured under the share; nor on the whole device, or it requires
+            more than the share.
         """
         workload = Workload(model, batch, share, processes)
         points = self._points_of(model, device)
         point = points.get((batch, share, processes))
         if point is not None:
             return _estimate_of_point(workload, device, point, MEASURED)
-        whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, processes)
+        whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, Share(), processes)
         required = [] if whole is None else _requirements(whole)
-        if whole is None or share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
+        if share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
+            whole = self._fill_up(points, batch, share, processes)
+        if whole is None:
             raise InputError(
                 f"{model} at batch {batch} is not known to require {share} of {device.name} or less",
                 "profile its compute requirement, or choose another --estimator",
             )
-        is_measured = whole.batch == batch and share.sm_pct == 100.0
-        return _estimate_of_point(workload, device, whole, MEASURED if is_measured else INTERPOLATED)
+        return _estimate_of_point(workload, device, whole, INTERPOLATED)
 
     @staticmethod
-    def _fill_up(points: Mapping[tuple[int, Share, int], Point], batch: int, processes: int) -> Point | None:
-        """Return the next larger batch measured on the whole device, quicker by the part that ``batch`` lacks of it."""
-        sizes = sorted(size for size, share, count in points if share == Share() and count == processes)
+    def _fill_up(
+        points: Mapping[tuple[int, Share, int], Point], batch: int, share: Share, processes: int
+    ) -> Point | None:
+        """Return the next larger batch measured under the share, quicker by the part that ``batch`` lacks of it."""
+        sizes = sorted(size for size, under, count in points if under == share and count == processes)
         larger = next((size for size in sizes if size > batch), None)
         if larger is None:
             return None
-        whole = points[larger, Share(), processes]
+        whole = points[larger, share, processes]
         smaller = max((size for size in sizes if size < batch), default=None)
         if smaller is None:
             return whole
-        least_ms = points[smaller, Share(), processes].latency_ms
+        least_ms = points[smaller, share, processes].latency_ms
         part = (batch - smaller) / (larger - smaller)
         return replace(whole, latency_ms=least_ms + part * (whole.latency_ms - least_ms))
 

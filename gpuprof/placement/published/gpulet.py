@@ -55,9 +55,13 @@ class Gpulet:
         workload, it takes turns with those of a device before another is opened, with its whole rate or not at all. The
         cycle is by times alone; beside one another all must also keep their SLOs by what the estimator says of
         neighbours without shares, who at the worst slow one another as turns do.
+    aware : bool
+        False asks nobody whether two workloads bear each other, as gpu-lets+ in iGniter's §5, whose throughputs are
+        those of workloads alone. Its maps need not be sound.
     """
 
     temporal: bool = False
+    aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
@@ -70,7 +74,7 @@ class Gpulet:
         if self.temporal:
             require_gpus("gpulet", problem, "temporal")
         segments = Segments(problem, capped=False)
-        filling = _Filling(problem, segments, self.temporal)
+        filling = _Filling(problem, segments, self.temporal, self.aware)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
             filling.serve(demand)
         placed = (PlacedGpu(gpu.entry.device.name, (gpu.partition,)) for gpu in filling.gpus)
@@ -84,6 +88,7 @@ class _Filling:
     problem: Problem
     segments: Segments
     temporal: bool
+    aware: bool
     gpus: list[_Gpu] = field(default_factory=list)
     _halves: dict[str, list[_Gpu]] = field(default_factory=dict)
     _used: Counter[str] = field(default_factory=Counter)
@@ -197,6 +202,8 @@ class _Filling:
         together = (*gpu.replicas, replica)
         if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
             return False
+        if not self.aware:
+            return True
         pairs = ((one, other) for one in together for other in together if one is not other)
         return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
 

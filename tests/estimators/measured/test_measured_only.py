@@ -72,6 +72,19 @@ def test_a_batch_that_is_not_full_is_as_quick_as_those_around_it_and_requires_wh
     assert estimator.batches("net", GPU, Share()) == (2, 4)
 
 
+def test_under_a_share_that_was_measured_a_batch_that_is_not_full_needs_no_known_requirement(db: KernelDb) -> None:
+    row = measured_row("other", 2, 5.0, device=GPU.name, share=20.0)
+    estimator = make_estimator(
+        "usher", database(db.path.parent / "more", [row, replace(row, batch=4, latency_mean_ms=9.0)])
+    )
+    times = {batch: estimator.estimate("other", GPU, batch, Share(20.0)).latency_ms for batch in (1, 2, 3, 4)}
+    assert {batch: figure.value for batch, figure in times.items()} == {1: 5.0, 2: 5.0, 3: 7.0, 4: 9.0}
+    assert [times[batch].source for batch in (2, 3)] == [MEASURED, INTERPOLATED]
+    for batch, share in ((5, Share(20.0)), (3, Share(30.0))):
+        with pytest.raises(InputError, match="not known to require"):
+            estimator.estimate("other", GPU, batch, share)
+
+
 class Boundless:
     """Knows everything."""
 
