@@ -22,8 +22,8 @@ from gpuprof.cli.output import (
     chosen_format,
     print_rows,
     print_text,
-    progress,
     say_note,
+    show_progress,
 )
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
@@ -36,8 +36,8 @@ _COLUMNS = (
     Column("cost_per_hour", "$/h", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),
     Column("missing_rps", "missing/s", number(4)),
-    Column("internal_slack", "idle within", number(2)),
-    Column("external_fragmentation", "outside", number(2)),
+    Column("internal_slack", "unused in shares", lambda value: _to_percent(value)),
+    Column("external_fragmentation", "unallocated", lambda value: _to_percent(value)),
     Column("fairness", "fairness", number(3)),
     Column("lower_bound_gpus", "bound"),
     Column("gpus_at_lower_ends", "at lower ends"),
@@ -158,15 +158,14 @@ def compare(
         return
     if picture is not None:
         check_picture(picture)
-    with progress() as bar:
-        task = bar.add_task("policies", total=None)
+    with show_progress() as show:
         result = compare_policies(
             demands.slo_file,
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
             options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
-            progress=lambda step: bar.update(task, total=step.total, completed=step.done),
+            progress=show,
             note=say_note,
         )
     rows = result.rows()
@@ -182,15 +181,14 @@ def _compare_gpus(
 ) -> None:
     from gpuprof.pipeline.compare_gpus import compare_gpus
 
-    with progress() as bar:
-        task = bar.add_task("kinds of GPUs", total=None)
+    with show_progress() as show:
         result = compare_gpus(
             demands.slo_file,
             fleet=demands.devices(),
             db=demands.db,
             policy=policies.only_name(),
             options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
-            progress=lambda step: bar.update(task, total=step.total, completed=step.done),
+            progress=show,
             note=say_note,
         )
     _print(result.rows(), _GPU_COLUMNS, chosen)
@@ -210,6 +208,10 @@ def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chos
 
 def _to_hundredths(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else "–"
+
+
+def _to_percent(value: object) -> str:
+    return f"{value:.0%}" if isinstance(value, int | float) else "–"
 
 
 def _shorten_sources(value: object) -> str:

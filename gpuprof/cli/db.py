@@ -12,6 +12,7 @@ import typer
 
 from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.table import ColumnRole
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
 
@@ -39,6 +40,9 @@ _SEEN = {
     "colocations": "model batch sm_share_pct mig_profile processes beside latency_mean_ms latency_p99_ms "
     "solo_latency_mean_ms stable error",
 }
+
+#: What tells the rows of those tables apart.
+_KEYS = frozenset({"run_id", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "position"})
 
 #: A time to the microsecond, of which people read the seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
@@ -75,7 +79,7 @@ def show(
     if chosen is Format.TABLE:
         names = tuple(name for name in _SEEN.get(table, _SEEN["models"]).split() if name in names)
     rows = [{name: row[name] for name in names} for row in result.rows()]
-    print_rows(rows, _columns(names, rows), chosen)
+    print_rows(rows, _columns(names, rows, _KEYS), chosen)
 
 
 @app.command()
@@ -158,15 +162,29 @@ def export(
         say_note(note)
 
 
-def _columns(names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[Column]:
-    """Return columns with numbers to the right and all else to the left."""
+def _columns(
+    names: Sequence[str], rows: Sequence[Mapping[str, object]], keys: frozenset[str] = frozenset()
+) -> list[Column]:
+    """Return columns with numbers to the right and all else to the left; some may be keys of the rows."""
     return [
-        Column(name, name, _plain, right=all(isinstance(row[name], int | float | None) for row in rows))
+        Column(
+            name,
+            name,
+            number(4) if _has_numbers(name, rows) else _plain,
+            right=_has_numbers(name, rows),
+            role=ColumnRole.KEY if name in keys else ColumnRole.FIGURE,
+        )
         for name in names
     ]
 
 
+def _has_numbers(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
+    return all(isinstance(row[name], int | float | None) and not isinstance(row[name], bool) for row in rows)
+
+
 def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if time := _TIME.fullmatch(str(value)):
         return f"{time[1]}T{time[2]}"  # in one word, which no column breaks
     if isinstance(value, list):

@@ -122,9 +122,12 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
             if not step.total:
                 say(step.step)
                 return
-            if task is None:
-                task = bar.add_task(step.step, total=step.total)
-            bar.update(task, description=step.step, completed=step.done, total=step.total, refresh=not refresh_between)
+            if task is None or bar.tasks[0].total != step.total:  # another piece of work, with a pace of its own
+                if task is not None:
+                    bar.remove_task(task)
+                task = bar.add_task(step.step, total=step.total, completed=step.done, first=step.done)
+            paced_s = bar.tasks[0].elapsed or 0.0
+            bar.update(task, description=step.step, completed=step.done, paced_s=paced_s, refresh=not refresh_between)
 
         yield show
 
@@ -132,14 +135,16 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
 def progress(refresh_between: bool = True) -> Progress:
     """Return a progress bar on stderr, with the time left; it vanishes when done and is silent in a pipe."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from gpuprof.cli.time_left import TimeLeftColumn
 
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TimeLeftColumn(),
         console=console,
         transient=True,
         auto_refresh=refresh_between,

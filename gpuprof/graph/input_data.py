@@ -20,6 +20,7 @@ import numpy.typing as npt
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.plural import count_of
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
@@ -92,7 +93,7 @@ class InputData:
         return tuple(sample for sequence in self.sequences for sample in sequence)
 
     def __str__(self) -> str:
-        return f"{self.path.name} ({len(self.samples)} samples, sha256 {self.sha256[:12]})"
+        return f"{self.path.name} ({count_of(len(self.samples), 'sample')}, sha256 {self.sha256[:12]})"
 
 
 def model_inputs(path: Path) -> tuple[InputShape, ...]:
@@ -225,8 +226,13 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
 
 
 def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
+    def read_number(text: str) -> float:
+        if np.isinf(value := float(text)):
+            raise InputError(f"{path}: the number {text} is larger than any type holds", "write a smaller one")
+        return value
+
     try:
-        document = json.loads(content)
+        document = json.loads(content, parse_float=read_number)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is neither .npz nor JSON: {error}", "see perf_analyzer's --input-data") from None
     listed = document.get("data") if isinstance(document, dict) else None
@@ -308,8 +314,16 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
     with np.errstate(all="ignore"):
         # Overflow is not warned about but compared below: NumPy does not warn for all of it.
         cast: Array = array.astype(wanted)
-    if np.dtype(wanted).kind in "biu" and not np.array_equal(cast.astype(array.dtype), array):
-        raise InputError(f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold")
+        # Infinity stands in masks; what only becomes infinite is a number that the type does not have.
+        lost = (
+            not np.array_equal(cast.astype(array.dtype), array)
+            if np.dtype(wanted).kind in "biu"
+            else bool(np.any(np.isinf(cast.astype(np.float64)) & np.isfinite(array)))
+        )
+    if lost:
+        raise InputError(
+            f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold", "give numbers of the input's type"
+        )
     return cast
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
-from gpuprof.kernel_db.segment import remove_segment, write_segment
+from gpuprof.kernel_db.segment import FOOTERS, remove_segment, table_files, write_segment
 from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, write_error
 
 #: Not the writers' lock: runs can be appended while a compaction reads and sorts.
@@ -42,7 +42,8 @@ def merge_segments(database: KernelDb) -> Compaction:
     Raises
     ------
     InputError
-        When a segment is damaged, the directory cannot be written to, or another compaction is at work.
+        When a segment is damaged, the directory holds anything that gpuprof did not write or cannot be written to, or
+        another compaction is at work.
     """
     try:
         with _lock_compaction(database) as free:
@@ -50,6 +51,8 @@ def merge_segments(database: KernelDb) -> Compaction:
                 raise InputError(f"another compaction of {database.path} is at work", "wait for it")
             remove_replaced(database)
             before = database.segments()
+            if foreign := list(_list_foreign(before)):
+                raise InputError(f"gpuprof did not write {foreign[0]}", "move it out of the kernel database")
             bytes_before = sum(map(_bytes, before))
             _merge(database, before)
             after = database.segments()
@@ -73,7 +76,8 @@ def compact_when_due(database: KernelDb) -> None:
         if free:
             remove_replaced(database)
             everything = len(segments) - len(runs) >= _MOST_COMPACTED
-            _merge(database, segments if everything else runs)
+            chosen = segments if everything else runs
+            _merge(database, [segment for segment in chosen if not any(_list_foreign([segment]))])
 
 
 def remove_replaced(database: KernelDb) -> None:
@@ -82,6 +86,16 @@ def remove_replaced(database: KernelDb) -> None:
     with database.writing():
         for path in database.replaced_segments():
             remove_segment(path)
+
+
+def _list_foreign(segments: Sequence[Path]) -> Iterator[Path]:
+    """Yield what is in no segment that gpuprof wrote: a compaction removes the directories that it has merged."""
+    for segment in segments:
+        known = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
+        if "runs.parquet" not in known:
+            yield segment
+        else:
+            yield from sorted(file for file in segment.iterdir() if file.name not in known)
 
 
 @contextmanager

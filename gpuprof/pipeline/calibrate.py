@@ -151,11 +151,11 @@ def calibrate(
             target = resolve_device(device, KernelDb(path))
         database = KernelDb(path)
         if target.kind != "gpu":
-            return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target))
+            return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target, progress))
         # With co-locations the interference models can be fitted, whether iGniter's coefficients can or not.
         colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
         fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
-        ranking = _rank(database, target) if colocated else ()
+        ranking = _rank(database, target, progress) if colocated else ()
         return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
 
 
@@ -246,10 +246,11 @@ def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tup
     return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
 
 
-def _rank(database: KernelDb, device: Device) -> tuple[Ranked, ...]:
+def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tuple[Ranked, ...]:
     """Return the interference models of the device, best first."""
     from gpuprof.estimators.database import DatabaseEstimator
 
+    progress(Progress("fitting interference models", 0, 1))
     colocations = DatabaseEstimator(database).colocations
     ranked = colocations.rank_models(device)
     if not ranked:

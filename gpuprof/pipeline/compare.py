@@ -110,12 +110,13 @@ def compare(
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
-    for done, policy in enumerate(chosen, start=1):
+    for done, policy in enumerate(chosen):
+        progress(Progress(f"planning by {policy[0]}", done, len(chosen)))
         limit = Limit(options.time_limit_s)
         outcomes += (
             _with_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
         )
-        progress(Progress(policy[0], done, len(chosen)))
+    progress(Progress("planned", len(chosen), len(chosen)))
     _note_unserved(outcomes, notes)
     return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
 

@@ -116,9 +116,10 @@ def compare_gpus(
     limited = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []
-    for done, entry in enumerate(problem.fleet.entries, start=1):
+    for done, entry in enumerate(problem.fleet.entries):
+        progress(Progress(f"planning on {entry.device.name}", done, len(problem.fleet.entries)))
         outcomes.append(_compare_kind(problem, entry, policy))
-        progress(Progress(entry.device.name, done, len(problem.fleet.entries)))
+    progress(Progress("planned", len(problem.fleet.entries), len(problem.fleet.entries)))
     return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))
 
 

@@ -199,7 +199,7 @@ def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> 
     database = _open(db)
     defects = tuple(verify(database, repair))
     whole = all(defect.harmless for defect in defects)
-    notes = (f"{len(database.segments())} segments, all whole",) if whole else ()
+    notes = (f"{count_of(len(database.segments()), 'segment')}, all whole",) if whole else ()
     return VerifyResult(notes=notes, defects=defects, database=database.path)
 
 
@@ -213,7 +213,7 @@ def compact_database(db: PathArgument | None = None) -> CompactResult:
     """
     done = merge_segments(_open(db))
     note = (
-        f"{done.segments_before} segments of {done.bytes_before / 2**20:,.1f} MiB → "
+        f"{count_of(done.segments_before, 'segment')} of {done.bytes_before / 2**20:,.1f} MiB → "
         f"{done.segments_after} of {done.bytes_after / 2**20:,.1f} MiB"
     )
     return CompactResult(notes=(note,), compaction=done)
@@ -285,7 +285,15 @@ def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument
 
 
 def _open(db: PathArgument | None) -> KernelDb:
-    return KernelDb(database_path(db))
+    """Open the database; a directory with files of others and no run is none."""
+    database = KernelDb(database_path(db))
+    others = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
+    if others and not database.segments():
+        raise InputError(
+            f"{database.path} is no kernel database: it holds {min(others).name} and no run",
+            "give with --db the directory that gpuprof profile wrote",
+        )
+    return database
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

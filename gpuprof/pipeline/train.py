@@ -95,6 +95,7 @@ def train(
     from gpuprof.estimators.learned.store import save_model
     from gpuprof.estimators.measured.conformal import interval_factor
 
+    progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(db, device)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
     model = fit_with_intervals(data, list(regressors), lambda done, total: progress(Progress(what, done, total)))

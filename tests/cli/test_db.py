@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,26 @@ def test_runs_are_shown_with_whole_identifiers_and_times_in_one_word(
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", line.split()[1])
     identifier = "20261122-090639-979521-8957e9ee"
     assert ColumnText("run_id", (identifier,), right=False).least == len(identifier)
+
+
+@pytest.mark.parametrize("verb", ["ls", "show models", "verify", "compact", "sql 'select 1'"])
+def test_a_folder_of_foreign_files_is_no_database(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/sales.parquet").write_bytes(b"PAR1")
+    assert main(["db", *shlex.split(verb), "--db", str(tmp_path / "foreign")]) == 3
+    assert "it holds sales.parquet and no run (give with --db" in capsys.readouterr().err
+
+
+def test_numbers_of_a_column_have_one_form_and_keys_are_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    query = "select 'a' as model, true as stable, 1 as n, 2.5 as x union all select 'b', false, 57442304, 10.25"
+    assert main(["db", "sql", query]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(lines[2:]) == [["a", "yes", "1", "2.50"], ["b", "no", "57,442,304", "10.25"]]
+    assert main(["db", "show", "models"]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if "model " in line or "batch" in line]
+    assert len(heads) > 1 and all(line.startswith("model") and "batch" in line for line in heads if "latency" in line)

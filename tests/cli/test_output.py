@@ -70,3 +70,38 @@ def test_bytes_and_fractions_have_their_own_way() -> None:
 )
 def test_the_numbers_of_a_column_have_one_form(values: list[object], shown: list[str]) -> None:
     assert number(3).show_column(values) == shown
+
+
+def test_the_time_left_is_told_after_one_step() -> None:
+    from rich.progress import Progress
+
+    from gpuprof.cli.time_left import TimeLeftColumn
+
+    clock = [100.0]
+    bar, column = Progress(get_time=lambda: clock[0], disable=True), TimeLeftColumn()
+    task = bar.add_task("fitting", total=3, completed=0, first=0)
+
+    def shown(after_s: float, done: int | None = None) -> str:
+        clock[0] = 100.0 + after_s
+        if done is not None:
+            bar.update(task, completed=done, paced_s=bar.tasks[0].elapsed)
+        return column.render(bar.tasks[0]).plain
+
+    assert shown(5.0, 0) == "-:--:--"
+    assert shown(20.0, 1) == "0:00:40"
+    assert shown(25.0) == "0:00:35"
+    assert shown(90.0) == "0:00:00"
+    assert shown(100.0, 2) == "0:00:50"
+
+
+def test_steps_that_were_done_before_do_not_count_for_the_time_left() -> None:
+    from rich.progress import Progress
+
+    from gpuprof.cli.time_left import TimeLeftColumn
+
+    clock = [0.0]
+    bar = Progress(get_time=lambda: clock[0], disable=True)
+    task = bar.add_task("profiling", total=10, completed=6, first=6)
+    clock[0] = 8.0
+    bar.update(task, completed=8, paced_s=8.0)
+    assert TimeLeftColumn().render(bar.tasks[0]).plain == "0:00:08"

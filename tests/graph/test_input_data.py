@@ -85,6 +85,8 @@ def test_samples_of_several_sizes_are_told_apart(tmp_path: Path, text: Path) -> 
         ('{"data": [{"ids": [1], "more": [1]}]}', "'more', which is no input"),
         ('{"data": [{"ids": ["a"]}]}', "takes int64 but has"),
         ('{"data": [{"ids": [1.5]}]}', "int64 cannot hold"),
+        ('{"data": [{"ids": [1e999]}]}', "number 1e999 is larger than any type holds"),
+        ('{"data": [{"ids": [Infinity]}]}', "int64 cannot hold"),
         ('{"data": [{"ids": {"content": [1, 2], "shape": [3]}}]}', "takes 3 values but has size 2"),
         ('{"data": [{"ids": {"b64": "?"}}]}', "input ids"),
         ('{"data": [{"ids": {"shape": [1]}}]}', 'neither "content" nor "b64"'),
@@ -117,3 +119,13 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, two_inputs: Path) ->
         read_input_data(path, shapes)
     with pytest.raises(InputError, match="cannot read"):
         read_input_data(tmp_path / "gone.npz", shapes)
+
+
+def test_a_number_may_be_infinite_but_not_become_so(tmp_path: Path, two_inputs: Path) -> None:
+    entry = {"x": [float("-inf"), 1, 2, 3], "z": [0, 0], "words": ["a"]}
+    (sample,) = read_input_data(write_json(tmp_path / "d.json", {"data": [entry]}), model_inputs(two_inputs)).samples
+    assert np.isneginf(sample["x"].ravel()[0])
+    with pytest.raises(InputError, match="input x has values that float32 cannot hold .give numbers"):
+        read_input_data(
+            write_json(tmp_path / "d.json", {"data": [entry | {"x": [1e39, 1, 2, 3]}]}), model_inputs(two_inputs)
+        )

@@ -58,6 +58,25 @@ def test_compacting_an_empty_or_compact_database_changes_nothing(tmp_path: Path)
     assert [path.name for path in database.segments()] == ["r0"]
 
 
+@pytest.mark.parametrize("place", ["other/table.parquet", "other/models.parquet", "r1/notes.txt"])
+def test_what_gpuprof_did_not_write_is_neither_merged_nor_removed(tmp_path: Path, place: str) -> None:
+    database = _database(tmp_path / "db")
+    foreign = database.path / place
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"mine")
+    with pytest.raises(InputError, match="gpuprof did not write .*move it out"):
+        merge_segments(database)
+    assert foreign.read_bytes() == b"mine" and (database.path / "r0").is_dir()
+
+
+def test_runs_merge_when_due_beside_what_gpuprof_did_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+    database = _database(tmp_path / "db")
+    (database.path / "other").mkdir()
+    compact_when_due(database)
+    assert [path.name for path in database.segments() if not path.name.startswith("compacted-")] == ["other"]
+
+
 @pytest.mark.parametrize("moment", ["before", "first", "second", "third"])
 def test_a_killed_compaction_neither_loses_nor_doubles_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -190,7 +190,11 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
     found = gpuprof.compare(
         "slo.csv", fleet="v100:2", policies=["ffd", "optimal"], options=SMALL, progress=steps.append
     )
-    assert [(step.step, step.done, step.total) for step in steps] == [("ffd", 1, 2), ("optimal", 2, 2)]
+    assert [(step.step, step.done, step.total) for step in steps] == [
+        ("planning by ffd", 0, 2),
+        ("planning by optimal", 1, 2),
+        ("planned", 2, 2),
+    ]
     assert list(found.to_frame()["policy"]) == ["ffd", "optimal"]
     assert found.draw(here / "maps.svg").read_text().lstrip().startswith("<")
     with pytest.raises(InputError, match=r"a picture is \.svg or \.png but got maps\.gif"):
