@@ -134,7 +134,7 @@ def _read_header(path: Path, root: yaml.Node) -> _Header:
         what = first["msg"].replace("a valid dictionary", "names with their values")
         message = f"{name or 'the file'}: {what[0].lower()}{what[1:]}"
         got = "" if isinstance(first["input"], dict | list) else f" but got {first['input']!r}"
-        fix = "as in models: {NAME: {file: MODEL.onnx, rate: 10, slo: 50}}" if where[0] == "models" else ""
+        fix = "as in models: {NAME: {file: MODEL.onnx, rate_rps: 10, slo_ms: 50}}" if where[0] == "models" else ""
         raise error_at(path, node, InputError(f"{message}{got}", fix)) from None
 
 

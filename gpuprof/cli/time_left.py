@@ -13,8 +13,6 @@ class TimeLeftColumn(TimeRemainingColumn):
     seconds when a step was last reported. A task without them is shown as rich does.
     """
 
-    max_refresh = None  # not rich's half a second: a step may end between
-
     def render(self, task: Task) -> Text:
         """Return the time left, dashes before the first step is done."""
         steps = task.completed - task.fields.get("first", task.completed)

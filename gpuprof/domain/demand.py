@@ -17,6 +17,7 @@ _REQUIRED = ("model", "rate_rps", "slo_ms")
 _OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas", "dims")
 #: More is a slip of the pen: planning would count devices by the million, and blame the SLO.
 _MOST_RPS = 1e7
+_LEAST_RPS = 1e-9  # a request in thirty years
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
@@ -176,6 +177,8 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
             f"{where}:{line}: rate_rps of {rate:,.6g} is more than any service gets: at most {_MOST_RPS:,.0f}",
             "write requests per second, without thousands or units",
         )
+    if rate < _LEAST_RPS:
+        raise InputError(f"{where}:{line}: rate_rps of {rate:g} is no traffic", f"write at least {_LEAST_RPS:g}")
     percentile = number("percentile", 0.0, 99.999) if "percentile" in given else 99.0
     if percentile < 1.0:
         raise InputError(

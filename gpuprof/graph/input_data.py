@@ -270,7 +270,7 @@ def _from_json(value: object, tensor: InputShape, where: str) -> Array:
             raise InputError(
                 f"{where}: input {tensor.name} has several free dimensions", 'give {"content": …, "shape": …}'
             )
-        sizes = [int(size) for size in shape]
+        sizes = _read_shape(shape, tensor, where)
         if array.size != prod(sizes):
             raise InputError(
                 f"{where}: input {tensor.name} takes {prod(sizes)} values but has size {array.size}",
@@ -278,11 +278,22 @@ def _from_json(value: object, tensor: InputShape, where: str) -> Array:
             )
         array = array.reshape(sizes)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{where}: input {tensor.name}: {error}") from None
+        what = "rows of different lengths" if "inhomogeneous" in str(error) else error
+        raise InputError(
+            f"{where}: input {tensor.name}: {what}", 'write its values in tensor list, or {"b64": …} of its bytes'
+        ) from None
     if tensor.batch_axis is not None:
         array = np.expand_dims(array, tensor.batch_axis)
     tensor.check(array, where)
     return array
+
+
+def _read_shape(shape: object, tensor: InputShape, where: str) -> list[int]:
+    if not isinstance(shape, list) or any(type(size) is not int or size < 1 for size in shape):
+        raise InputError(
+            f"{where}: input {tensor.name} has the shape {json.dumps(shape)}", "give a list of whole numbers from 1"
+        )
+    return shape
 
 
 def _content(content: object, tensor: InputShape, where: str) -> Array:
@@ -310,7 +321,8 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
     if array.dtype == wanted:
         return array
     if array.dtype.kind not in "biuf":
-        raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {array.dtype}")
+        held = "texts" if array.dtype.kind == "U" else "null or objects"
+        raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {held}", "give numbers")
     with np.errstate(all="ignore"):
         # Overflow is not warned about but compared below: NumPy does not warn for all of it.
         cast: Array = array.astype(wanted)
@@ -322,7 +334,8 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
         )
     if lost:
         raise InputError(
-            f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold", "give numbers of the input's type"
+            f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold",
+            "give numbers of the input's type",
         )
     return cast
 

@@ -37,7 +37,9 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
                 write(rows, path)
                 written.append(path)
     except OSError as error:
-        raise InputError(f"cannot write to {directory}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot write to {directory}: {error.strerror or error}", "name a directory that you may write to with -o"
+        ) from error
     return written
 
 

@@ -304,9 +304,16 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
 def _listing(database: Path) -> dict[str, Path]:
     try:
         with os.scandir(database) as entries:
-            return {e.name: Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir()}
+            return {e.name: Path(e.path) for e in entries if not e.name.startswith(".") and _is_directory(e)}
     except FileNotFoundError:  # nothing has been appended yet
         return {}
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, a place that may not be looked at
+        return False
 
 
 def replaced_names(segments: Iterable[Path]) -> set[str]:
@@ -341,7 +348,7 @@ def _term(column: Any, value: object) -> pc.Expression:
     if value is None:
         return column.is_null()
     if isinstance(value, Collection) and not isinstance(value, str):
-        return column.isin(list(value))
+        return column.isin(list(value)) if value else pc.scalar(False)  # an empty list has no type to compare
     return column == value
 
 

@@ -11,7 +11,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.compaction import Compaction, merge_segments
 from gpuprof.kernel_db.export import export_tables, export_timeline
-from gpuprof.kernel_db.importing import Imported, import_files, split_form
+from gpuprof.kernel_db.importing import IMPORTERS, Imported, import_files, split_form
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
@@ -259,7 +259,13 @@ def import_measurements(
     """
     database = KernelDb.create(database_path(db))
     first, paths = split_form([Path(file) for file in files])
-    return ImportResult(files=tuple(import_files(database, paths, device, form or first)))
+    imported = tuple(import_files(database, paths, device, form or first))
+    if not any(done.form for done in imported):
+        raise InputError(
+            f"no file of {', '.join(map(str, paths))} has a form that is known",
+            f"known: {', '.join(sorted(IMPORTERS))}; name a file to have it told why",
+        )
+    return ImportResult(files=imported)
 
 
 def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> ExportResult:
@@ -285,8 +291,18 @@ def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument
 
 
 def _open(db: PathArgument | None) -> KernelDb:
-    """Open the database; a directory with files of others and no run is none."""
-    database = KernelDb(database_path(db))
+    return open_existing(database_path(db))
+
+
+def open_existing(path: Path) -> KernelDb:
+    """Open a database.
+
+    Raises
+    ------
+    InputError
+        When there is none; a directory with files of others and no run is none.
+    """
+    database = KernelDb(path)
     others = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
     if others and not database.segments():
         raise InputError(

@@ -256,7 +256,7 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
             return cpu
         return gpus[0]
     if not gpus:
-        raise UnavailableError(f"this machine has no GPU that gpuprof can describe, asked for {name}", "--device cpu")
+        raise UnavailableError(f"this machine has no GPU that gpuprof can describe, asked for {name!r}", "--device cpu")
     if name == "gpu":
         return gpus[0]
     for gpu in gpus:

@@ -6,6 +6,7 @@ import os
 from datetime import UTC, datetime
 
 from gpuprof.domain.deployment import DeploymentMap, read_creation_time
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, UnstableError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
@@ -39,8 +40,9 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
     # Whatever the policy: a plug-in's map is believed as little as one of ours.
     broken = check(deployment, collect_evidence(problem))
     if broken:
+        rules = count_of(len(broken), "rule")
         raise UnstableError(
-            f"the policy {deployment.policy} made a map that breaks {len(broken)} rules, first: {broken[0]}",
+            f"the policy {deployment.policy} made a map that breaks {rules}, first: {broken[0]}",
             "choose another policy with --policy",
         )
     return deployment

@@ -13,6 +13,7 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.db import open_existing
 from gpuprof.pipeline.result import Result
 from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure
@@ -90,6 +91,11 @@ def report(
     if picture_format not in ("svg", "png"):
         raise InputError(f"--format must be svg or png but got {picture_format}")
     target = Path(output)
+    if target.suffix.lower() not in ("", ".html", ".htm"):
+        raise InputError(
+            f"a report is one HTML page but got {target.name}",
+            "name it .html; pictures: --figures FOLDER --format svg or png",
+        )
     sections = _read_sections([Path(source) for source in sources])
     with refuse_unwritable(target):
         target.write_text(page(title, sections), encoding="utf-8")
@@ -106,7 +112,10 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
     all_sections, maps = [], {}
     for source in sources:
         if source.is_dir():
-            all_sections += _database_sections(KernelDb(source), source.name)
+            database = open_existing(source)
+            if not database.segments():
+                raise InputError(f"the kernel database {source} holds no runs", "gpuprof profile fills one")
+            all_sections += _database_sections(database, source.name)
             continue
         sections, deployment = sections_of(read_result(source), source.name)
         all_sections += sections

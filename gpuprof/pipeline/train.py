@@ -92,9 +92,11 @@ def train(
     (3, True)
     """
     from gpuprof.estimators.learned.learned import fit_with_intervals
+    from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.estimators.learned.store import save_model
     from gpuprof.estimators.measured.conformal import interval_factor
 
+    make_constituents(regressors)  # an unknown one is refused before anything is read
     progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(db, device)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"

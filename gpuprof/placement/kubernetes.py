@@ -112,6 +112,8 @@ def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> t
         raise InputError(
             "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
         )
+    if image.split() != [image]:
+        raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
     bundle, podded = start_node_bundle(deployment, base, _MODELS)
     size = len(podded.to_json())
     if size > _LARGEST_MAP_BYTES:

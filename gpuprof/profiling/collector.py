@@ -180,7 +180,9 @@ def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
             raise InputError(f"the collector {name!r} cannot be made: {error}", "it takes no arguments") from None
         require_methods("collector", name, collector, "available", "collect")
         if reason := _unfit(collector, kind):
-            raise UnavailableError(f"the collector {name} cannot be used: {reason}")
+            raise UnavailableError(
+                f"the collector {name} cannot be used: {reason}", "leave out --collector: the first that works is taken"
+            )
         return collector, f"{name}: asked for"
     reasons: list[str] = []
     for candidate in COLLECTORS:

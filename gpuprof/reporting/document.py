@@ -112,7 +112,7 @@ def read_json(path: Path) -> Any:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no result is")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}", _TAKEN) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", _TAKEN) from None
 
@@ -140,7 +140,8 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
         if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
             return [_evaluation(content, where)], None
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        what = f"{where} is damaged, or of another version: {type(error).__name__} {error}"
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        what = f"{where} is damaged, or of another version: {why}"
         raise InputError(what, "write it again with --json") from None
     raise InputError(
         f"{where} is not something that a report can be made from",

@@ -213,7 +213,10 @@ class Server:
                 raise InputError(
                     f"port {settings.port} is taken on {settings.host}", "choose another with --port"
                 ) from None
-            raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
+            raise InputError(
+                f"cannot listen on {where}: {error.strerror or error}",
+                "another --port, or with --host an address of this machine",
+            ) from None
 
     async def _open_grpc(self) -> str:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would print whatever clients do wrong

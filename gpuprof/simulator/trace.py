@@ -198,7 +198,9 @@ def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", "gpuprof trace make writes a trace"
+        ) from None
 
 
 def _header(path: Path) -> list[str]:

@@ -80,6 +80,20 @@ _FILES = {
     "tag.yaml": "steps: !!python/object/apply:os.system ['true']\n",
     "aliases.yaml": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
     "tab.yaml": "steps:\n\t- doctor\n",
+    "large.json": '{"data": [{"x": [1, 2, 3, 1e999]}]}',
+    "base64.json": '{"data": [{"x": {"b64": "%%%"}}]}',
+    "negative.json": '{"data": [{"x": {"content": [1, 2, 3, 4], "shape": [-4]}}]}',
+    "text_shape.json": '{"data": [{"x": {"content": [1, 2, 3, 4], "shape": "4"}}]}',
+    "texts.json": '{"data": [{"x": ["a", "b", "c", "d"]}]}',
+    "nothing.json": '{"data": [{"x": null}]}',
+    "ragged.json": '{"data": [{"x": [[1, 2], [3]]}]}',
+    "denormal.csv": "model,rate_rps,slo_ms\nnet.onnx,1e-320,20\n",
+    "foreign/sales.parquet": "PAR1",
+    "simulated.json": '{"schema": "gpuprof.simulation/1"}',
+    "short_keys.yaml": "models: {a: {file: net.onnx, rate: 10, slo: 50}}\nsteps: [doctor]\n",
+    "word_of_model.yaml": "models: {a: net.onnx}\nsteps: [doctor]\n",
+    "circle/file": "",
+    "igniter.jsonl": '{"model": 1}\n',
 }
 
 #: Words of a command line → part of what is said.
@@ -259,6 +273,35 @@ _WRONG: list[tuple[str, str]] = [
     ("report future.json", "of another version"),
     ("report slo.csv", "give a database"),
     ("place --slo-file slo.csv --gpus a100-80:99999999999999999999", "999,999,999"),
+    # Found by trying another 150.
+    ("profile net.onnx --device cpu --input-data large.json", "1e999"),
+    ("profile net.onnx --device cpu --input-data base64.json", "b64"),
+    ("profile net.onnx --device cpu --input-data negative.json", "[-4]"),
+    ("profile net.onnx --device cpu --input-data text_shape.json", "whole numbers from 1"),
+    ("profile net.onnx --device cpu --input-data texts.json", "has texts (give numbers)"),
+    ("profile net.onnx --device cpu --input-data nothing.json", "null"),
+    ("profile net.onnx --device cpu --input-data ragged.json", "rows of different lengths"),
+    ("place --slo-file denormal.csv --gpus a100-80:1 --policy ffd", "at least 1e-09"),
+    ("merge a=net.onnx net.onnx -o both.onnx --db DB --device cpu-intel-xeon-4c", "a=net.onnx"),
+    ("trace show none.csv", "gpuprof trace make"),
+    ("db import folder --db db", "no file of folder"),
+    ("db export -o net.onnx --db DB", "name a directory"),
+    ("db compact --db foreign", "no kernel database"),
+    ("report simulated.json", "it has no 'models'"),
+    ("report map.json -o page.gif", "one HTML page"),
+    ("train --db DB --regressors magic", "magic"),
+    ("evaluate --db DB --plot plot.gif", ".svg or .png"),
+    ("calibrate --device a100-80 --profile igniter.jsonl --db db", "config.jsonl"),
+    ("run short_keys.yaml", "rate_rps"),
+    ("run word_of_model.yaml", "rate_rps: 10, slo_ms: 50"),
+    ("report circle", "no kernel database"),
+    ("report nothing_there", "holds no runs"),
+    ("report none.json", "give a database"),
+    ("export map.json --to k8s --image 'a b' -o k8s", "'a b'"),
+    ("serve map.json --simulate --host 300.1.1.1 --insecure --port 0", "--host"),
+    ("profile net.onnx --device cpu --collector nsys", "leave out --collector"),
+    ("profile ''", "''"),
+    ("profile net.onnx --device ''", "asked for ''"),
 ]
 
 
@@ -269,6 +312,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text(content, encoding="latin-1")
     os.mkfifo(made / "pipe")
+    (made / "circle/itself").symlink_to("itself")
+    (made / "nothing_there").mkdir()
     from onnx import helper
 
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]

@@ -64,7 +64,7 @@ def test_what_gpuprof_did_not_write_is_neither_merged_nor_removed(tmp_path: Path
     foreign = database.path / place
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_bytes(b"mine")
-    with pytest.raises(InputError, match="gpuprof did not write .*move it out"):
+    with pytest.raises(InputError, match=r"gpuprof did not write .*move it out"):
         merge_segments(database)
     assert foreign.read_bytes() == b"mine" and (database.path / "r0").is_dir()
 

@@ -77,7 +77,9 @@ def parse_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
             for name, content in json.loads(line).items():
                 tables.setdefault(name, {}).update(content)
         except (ValueError, AttributeError, TypeError):
-            raise InputError(f"{path}:{number}: not a line of an iGniter profile") from None
+            raise InputError(
+                f"{path}:{number}: not a line of an iGniter profile", "name the config.jsonl of its tools"
+            ) from None
     return tables
 
 

@@ -80,7 +80,7 @@ def parse_model(text: str) -> NamedModel:
     if not separator or "/" in name or Path(text).exists():
         name, path = Path(text).stem, text
     if not name.strip():
-        raise InputError(f"{text} gives the model no name", "write NAME=FILE, or the file alone")
+        raise InputError(f"{text!r} gives the model no name", "write NAME=FILE, or the file alone")
     if not Path(path).is_file():
         raise InputError(
             f"there is no model file {path}", "give the path of an ONNX file; gpuprof zoo build makes some"
