@@ -122,7 +122,14 @@ def list_measured_models(db: PathArgument | None = None) -> TableResult:
         When there is no database.
     """
     answer = run_query(_open(db), _LISTING)
-    return TableResult(columns=answer.columns, values=answer.rows)
+    place = answer.columns.index("shares")
+    values = tuple((*row[:place], sorted(row[place], key=_share_order), *row[place + 1 :]) for row in answer.rows)
+    return TableResult(columns=answer.columns, values=values)
+
+
+def _share_order(share: str) -> tuple[str, float]:
+    instance, _, percent = share.rpartition(":")
+    return instance, float(percent.removesuffix("%"))
 
 
 def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) -> TableResult:

@@ -17,6 +17,7 @@ from gpuprof.pipeline.db import open_existing
 from gpuprof.pipeline.result import Result
 from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure
+from gpuprof.reporting.number import show_number
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
 from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
@@ -118,7 +119,10 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
             all_sections += _database_sections(database, source.name)
             continue
         sections, deployment = sections_of(read_result(source), source.name)
-        all_sections += sections
+        taken = {section.title for section in all_sections}
+        all_sections += (
+            replace(one, title=f"{one.title}, {source.name}") if one.title in taken else one for one in sections
+        )
         if deployment is not None:
             maps[source.stem if deployment.policy in maps else deployment.policy] = deployment
     if len(maps) > 1:
@@ -186,8 +190,8 @@ def _index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
             _list_numbers({row.batch for row in rows_of_model}),
             _list_numbers({row.sm_share_pct for row in rows_of_model if row.sm_share_pct is not None}),
             f"{len(rows_of_model):,}",
-            f"{min(times):,.4g}" if times else "–",
-            f"{max(rates):,.4g}" if rates else "–",
+            show_number(min(times)) if times else "–",
+            show_number(max(rates)) if rates else "–",
         )
         rows.append((model, *cells))
     return Table(headings, tuple(rows))

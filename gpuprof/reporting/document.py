@@ -191,7 +191,7 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
         "batch times from",
     )
     if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # said once, not in every row
-        text += f" Batch times: {common.pop()}."
+        text += "" if common == {"–"} else f" Batch times: {common.pop()}."
         headings, rows = headings[:-1], tuple(row[:-1] for row in rows)
     source = "predicted from measurements" if is_observed(deployment) else "predicted"
     return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
@@ -255,7 +255,8 @@ def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> 
     text = f"{where}: what the same demands take by {what}."
     remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
     text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
-    return Section("Comparison", text, comparison_figures(rows, subject, what), _table(rows, shown), "predicted")
+    title = f"Comparison of {'policies' if subject == 'policy' else 'kinds of GPUs'}"
+    return Section(title, text, comparison_figures(rows, subject, what), _table(rows, shown), "predicted")
 
 
 _HEADINGS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -99,7 +100,8 @@ def devices_over_time_figure(epochs: Sequence[Row]) -> Chart | None:
         return None
     steps = [(time, epoch["gpus"]) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
     line = Line("devices", tuple(float(time) for time, _ in steps), tuple(float(gpus) for _, gpus in steps), 0)
-    return Chart("Devices over time", Axis("time in s"), Axis("devices", low=0.0), lines=(line,))
+    y = Axis("devices", low=0.0, marks=_whole_marks(max(line.y)))
+    return Chart("Devices over time", Axis("time in s"), y, lines=(line,))
 
 
 def misses_figure(models: Sequence[Row]) -> Chart | None:
@@ -246,13 +248,25 @@ def comparison_figures(rows: Sequence[Row], subject: str, what: str) -> tuple[Ch
         parts = {name: values for name, values in parts.items() if any(value is not None for value in values)}
         if parts:
             boxes = group_bars(names, parts, unit)
-            charts.append(Chart(f"{title} by {what}", Axis(what, names=names), Axis(unit, low=0.0), boxes=boxes))
+            counted = [value for values in parts.values() for value in values if value is not None]
+            marks = _whole_marks(max(counted)) if title == "Devices" else ()
+            y = Axis(unit, low=0.0, marks=marks)
+            charts.append(Chart(f"{title} by {what}", Axis(what, names=names), y, boxes=boxes))
     unused = {"within shares": "internal_slack", "in no share": "external_fragmentation"}
     if placed and all(row.get(key) is not None for row in placed for key in unused.values()):
         shares = {name: [100.0 * row[key] for row in placed] for name, key in unused.items()}
         boxes = group_bars(names, shares, "%")
-        charts.append(Chart(f"Unused by {what}", Axis(what, names=names), Axis("%", low=0.0, high=100.0), boxes=boxes))
+        charts.append(
+            Chart(f"Unused by {what}", Axis(what, names=names), Axis("unused in %", low=0.0, high=100.0), boxes=boxes)
+        )
     return tuple(charts)
+
+
+def _whole_marks(most: float) -> tuple[float, ...]:
+    """Return the whole numbers that are labelled on an axis of things that are not halved."""
+    power = 10 ** max(0, math.floor(math.log10(max(most, 1.0) / 5.0)))
+    step = next(factor * power for factor in (1, 2, 5, 10, 20, 50) if factor * power >= most / 5.0)
+    return tuple(float(value) for value in range(0, math.floor(most) + 1, step))
 
 
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuprof.domain.catalogue import devices as catalogued
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
@@ -89,13 +89,19 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
             color = models.index(replica.model) if replica.model in models else len(models)
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (
-                f"{name} ({gpu.device}): {replica.model}{instance}, {share}, "
+                f"{name} ({gpu.device}): {replica.model}{_name_members(replica)}{instance}, {share}, "
                 f"batch {replica.batch}, {count_of(replica.processes, 'process')}, "
                 f"{show_number(replica.rate_rps)} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )
             yield Box(replica.model, at + 0.15, at + part - 0.15, top, high, tip, color, label, shade_of(color))
             at += part
+
+
+def _name_members(replica: Replica) -> str:
+    """Return which models a merged replica serves, with their rates; nothing for one that serves a single model."""
+    rates = (f"{one.model} at {show_number(one.rate_rps)} requests/s" for one in replica.merged)
+    return f" of {' and '.join(rates)}" if replica.merged else ""
 
 
 def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tuple[float, float] | None:

@@ -37,7 +37,7 @@ summary{cursor:pointer;font-size:17px;font-weight:600}
 [data-tip]:hover{opacity:1;stroke:var(--ink);stroke-width:1.5}
 table{border-collapse:collapse;margin:14px 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
 th,td{padding:4px 14px 4px 0;text-align:right;border-bottom:1px solid var(--grid)}
-th:first-child,td:first-child{text-align:left}
+th:first-child,td:first-child,.text{text-align:left}
 button{background:var(--paper);color:var(--ink);border:1px solid var(--faint);border-radius:6px;padding:5px 12px;
 font:inherit;cursor:pointer}
 #tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);border-radius:6px;padding:5px 9px;
@@ -155,12 +155,21 @@ def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
 
 def _table(table: Table, anchors: Mapping[str, str]) -> str:
     """Return a table whose first cells lead to the parts of the page that are called so."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
+    sides = ["" if _has_numbers(cells) else ' class="text"' for cells in zip(*table.rows, strict=True)]
+    sides = sides or [""] * len(table.headings)
+    head = "".join(f"<th{side}>{escape(heading)}</th>" for side, heading in zip(sides, table.headings, strict=True))
     rows = "".join(
-        "<tr>" + "".join(f"<td>{_cell(cell, anchors if not i else {})}</td>" for i, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{sides[i]}>{_cell(cell, anchors if not i else {})}</td>" for i, cell in enumerate(row))
+        + "</tr>"
         for row in table.rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _has_numbers(cells: Sequence[str]) -> bool:
+    """Return whether a column holds numbers, which stand below one another by their last digit."""
+    return all(cell == "–" or (cell.lstrip("-–")[:1].isdigit() and " " not in cell) for cell in cells)
 
 
 def _cell(text: str, anchors: Mapping[str, str]) -> str:

@@ -193,7 +193,12 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
     With more series than can be told apart, each model has the one that was measured most, and further figures show
     further models.
     """
-    rows = [replace(row, model="") if model else row for row in models if row.latency_p50_ms and row.batch]
+    places = {name: place for place, name in enumerate(dict.fromkeys(row.model for row in models))}
+    ordered = sorted(
+        (row for row in models if row.latency_p50_ms and row.batch),
+        key=lambda row: (places[row.model], row.mig_profile or "", row.sm_share_pct or 0.0, row.batch, row.processes),
+    )
+    rows = [replace(row, model="") if model else row for row in ordered]
     return [
         chart
         for along, x_label, key, y_label, title in (

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,12 @@ def test_numbers_of_a_column_have_one_form_and_keys_are_repeated(
     shown = capsys.readouterr().out.splitlines()
     heads = [shown[number - 1] for number, line in enumerate(shown) if line.startswith("──")]
     assert len(heads) > 1 and all(head.split()[:2] == ["model", "batch"] for head in heads), heads
+
+
+def test_ls_lists_shares_by_their_size(database: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, share in enumerate((100.0, 25.0, 9.5, 50.0)):
+        run = a_run(f"s{number}", model="shared")
+        database.append(replace(run, models=[replace(row, sm_share_pct=share) for row in run.models]))
+    assert main(["db", "ls", "--json"]) == 0
+    (shares,) = (row["shares"] for row in json.loads(capsys.readouterr().out) if row["model"] == "shared")
+    assert shares == ["9.5%", "25%", "50%", "100%"]

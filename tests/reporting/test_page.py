@@ -21,11 +21,13 @@ from gpuprof.domain.deployment import (
     Partition,
     Replica,
     ReplicaPrediction,
+    parse_map,
 )
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.pipeline.report import report
 from gpuprof.reporting.chart import Axis, Chart, group_bars
-from gpuprof.reporting.document import read_json, sections_of
+from gpuprof.reporting.document import Section, Table, read_json, sections_of
 from gpuprof.reporting.map_figures import cost_figure, map_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
@@ -315,6 +317,37 @@ def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_
     gpu = {"device": "l4", "gpus": 3, "cost_per_hour": 2.4, "utilization_pct": 40.0, "seconds": 0.1}
     (section,) = sections_of([gpu], "x.json")[0]
     assert [chart.title for chart in section.charts] == ["Devices by kind of GPU", "Cost by kind of GPU"]
+    assert section.title == "Comparison of kinds of GPUs" and section.charts[0].y.marks == (0.0, 1.0, 2.0, 3.0)
+    (section,) = sections_of([gpu | {"gpus": 60}], "x.json")[0]
+    assert section.charts[0].y.marks == (0.0, 20.0, 40.0, 60.0)
+
+
+def test_texts_of_a_table_stand_to_the_left_and_numbers_to_the_right() -> None:
+    table = Table(("model", "device", "rate", "shares"), (("a", "l4", "1,000.5", "25, 50"), ("b", "t4", "–", "100")))
+    drawn = page("t", [Section("s", "", (), table)])
+    assert '<th class="text">device</th><th>rate</th><th class="text">shares</th>' in drawn
+    assert '<td class="text">l4</td><td>1,000.5</td><td class="text">25, 50</td>' in drawn
+
+
+def test_sources_with_sections_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one.json", "two.json"):
+        (tmp_path / name).write_text(a_map().to_json())
+    titles = [one.title for one in report([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "r.html").sections]
+    assert titles == ["Map of p", "Map of p, two.json", "Cost"]
+
+
+def test_a_merged_replica_says_which_models_it_serves() -> None:
+    deployment = json.loads(a_map().to_json())
+    merged = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in deployment["models"]]
+    deployment["merges"] = {"both": {"path": "both.onnx", "members": {name: name for name in deployment["models"]}}}
+    for node in deployment["nodes"]:
+        for gpu in node["gpus"]:
+            for partition in gpu["partitions"]:
+                for replica in partition["replicas"]:
+                    replica |= {"model": "both", "merged": merged}
+    boxes = map_figure(parse_map(deployment, "map.json")).boxes
+    tips = [box.tip for box in boxes if box.name == "both"]
+    assert tips and all("both of a at 50 requests/s and <b> at 50 requests/s" in tip for tip in tips), tips
 
 
 @pytest.mark.parametrize(
@@ -323,10 +356,10 @@ def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_
         ({}, "x is not something that a report can be made from"),
         ([], "x is not something"),
         ([1], "x is not something"),
-        ({"schema": "gpuprof.simulation/1"}, "x is damaged, or of another version: KeyError 'models'"),
+        ({"schema": "gpuprof.simulation/1"}, "x is damaged, or of another version: it has no 'models'"),
         (
             {"schema": "gpuprof.simulation/1", "models": 3, "series": [], "times_s": []},
-            "x is damaged, or of another version: TypeError",
+            "x is damaged, or of another version: 'int' object is not iterable",
         ),
         ({"schema": "gpuprof.deployment/1"}, "x: policy: Field required"),
     ],
