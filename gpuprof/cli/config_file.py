@@ -84,7 +84,7 @@ def read_yaml(path: Path, contents: str) -> yaml.Node | None:
     Raises
     ------
     InputError
-        When it cannot be read, is larger than a file of ``what`` is, or no YAML.
+        When it cannot be read, is larger than a file of ``contents`` is, or no YAML.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:

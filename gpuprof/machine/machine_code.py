@@ -100,7 +100,7 @@ def _describe(function: Callable[..., Any], described: dict[str, str]) -> None:
 
 
 def _describe_value(value: Any, names: set[str], described: dict[str, str]) -> str:
-    """Return what stands for a global; functions go to ``found``, and those of modules that are named."""
+    """Return what stands for a global; functions go to ``described``, and those of modules that are named."""
     plain = getattr(value, "py_func", value)
     if isinstance(plain, FunctionType):
         _describe(plain, described)

@@ -33,8 +33,8 @@ def resolve_device(
     Parameters
     ----------
     name : str or None
-        A name of the catalogue, as people or drivers write it, of ``own``, of the database, of a GPU of this machine,
-        or ``"cpu"`` for its CPU; None: the device that most of the database's measurements were made on, this
+        A name of the catalogue, as people or drivers write it, of ``own_devices``, of the database, of a GPU of this
+        machine, or ``"cpu"`` for its CPU; None: the device that most of the database's measurements were made on, this
         machine's CPU if there are none.
     db : KernelDb or None
     own : mapping of str to Device, optional

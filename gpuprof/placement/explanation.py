@@ -13,11 +13,12 @@ from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segment, Segments, planned_ms
+from gpuprof.placement.segment import Segment, Segments
 
 #: By how much rate and SLO are changed to see what would follow.
 CHANGE = 0.10

@@ -6,21 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
+from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
-from gpuprof.placement.alike import find_alike
 from gpuprof.placement.menu import Menu
-from gpuprof.placement.placement import PlacedPartition, PlacedReplica
+from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
-from gpuprof.rules.host_work import disturb_at_worst
 
 #: A tail is shorter when it is below this part of the other.
 SHORTER = 0.98
@@ -71,32 +68,8 @@ class Segment:
         )
 
 
-def planned_ms(latency: Figure, confidence: float | None) -> float:
-    """Return the time to plan with: the upper end of its interval at ``confidence``, for 0 the mean.
-
-    Without a confidence, what was measured or interpolated counts as it is and everything else at its upper end. The
-    figure's interval holds 90%; other confidences are read off a normal distribution through it.
-
-    Examples
-    --------
-    >>> predicted = Figure(10.0, "roofline", low=8.0, high=14.0)
-    >>> planned_ms(predicted, None), planned_ms(predicted, 0.0)
-    (14.0, 10.0)
-    """
-    if latency.high is None:
-        return latency.value
-    if confidence is None:
-        return latency.value if latency.is_observed else latency.high
-    normal = NormalDist()
-    scale = normal.inv_cdf((1.0 + confidence) / 2.0) / normal.inv_cdf(0.95)
-    return latency.value + (latency.high - latency.value) * scale
-
-
-class Segments:
+class Segments(PlannedWorkloads):
     """Finds the segments of demands on devices; remembers what it computed.
-
-    Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
-    fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
 
     Parameters
     ----------
@@ -109,55 +82,13 @@ class Segments:
     bounds_any_map = False
 
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self.menu = Menu(problem)
         self._capped = capped
-        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
-        known = problem.answers.of(problem.estimator)
-        self._estimates, self._refusals, self._alone_ms = known.estimates, known.refusals, known.alone_ms
-        self._reasons = known.reasons
+        self._reasons = problem.answers.of(problem.estimator).reasons
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
-        self._servers: dict[tuple[str, Workload], BatchServer] = {}
-        self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
-        self._as_first: dict[Workload, Workload] = {}
-
-    def first_alike(self, model: str) -> str:
-        """Return the first demand that is alike, by its model: what holds for it holds for this one."""
-        return self._first_alike.get(model, model)
-
-    def _first_workload(self, workload: Workload) -> Workload:
-        if workload.model not in self._first_alike:
-            return workload
-        if workload not in self._as_first:
-            self._as_first[workload] = replace(workload, model=self._first_alike[workload.model])
-        return self._as_first[workload]
-
-    def _first_demand(self, demand: Demand) -> Demand:
-        """Return the first demand that is alike; the demand itself where it is not as the problem has it."""
-        first = self._first_alike.get(demand.model)
-        return demand if first is None or demand != self.problem.demand(demand.model) else self.problem.demand(first)
-
-    def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
-        """Return the estimator's answer, asked once for each question; of demands that are alike, of the first."""
-        if self._first_alike:
-            self.problem.limits.check_time()  # of many that are alike a million known answers are asked for
-            workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
-        # Sorted: neighbours in another order are the same question.
-        key = (device.name, workload, tuple(sorted(beside)) if beside else ())
-        if key in self._refusals:
-            raise self._refusals[key].with_traceback(None)
-        if key not in self._estimates:
-            self.problem.limits.check_time()
-            try:
-                self._estimates[key] = self.problem.estimator.estimate(
-                    workload.model, device, workload.batch, workload.share, key[2], workload.processes
-                )
-            except InputError as error:
-                self._refusals[key] = error.with_traceback(None)
-                raise
-        return self._estimates[key]
 
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
         """Return what ``find`` says of why the device serves none of the demand, asked once for all policies."""
@@ -166,99 +97,6 @@ class Segments:
         if key not in self._reasons:
             self._reasons[key] = queueing, find()
         return self._reasons[key][1]
-
-    def latency_ms(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return the planned mean time of one batch."""
-        return planned_ms(self.estimate(device, workload, beside).latency_ms, self.problem.options.confidence)
-
-    def throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return the planned requests per second of all processes when every batch is full."""
-        return self._throughput_rps(self.estimate(device, workload, beside))
-
-    def _throughput_rps(self, estimate: Estimate) -> float:
-        workload = estimate.workload
-        time = planned_ms(estimate.latency_ms, self.problem.options.confidence) - estimate.overlapped_ms
-        return 1000.0 * workload.batch * workload.processes / time
-
-    def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
-        key = (device.name, workload)
-        if beside or key not in self._servers:
-            calm = self.undisturbed_server(device, workload, beside)
-            server = disturb_at_worst(self.problem.options.host, calm, self._all_rps)
-            if beside:
-                return server
-            self._servers[key] = server
-        return self._servers[key]
-
-    def undisturbed_server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
-        estimate = self.estimate(device, workload, beside)
-        handover_ms = self.problem.options.host.handover_ms
-        return BatchServer(
-            latency_ms=tuple(ms + handover_ms for ms in self._latencies_ms(device, workload, beside)),
-            batch=workload.batch,
-            max_wait_ms=0.0,
-            processes=workload.processes,
-            latency_cv=estimate.latency_cv,
-            pause_factor=estimate.pause_factor,
-            pause_cv=estimate.pause_cv,
-            overhead_ms=self.problem.options.overhead_ms,
-        )
-
-    def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
-        """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
-        if beside:
-            sizes = (replace(workload, batch=n) for n in range(1, workload.batch + 1))
-            return tuple(self.latency_ms(device, size, beside) for size in sizes)
-        workload = self._first_workload(workload)
-        confidence = self.problem.options.confidence
-        kept = self._alone_ms.setdefault((*_series(device, workload), confidence), [])
-        missing = range(len(kept) + 1, workload.batch + 1)
-        if missing:
-            self.problem.limits.check_time()
-            named = workload.model, device, missing, workload.share, workload.processes
-            kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
-        return tuple(kept[: workload.batch])
-
-    def meets(
-        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
-    ) -> bool:
-        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
-        if self.problem.options.latency_budget is not None:
-            return self.within_budget(demand, self.estimate(device, workload, beside), rate_rps)
-        return self._in_time(demand, self.server(device, workload, beside), rate_rps)
-
-    def within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
-        """Whether a replica that behaves so keeps the rule of the papers: a batch within its part of the SLO."""
-        options = self.problem.options
-        latency = planned_ms(estimate.latency_ms, options.confidence)
-        if not latency < (options.latency_budget or 1.0) * demand.slo.latency_ms:
-            return False
-        return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
-
-    def holds(self, device: Device, partition: PlacedPartition) -> bool:
-        """Whether every replica of the partition keeps its SLO at its rate beside the others.
-
-        It does not where the estimator knows nothing of a replica beside others.
-        """
-        if len(partition.replicas) < 2:
-            return True
-        try:
-            return self._holds_all(device, partition)
-        except InputError:
-            return False
-
-    def _holds_all(self, device: Device, partition: PlacedPartition) -> bool:
-        for replica in partition.replicas:
-            beside = partition.beside(replica)
-            alone = self.estimate(device, replica.workload)
-            # Where neighbours change nothing, the segment has kept its SLO at this rate already.
-            if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
-                demand = self.problem.demand(replica.model)
-                if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
-                    return False
-        return True
 
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
@@ -270,8 +108,8 @@ class Segments:
         key = (demand.model, device.name)
         if key not in self._best:
             shares = self.problem.estimator.shares(demand.model, device)
-            found = [self.best_of(demand, device, share) for share in shares]
-            self._best[key] = tuple(segment for segment in found if segment is not None)
+            segments = (self.best_of(demand, device, share) for share in shares)
+            self._best[key] = tuple(segment for segment in segments if segment is not None)
         return self._best[key]
 
     def every(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
@@ -345,25 +183,6 @@ class Segments:
             latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
         )
 
-    def tail_ms(
-        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
-    ) -> float:
-        """Return the planned time at the demand's percentile, with a latency budget the time of one batch."""
-        if self.problem.options.latency_budget is not None:
-            return self.latency_ms(device, workload, beside)
-        server = self.server(device, workload, beside)
-        if rate_rps >= server.capacity_rps:
-            return math.inf
-        queueing = queue_of(self.problem.queueing, demand.model)
-        return queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
-
-    def memory_bytes(self, estimate: Estimate) -> int | None:
-        """Return the memory of all processes of a workload to plan with, as `planned_ms` says of times."""
-        if estimate.memory_bytes is None:
-            return None
-        one = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
-        return math.ceil(one) * estimate.workload.processes
-
     def best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
@@ -373,8 +192,8 @@ class Segments:
         known = self._best_of.setdefault((demand.model, device.name), {})
         first = self._first_demand(demand)
         if share not in known and first is not demand:
-            found = self.best_of(first, device, share)
-            known[share] = None if found is None else replace(found, model=demand.model)
+            of_first = self.best_of(first, device, share)
+            known[share] = None if of_first is None else replace(of_first, model=demand.model)
         if share not in known:
             best = self._best_listed(demand, device, share)
             if self.menu.is_dense(demand.model, device, share):
@@ -419,9 +238,9 @@ class Segments:
                 if high - low < 2 or (best is not None and wanted <= best.capacity_rps):
                     continue
                 middle = (low + high) // 2
-                found = self.make(demand, device, Workload(demand.model, middle, share, processes))
-                if found is not None and (best is None or found.capacity_rps > best.capacity_rps):
-                    best = found
+                segment = self.make(demand, device, Workload(demand.model, middle, share, processes))
+                if segment is not None and (best is None or segment.capacity_rps > best.capacity_rps):
+                    best = segment
                 gaps += [(low, middle), (middle, high)]
         return best
 
@@ -464,15 +283,6 @@ class Segments:
                 best = segment
         return best
 
-    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return a rate that the workload never exceeds; infinity where nothing is known of it."""
-        try:
-            if self.problem.options.latency_budget is not None:
-                return self.throughput_rps(device, workload, beside)
-            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
-        except InputError:
-            return math.inf
-
     def _capacity_rps(
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
     ) -> float:
@@ -499,15 +309,3 @@ class Segments:
         """Return the planned time at the demand's percentile, at all that the segment serves."""
         device = self.problem.device(segment.device)
         return self.tail_ms(demand, device, segment.workload, segment.capacity_rps)
-
-    def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
-        return self.meets(demand, device, workload, demand.rate_rps, beside)
-
-    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
-        queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
-
-
-def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:
-    """Return what the batch sizes of one workload have in common."""
-    return device.name, workload.model, workload.share, workload.processes

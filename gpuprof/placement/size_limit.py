@@ -9,8 +9,8 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 from gpuprof.placement.menu import Menu
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import planned_ms
 
 #: Devices that a demand may take at least. Policies look at each replica beside others, so that times grow faster.
 MOST_DEVICES = 2000

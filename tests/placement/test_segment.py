@@ -1,41 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure, Workload
+from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
-from gpuprof.placement.problem import MEANS, Options
-from gpuprof.placement.segment import Segments, planned_ms
-
-
-def test_planning_with_confidence_takes_the_upper_end_and_extrapolates_it() -> None:
-    figure = Figure(10.0, MEASURED, 9.0, 11.0)
-    assert planned_ms(figure, None) == 10.0
-    assert planned_ms(figure, 0.9) == pytest.approx(11.0)
-    assert planned_ms(figure, 0.99) == pytest.approx(10.0 + 2.5758 / 1.6449, rel=1e-4)
-    assert planned_ms(Figure(10.0, MEASURED), 0.9) == 10.0
-
-
-@pytest.mark.parametrize(
-    ("source", "planned"),
-    [
-        (MEASURED, 10.0),
-        (INTERPOLATED, 10.0),
-        ("sum of its models, interpolated", 10.0),
-        (EXTRAPOLATED, 15.0),
-        ("roofline, uncalibrated", 15.0),
-        ("measured × linear", 15.0),
-    ],
-)
-def test_what_nobody_observed_is_planned_at_its_upper_end(source: str, planned: float) -> None:
-    figure = Figure(10.0, source, 5.0, 15.0)
-    assert planned_ms(figure, None) == planned
-    assert planned_ms(figure, MEANS) == 10.0
+from gpuprof.placement.problem import Options
+from gpuprof.placement.segment import Segments
 
 
 def test_the_papers_rule_gives_full_throughput_when_a_batch_is_within_its_part_of_the_slo() -> None:
@@ -99,11 +72,3 @@ def test_a_capacity_is_met_and_little_more_is_not(slo: float, rate: float) -> No
         assert segments.meets(wanted, device, workload, segment.capacity_rps)
         if segment.capacity_rps < rate:
             assert not segments.meets(wanted, device, workload, segment.capacity_rps * 1.02)
-
-
-def test_neighbours_are_asked_about_only_where_there_are_some() -> None:
-    slowed = replace(problem([demand("m")]), estimator=LinearEstimator(slowdown=1.0))
-    segments, device = Segments(slowed), plain_device()
-    beside = (Workload("n", 1, Share(25.0)),)
-    assert segments.latency_ms(device, Workload("m", 1, Share())) == 3.0
-    assert segments.latency_ms(device, Workload("m", 1, Share()), beside) == 6.0

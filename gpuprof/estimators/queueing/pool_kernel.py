@@ -197,7 +197,7 @@ def label_groups(
 
 @_jit
 def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, backlogs: Array) -> None:
-    """Fill ``found`` with the backlog that each request finds, in time: each brings a part of its group's service."""
+    """Fill ``backlogs`` with what each request finds, in time: each brings a part of its group's service."""
     backlog = last = service = 0.0
     mask = len(scores) - 1
     for i in range(len(arrived)):

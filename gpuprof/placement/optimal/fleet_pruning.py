@@ -23,9 +23,10 @@ from gpuprof.placement.optimal.pooled import PooledPlanner
 from gpuprof.placement.optimal.quick_plan import place_first_fit
 from gpuprof.placement.optimal.whole_device_bound import bound_whole_devices
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segments, planned_ms
+from gpuprof.placement.segment import Segments
 
 #: Kinds for which a map is made.
 _TRIED = 3

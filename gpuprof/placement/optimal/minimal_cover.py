@@ -45,7 +45,7 @@ def minimal_covers(
 
 
 def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
-    """Write the covers into the rows of ``found`` and return how many there are, -1 where there are too many rows.
+    """Write the covers into the rows of ``covers`` and return how many there are, -1 where there are too many rows.
 
     Since capacities fall, a cover is minimal when its last segment is needed.
     """

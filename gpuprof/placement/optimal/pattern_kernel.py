@@ -11,7 +11,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
-    """Write the maximal packings into the rows of ``found`` and return how many there are.
+    """Write the maximal packings into the rows of ``patterns`` and return how many there are.
 
     Parameters
     ----------

@@ -20,10 +20,10 @@ from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.pooled_segment import BoundingSegments, most_within_rps
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program
-from gpuprof.placement.segment import planned_ms
 
 #: A kind of device and a model.
 _Pair = tuple[str, str]

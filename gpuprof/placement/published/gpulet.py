@@ -106,7 +106,7 @@ class _Filling:
             count += 1
 
     def _place_one(self, sizes: Mapping[str, Sequence[Segment]], missing_rps: float) -> float:
-        """Put one gpu-let for up to ``left`` requests/s somewhere; return what it serves, 0 when there is no room."""
+        """Put one gpu-let for up to ``missing_rps`` requests/s somewhere; return what it serves, 0 without room."""
         for entry in self.problem.fleet.entries:
             segments = sizes[entry.device.name]
             if not segments:
@@ -208,7 +208,7 @@ class _Filling:
         return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
 
     def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
-        """Whether ``one`` keeps its SLO beside ``other``; what pairs do to each other is asked once and not kept."""
+        """Whether ``replica`` keeps its SLO beside ``other``; what pairs do to each other is not kept."""
         workload, beside = replica.workload, (other.workload,)
         estimate = self.problem.estimator.estimate(
             replica.model, device, replica.batch, replica.share, beside, replica.processes

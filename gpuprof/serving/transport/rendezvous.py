@@ -188,7 +188,7 @@ class _UnknownPeer:
 
 
 def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> BlockingStream:
-    """Come to the rendezvous as ``who``, saying also ``said``; return the connection.
+    """Come to the rendezvous as ``peer``, saying also what ``hello`` holds; return the connection.
 
     Raises
     ------

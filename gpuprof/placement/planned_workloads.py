@@ -1,0 +1,231 @@
+"""What workloads take and serve as planned: estimates asked once, at the end of their intervals that is planned on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
+from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.errors import InputError
+from gpuprof.placement.alike import find_alike
+from gpuprof.placement.placement import PlacedPartition
+from gpuprof.placement.problem import Problem
+from gpuprof.rules.host_work import disturb_at_worst
+
+
+def planned_ms(latency: Figure, confidence: float | None) -> float:
+    """Return the time to plan with: the upper end of its interval at ``confidence``, for 0 the mean.
+
+    Without a confidence, what was measured or interpolated counts as it is and everything else at its upper end. The
+    figure's interval holds 90%; other confidences are read off a normal distribution through it.
+
+    Examples
+    --------
+    >>> predicted = Figure(10.0, "roofline", low=8.0, high=14.0)
+    >>> planned_ms(predicted, None), planned_ms(predicted, 0.0)
+    (14.0, 10.0)
+    """
+    if latency.high is None:
+        return latency.value
+    if confidence is None:
+        return latency.value if latency.is_observed else latency.high
+    normal = NormalDist()
+    scale = normal.inv_cdf((1.0 + confidence) / 2.0) / normal.inv_cdf(0.95)
+    return latency.value + (latency.high - latency.value) * scale
+
+
+class PlannedWorkloads:
+    """Answers what workloads take, hold and serve on devices; remembers what the estimator said.
+
+    Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
+    fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
+
+    Parameters
+    ----------
+    problem : Problem
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
+        known = problem.answers.of(problem.estimator)
+        self._estimates, self._refusals, self._alone_ms = known.estimates, known.refusals, known.alone_ms
+        self._servers: dict[tuple[str, Workload], BatchServer] = {}
+        self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
+        self._as_first: dict[Workload, Workload] = {}
+
+    def first_alike(self, model: str) -> str:
+        """Return the first demand that is alike, by its model: what holds for it holds for this one."""
+        return self._first_alike.get(model, model)
+
+    def _first_workload(self, workload: Workload) -> Workload:
+        if workload.model not in self._first_alike:
+            return workload
+        if workload not in self._as_first:
+            self._as_first[workload] = replace(workload, model=self._first_alike[workload.model])
+        return self._as_first[workload]
+
+    def _first_demand(self, demand: Demand) -> Demand:
+        """Return the first demand that is alike; the demand itself where it is not as the problem has it."""
+        first = self._first_alike.get(demand.model)
+        return demand if first is None or demand != self.problem.demand(demand.model) else self.problem.demand(first)
+
+    def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
+        """Return the estimator's answer, asked once for each question; of demands that are alike, of the first."""
+        if self._first_alike:
+            self.problem.limits.check_time()  # of many that are alike a million known answers are asked for
+            workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
+        # Sorted: neighbours in another order are the same question.
+        key = (device.name, workload, tuple(sorted(beside)) if beside else ())
+        if key in self._refusals:
+            raise self._refusals[key].with_traceback(None)
+        if key not in self._estimates:
+            self.problem.limits.check_time()
+            try:
+                self._estimates[key] = self.problem.estimator.estimate(
+                    workload.model, device, workload.batch, workload.share, key[2], workload.processes
+                )
+            except InputError as error:
+                self._refusals[key] = error.with_traceback(None)
+                raise
+        return self._estimates[key]
+
+    def latency_ms(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        """Return the planned mean time of one batch."""
+        return planned_ms(self.estimate(device, workload, beside).latency_ms, self.problem.options.confidence)
+
+    def throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        """Return the planned requests per second of all processes when every batch is full."""
+        return self._throughput_rps(self.estimate(device, workload, beside))
+
+    def _throughput_rps(self, estimate: Estimate) -> float:
+        workload = estimate.workload
+        time = planned_ms(estimate.latency_ms, self.problem.options.confidence) - estimate.overlapped_ms
+        return 1000.0 * workload.batch * workload.processes / time
+
+    def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
+        """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
+        key = (device.name, workload)
+        if beside or key not in self._servers:
+            calm = self.undisturbed_server(device, workload, beside)
+            server = disturb_at_worst(self.problem.options.host, calm, self._all_rps)
+            if beside:
+                return server
+            self._servers[key] = server
+        return self._servers[key]
+
+    def undisturbed_server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
+        """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
+        estimate = self.estimate(device, workload, beside)
+        handover_ms = self.problem.options.host.handover_ms
+        return BatchServer(
+            latency_ms=tuple(ms + handover_ms for ms in self._latencies_ms(device, workload, beside)),
+            batch=workload.batch,
+            max_wait_ms=0.0,
+            processes=workload.processes,
+            latency_cv=estimate.latency_cv,
+            pause_factor=estimate.pause_factor,
+            pause_cv=estimate.pause_cv,
+            overhead_ms=self.problem.options.overhead_ms,
+        )
+
+    def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
+        """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
+        if beside:
+            sizes = (replace(workload, batch=n) for n in range(1, workload.batch + 1))
+            return tuple(self.latency_ms(device, size, beside) for size in sizes)
+        workload = self._first_workload(workload)
+        confidence = self.problem.options.confidence
+        kept = self._alone_ms.setdefault((*_series(device, workload), confidence), [])
+        missing = range(len(kept) + 1, workload.batch + 1)
+        if missing:
+            self.problem.limits.check_time()
+            named = workload.model, device, missing, workload.share, workload.processes
+            kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
+        return tuple(kept[: workload.batch])
+
+    def memory_bytes(self, estimate: Estimate) -> int | None:
+        """Return the memory of all processes of a workload to plan with, as `planned_ms` says of times."""
+        if estimate.memory_bytes is None:
+            return None
+        of_process = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
+        return math.ceil(of_process) * estimate.workload.processes
+
+    def tail_ms(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> float:
+        """Return the planned time at the demand's percentile, with a latency budget the time of one batch."""
+        if self.problem.options.latency_budget is not None:
+            return self.latency_ms(device, workload, beside)
+        server = self.server(device, workload, beside)
+        if rate_rps >= server.capacity_rps:
+            return math.inf
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
+
+    def meets(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> bool:
+        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
+        if self.problem.options.latency_budget is not None:
+            return self.within_budget(demand, self.estimate(device, workload, beside), rate_rps)
+        return self._in_time(demand, self.server(device, workload, beside), rate_rps)
+
+    def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
+        return self.meets(demand, device, workload, demand.rate_rps, beside)
+
+    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
+
+    def within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
+        """Whether a replica that behaves so keeps the rule of the papers: a batch within its part of the SLO."""
+        options = self.problem.options
+        latency = planned_ms(estimate.latency_ms, options.confidence)
+        if not latency < (options.latency_budget or 1.0) * demand.slo.latency_ms:
+            return False
+        return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
+
+    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        """Return a rate that the workload never exceeds; infinity where nothing is known of it."""
+        try:
+            if self.problem.options.latency_budget is not None:
+                return self.throughput_rps(device, workload, beside)
+            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
+        except InputError:
+            return math.inf
+
+    def holds(self, device: Device, partition: PlacedPartition) -> bool:
+        """Whether every replica of the partition keeps its SLO at its rate beside the others.
+
+        It does not where the estimator knows nothing of a replica beside others.
+        """
+        if len(partition.replicas) < 2:
+            return True
+        try:
+            return self._holds_all(device, partition)
+        except InputError:
+            return False
+
+    def _holds_all(self, device: Device, partition: PlacedPartition) -> bool:
+        for replica in partition.replicas:
+            beside = partition.beside(replica)
+            alone = self.estimate(device, replica.workload)
+            # Where neighbours change nothing, the segment has kept its SLO at this rate already.
+            if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
+                demand = self.problem.demand(replica.model)
+                if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
+                    return False
+        return True
+
+
+def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:
+    """Return what the batch sizes of one workload have in common."""
+    return device.name, workload.model, workload.share, workload.processes

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
+from gpuprof.placement.problem import MEANS
+
+
+def test_planning_with_confidence_takes_the_upper_end_and_extrapolates_it() -> None:
+    figure = Figure(10.0, MEASURED, 9.0, 11.0)
+    assert planned_ms(figure, None) == 10.0
+    assert planned_ms(figure, 0.9) == pytest.approx(11.0)
+    assert planned_ms(figure, 0.99) == pytest.approx(10.0 + 2.5758 / 1.6449, rel=1e-4)
+    assert planned_ms(Figure(10.0, MEASURED), 0.9) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("source", "planned"),
+    [
+        (MEASURED, 10.0),
+        (INTERPOLATED, 10.0),
+        ("sum of its models, interpolated", 10.0),
+        (EXTRAPOLATED, 15.0),
+        ("roofline, uncalibrated", 15.0),
+        ("measured × linear", 15.0),
+    ],
+)
+def test_what_nobody_observed_is_planned_at_its_upper_end(source: str, planned: float) -> None:
+    figure = Figure(10.0, source, 5.0, 15.0)
+    assert planned_ms(figure, None) == planned
+    assert planned_ms(figure, MEANS) == 10.0
+
+
+def test_neighbours_are_asked_about_only_where_there_are_some() -> None:
+    slowed = replace(problem([demand("m")]), estimator=LinearEstimator(slowdown=1.0))
+    workloads, device = PlannedWorkloads(slowed), plain_device()
+    beside = (Workload("n", 1, Share(25.0)),)
+    assert workloads.latency_ms(device, Workload("m", 1, Share())) == 3.0
+    assert workloads.latency_ms(device, Workload("m", 1, Share()), beside) == 6.0
+
+
+class _Counting(LinearEstimator):
+    """Counts what it is asked, and knows nothing of batches above 4."""
+
+    asked = 0
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        _Counting.asked += 1
+        if batch > 4:
+            raise InputError(f"batch {batch} was not measured")
+        return super().estimate(model, device, batch, share, beside, processes)
+
+
+def test_an_estimator_is_asked_once_for_each_workload_and_once_where_it_refuses() -> None:
+    _Counting.asked = 0
+    workloads = PlannedWorkloads(replace(problem([demand("m")]), estimator=_Counting()))
+    for _ in range(3):
+        workloads.estimate(plain_device(), Workload("m", 1, Share()))
+        with pytest.raises(InputError, match="batch 8 was not measured"):
+            workloads.estimate(plain_device(), Workload("m", 8, Share()))
+    assert _Counting.asked == 2
+
+
+def test_the_order_of_neighbours_is_not_another_question() -> None:
+    _Counting.asked = 0
+    workloads = PlannedWorkloads(replace(problem([demand("m")]), estimator=_Counting(slowdown=1.0)))
+    first, second = Workload("n", 1, Share(25.0)), Workload("o", 2, Share(25.0))
+    one_way = workloads.latency_ms(plain_device(), Workload("m", 1, Share(50.0)), (first, second))
+    assert workloads.latency_ms(plain_device(), Workload("m", 1, Share(50.0)), (second, first)) == one_way
+    assert _Counting.asked == 1
