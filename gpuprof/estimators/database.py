@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
-from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
@@ -20,31 +17,21 @@ from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
-from gpuprof.estimators.measured.calibration import Calibration
-from gpuprof.estimators.measured.curve import BatchCurve
-from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.figures import (
     behaviour_after_pause,
-    blend_figures,
     estimate_bandwidth,
     figure_of,
-    figure_within,
-    widen_by,
-    widen_interval,
 )
-from gpuprof.estimators.measured.known_models import KnownModels, require_readable
-from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point
-from gpuprof.estimators.measured.sized import blend_measured
-from gpuprof.estimators.measured.surface import Reading, Surface
-from gpuprof.estimators.memory.reserved import predict_reserved
-from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
+from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
+from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
+from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
-    from gpuprof.estimators.roofline.op_work import WorkByBatch
 
 _MOST_BATCH = 256
 #: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
@@ -92,18 +79,19 @@ class DatabaseEstimator:
             for device, ranked in known.variants.items()
         }
         self._colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
-        self._learned = cache(lambda identity: learned(identity.device))
+        learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
-        self._cross_gpu = CrossGpuLatencies(
+        cross_gpu = CrossGpuLatencies(
             execution or Execution(), self.known.bind_graph, lambda device: timed(device.name)
         )
-        self._unprofiled = UnprofiledRequirements(self._cross_gpu)
-        self._surfaces: dict[tuple[str, str, int], Surface] = {}
-        self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
-        self._calibrations: dict[str, Calibration] = {}
+        self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
+        self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)))
+        self._unprofiled = UnprofiledRequirements(cross_gpu)
         # Caches of this object: on the methods themselves they would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
-        self._alone = lru_cache(maxsize=200_000)(self._latency)
+        self._alone = lru_cache(maxsize=200_000)(
+            lambda identity, workload: self._latencies.alone(identity.device, workload)
+        )
         self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)
 
     @property
@@ -147,7 +135,7 @@ class DatabaseEstimator:
         known, identity, times = self.known.find_model(model), _Identity(device), []
         failed = known.failed_on(device.name)
         if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
-            return tuple(self._predict_times(known, device, batches, _part_of_one(share, processes)))
+            return tuple(self._latencies.predict(known, device, batches, part_of_one(share, processes)))
         for batch in batches:
             workload = Workload(model, batch, share, processes)
             if failed and not known.has_run(device.name, workload):
@@ -157,7 +145,8 @@ class DatabaseEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
-        if self.verdicts.mixed_output(self.known.find_model(model).sha256) is not None:
+        known = self.known.find_model(model)
+        if self.verdicts.mixed_output(known.sha256) is not None:
             return (1,)
         points = self.known.list_points(model, device)
         if points:
@@ -166,7 +155,7 @@ class DatabaseEstimator:
         if (only := self.known.only_batch(model)) is not None:
             return (only,)
         powers = [2**k for k in range(_MOST_BATCH.bit_length())]
-        return tuple(batch for batch in powers if self._fits(model, device, batch, share)) or (1,)
+        return tuple(batch for batch in powers if self._memory.fits(known, device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
@@ -200,7 +189,7 @@ class DatabaseEstimator:
             latency_cv=cv,
             pause_factor=pause[0],
             pause_cv=pause[1],
-            memory_bytes=self._memory(known, device, workload),
+            memory_bytes=self._memory.peak(known, device, workload),
             weight_bytes=work.smallest.weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
             creq_pct=self._creq(known, device, workload),
             dram_pct=figure_of(known, device, workload, "dram_pct"),
@@ -223,144 +212,6 @@ class DatabaseEstimator:
         ):
             return ()
         return self._unprofiled.predict(known, device, workload.batch)
-
-    def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
-        """Return the latency alone and its coefficient of variation."""
-        known = self.known.find_model(workload.model)
-        if not known.points.get(identity.device.name) and known.others:
-            found = self._latency_over_sizes(identity, known, workload)
-            if found is not None:
-                return found
-        return self._latency_at_sizes(identity, known, workload)
-
-    def _latency_over_sizes(
-        self, identity: _Identity, known: MeasuredModel, workload: Workload
-    ) -> tuple[Figure, float] | None:
-        """Return the latency at sizes that were not measured: on the line between those that were, else carried over.
-
-        None where no size was measured on the device, or neither is possible.
-        """
-        device = identity.device
-        parts = blend_measured(known, device.name)
-        if parts:
-            each = [(*self._latency_at_sizes(identity, one, workload), weight) for one, weight in parts]
-            figure = blend_figures([(latency, weight) for latency, _, weight in each])
-            error = self._calibration(device).interpolation_error(0.0)
-            return widen_by(figure, error), max(cv for _, cv, _ in each)
-        return self._carry_over_sizes(identity, known, workload)
-
-    def _carry_over_sizes(
-        self, identity: _Identity, known: MeasuredModel, workload: Workload
-    ) -> tuple[Figure, float] | None:
-        """Return the latency scaled from the nearest sizes by what both take by the op costs."""
-        device, share = identity.device, workload.share
-        measured = [one for one in known.others if one.points.get(device.name)]
-        if not measured:
-            return None
-        shape = self._shape(known, device)
-        if shape is None:
-            require_readable(known)
-            said = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
-            raise InputError(
-                f"{known.model} was measured on {device.name} at {said}, which says nothing of "
-                f"{describe_sizes(known.sizes)} without its ONNX file",
-                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}, or give the file instead of the name",
-            )
-        asked_shape = shape(workload.batch, share)
-        factors = []
-        for neighbour_size in measured:
-            other = self._shape(neighbour_size, device)
-            if other is not None and asked_shape > 0.0 and (measured_shape := other(workload.batch, share)) > 0.0:
-                factors.append((asked_shape / measured_shape, neighbour_size))
-        if not factors:
-            raise InputError(
-                f"{known.model} was not measured at {describe_sizes(known.sizes)}, and its ops have nothing to count",
-                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}",
-            )
-        factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
-        latency, cv = self._latency_at_sizes(identity, nearest, workload)
-        error = self._calibration(device).carried_error(abs(math.log2(factor)))
-        return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
-
-    def _latency_at_sizes(self, identity: _Identity, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
-        """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
-        device = identity.device
-        measured = sorted({point.processes for point in known.points.get(device.name, [])})
-        if not measured:
-            part = _part_of_one(workload.share, workload.processes)
-            return self._predict_times(known, device, (workload.batch,), part)[0], 0.0
-        processes = workload.processes if workload.processes in measured else measured[0]
-        part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
-        surface = self._surface(known, device, processes)
-        reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
-        point = surface.nearest(workload.batch, part)
-        if processes != workload.processes or reading.source == EXTRAPOLATED:
-            return self._extrapolate(known, device, workload, reading.value, point.relative_error), point.cv
-        return self._with_interval(reading, point, device), point.cv
-
-    def _extrapolate(
-        self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
-    ) -> Figure:
-        """Return a figure beyond what was measured, within what the measurements leave open."""
-        key = known.name, device.name
-        if key not in self._envelopes:
-            self._envelopes[key] = LatencyEnvelope(known.points[device.name], device)
-        low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
-        low, high = low / (1.0 + measured_error), high * (1.0 + measured_error)
-        return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
-
-    def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
-        error: float | None = point.relative_error or None
-        if reading.source == INTERPOLATED:
-            error = self._calibration(device).interpolation_error(point.relative_error)
-        return figure_within(reading.value, reading.source, error)
-
-    def _predict_times(
-        self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share
-    ) -> list[Figure]:
-        """Return the times of batches of a model that was not measured on the device."""
-        work = self.known.read_work(known)
-        if work is None:
-            if failed := known.failures.get(device.name):
-                raise InputError(
-                    f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
-                    "profile it again, at a smaller batch or under a larger share",
-                )
-            require_readable(known)
-            raise InputError(
-                f"{known.name} was not measured on {device.name} and its ONNX file is not there",
-                f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
-            )
-        learned = self._learned(_Identity(device))
-        if learned:
-            figures = [learned.latency(self.known.bind_graph(known, batch), share) for batch in batches]
-        else:
-            figures = self._predict_unmeasured(known, work, device, batches, share)
-        if any(one.value <= 0.0 for one in figures):  # nothing but views and constants, or strings of unknown bytes
-            raise InputError(
-                f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
-                "gpuprof profile MODEL",
-            )
-        if not work.smallest.unknown_ops:
-            return figures
-        each = zip(figures, batches, strict=True)
-        return [widen_interval(figure, unknown_ms(work.at(batch), device, share)) for figure, batch in each]
-
-    def _predict_unmeasured(
-        self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
-    ) -> list[Figure]:
-        """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
-        calibration = self._calibration(device)
-        if device.kind == "gpu":
-            figures = self._cross_gpu.predict_series(known, device, batches, share)
-            if any(one.value <= 0.0 for one in figures):
-                return figures
-            return [calibration.scale_prediction(one.value, one.source, one.upper() / one.value) for one in figures]
-        widened = []
-        for at in map(work.at, batches):
-            figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
-            widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
-        return widened
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for neighbour in beside:
@@ -406,82 +257,6 @@ class DatabaseEstimator:
         moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
         return min(100.0, 100.0 * moved / (device.dram_bytes_per_s * alone_ms / 1e3))
 
-    def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
-        """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
-        if not known.points.get(device.name):
-            parts = blend_measured(known, device.name)
-            each = [(self._memory(one, device, workload), weight) for one, weight in parts]
-            if each and all(figure is not None for figure, _ in each):
-                return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
-            if (beyond := self._memory_beyond(known, device, workload)) is not None:
-                return beyond
-        points = known.points.get(device.name, [])
-        same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
-        same |= {
-            p.batch: p.figures["memory_peak_bytes"]
-            for p in points
-            if "memory_peak_bytes" in p.figures and p.share == workload.share and p.processes == workload.processes
-        }
-        if same:
-            curve = BatchCurve(same)
-            found = curve.at(workload.batch)
-            return Figure(*found) if found else curve.extrapolate(workload.batch)
-        work = self.known.read_work(known)
-        if work is None:
-            return None
-        if (learned := self._learned(_Identity(device))) and learned.memory:
-            return learned.memory_figure(self.known.bind_graph(known, workload.batch))
-        at = work.at(workload.batch)
-        if device.kind == "gpu":
-            return predict_reserved(at.weight_bytes, at.activation_bytes)
-        return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
-
-    def _memory_beyond(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
-        """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""
-        work = self.known.read_work(known)
-        if work is None:
-            return None
-        activation_bytes = work.at(workload.batch).activation_bytes
-        by_distance = []
-        for one in known.others:
-            figure = self._memory(one, device, workload) if one.points.get(device.name) else None
-            if figure is not None and (other := self.known.read_work(one)) is not None:
-                more = activation_bytes - other.at(workload.batch).activation_bytes
-                by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
-        return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
-
-    def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
-        memory = self._memory(self.known.find_model(model), device, Workload(model, batch, share))
-        return memory is None or memory.value <= device.memory_bytes(share)
-
-    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
-        """Return what was measured of a model with so many processes, which some of its points have."""
-        key = (known.name, device.name, processes)
-        if key not in self._surfaces:
-            points = [point for point in known.points[device.name] if point.processes == processes]
-            self._surfaces[key] = Surface(points, device)
-        return self._surfaces[key]
-
-    def _calibration(self, device: Device) -> Calibration:
-        if device.name not in self._calibrations:
-            surfaces = {
-                name: self._surface(known, device, 1)
-                for name, known in self.known.select_comparable(device).items()
-                if any(point.processes == 1 for point in known.points.get(device.name, []))
-            }
-            self._calibrations[device.name] = Calibration(
-                surfaces, lambda name: self._shape(self.known.measured[name], device)
-            )
-        return self._calibrations[device.name]
-
-    def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
-        work = self.known.read_work(known)
-        if work is None:
-            return None
-        if device.kind == "gpu":
-            return lambda batch, share: self._cross_gpu.predict(known, device, batch, share).value
-        return lambda batch, share: roofline_ms(work.at(batch), device, share)
-
 
 class _Identity:
     """A device as a key: hashed by its name, equal only when every number is."""
@@ -496,8 +271,3 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
-
-
-def _part_of_one(share: Share, processes: int) -> Share:
-    """Return the part of one process: they split the share evenly, each in its own part, and no more is known."""
-    return share if processes == 1 else Share(share.sm_pct / processes, share.mig)

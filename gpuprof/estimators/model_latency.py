@@ -1,0 +1,213 @@
+"""How long batches of a model take that runs alone: as measured, else between and beyond it, else predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import describe_sizes
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
+from gpuprof.estimators.measured.calibration import Calibration
+from gpuprof.estimators.measured.envelope import LatencyEnvelope
+from gpuprof.estimators.measured.figures import blend_figures, figure_within, widen_by, widen_interval
+from gpuprof.estimators.measured.known_models import KnownModels, require_readable
+from gpuprof.estimators.measured.measured import MeasuredModel, Point
+from gpuprof.estimators.measured.sized import blend_measured
+from gpuprof.estimators.measured.surface import Reading, Surface
+from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
+
+if TYPE_CHECKING:  # scikit-learn takes a second to import
+    from gpuprof.estimators.learned.learned import LearnedModel
+    from gpuprof.estimators.roofline.op_work import WorkByBatch
+
+
+class ModelLatencies:
+    """Times of models that run alone, from the best source that there is for each.
+
+    Parameters
+    ----------
+    known : KnownModels
+    learned : callable
+        Device → regressors trained for it, or None; asked before the roofline.
+    cross_gpu : CrossGpuLatencies
+        What is predicted for GPUs of which nothing was measured.
+    """
+
+    def __init__(
+        self, known: KnownModels, learned: Callable[[Device], LearnedModel | None], cross_gpu: CrossGpuLatencies
+    ) -> None:
+        self._known, self._learned, self._cross_gpu = known, learned, cross_gpu
+        self._surfaces: dict[tuple[str, str, int], Surface] = {}
+        self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
+        self._calibrations: dict[str, Calibration] = {}
+
+    def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency alone and its coefficient of variation."""
+        known = self._known.find_model(workload.model)
+        if not known.points.get(device.name) and known.others:
+            figure_and_cv = self._over_sizes(device, known, workload)
+            if figure_and_cv is not None:
+                return figure_and_cv
+        return self._at_sizes(device, known, workload)
+
+    def _over_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
+        """Return the latency at sizes that were not measured: on the line between those that were, else carried over.
+
+        None where no size was measured on the device, or neither is possible.
+        """
+        parts = blend_measured(known, device.name)
+        if parts:
+            each = [(*self._at_sizes(device, one, workload), weight) for one, weight in parts]
+            figure = blend_figures([(latency, weight) for latency, _, weight in each])
+            error = self._calibration(device).interpolation_error(0.0)
+            return widen_by(figure, error), max(cv for _, cv, _ in each)
+        return self._carry_over_sizes(device, known, workload)
+
+    def _carry_over_sizes(
+        self, device: Device, known: MeasuredModel, workload: Workload
+    ) -> tuple[Figure, float] | None:
+        """Return the latency scaled from the nearest sizes by what both take by the op costs."""
+        share = workload.share
+        measured = [one for one in known.others if one.points.get(device.name)]
+        if not measured:
+            return None
+        shape = self._shape(known, device)
+        if shape is None:
+            require_readable(known)
+            sizes = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
+            raise InputError(
+                f"{known.model} was measured on {device.name} at {sizes}, which says nothing of "
+                f"{describe_sizes(known.sizes)} without its ONNX file",
+                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}, or give the file instead of the name",
+            )
+        asked_shape = shape(workload.batch, share)
+        factors = []
+        for neighbour_size in measured:
+            other = self._shape(neighbour_size, device)
+            if other is not None and asked_shape > 0.0 and (measured_shape := other(workload.batch, share)) > 0.0:
+                factors.append((asked_shape / measured_shape, neighbour_size))
+        if not factors:
+            raise InputError(
+                f"{known.model} was not measured at {describe_sizes(known.sizes)}, and its ops have nothing to count",
+                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}",
+            )
+        factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
+        latency, cv = self._at_sizes(device, nearest, workload)
+        error = self._calibration(device).carried_error(abs(math.log2(factor)))
+        return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
+
+    def _at_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
+        measured = sorted({point.processes for point in known.points.get(device.name, [])})
+        if not measured:
+            part = part_of_one(workload.share, workload.processes)
+            return self.predict(known, device, (workload.batch,), part)[0], 0.0
+        processes = workload.processes if workload.processes in measured else measured[0]
+        part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
+        surface = self._surface(known, device, processes)
+        reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
+        point = surface.nearest(workload.batch, part)
+        if processes != workload.processes or reading.source == EXTRAPOLATED:
+            return self._extrapolate(known, device, workload, reading.value, point.relative_error), point.cv
+        return self._with_interval(reading, point, device), point.cv
+
+    def _extrapolate(
+        self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
+    ) -> Figure:
+        """Return a figure beyond what was measured, within what the measurements leave open."""
+        key = known.name, device.name
+        if key not in self._envelopes:
+            self._envelopes[key] = LatencyEnvelope(known.points[device.name], device)
+        low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
+        low, high = low / (1.0 + measured_error), high * (1.0 + measured_error)
+        return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
+
+    def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
+        error: float | None = point.relative_error or None
+        if reading.source == INTERPOLATED:
+            error = self._calibration(device).interpolation_error(point.relative_error)
+        return figure_within(reading.value, reading.source, error)
+
+    def predict(self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
+        """Return the times of batches of a model that was not measured on the device."""
+        work = self._known.read_work(known)
+        if work is None:
+            if failed := known.failures.get(device.name):
+                raise InputError(
+                    f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
+                    "profile it again, at a smaller batch or under a larger share",
+                )
+            require_readable(known)
+            raise InputError(
+                f"{known.name} was not measured on {device.name} and its ONNX file is not there",
+                f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
+            )
+        learned = self._learned(device)
+        if learned:
+            figures = [learned.latency(self._known.bind_graph(known, batch), share) for batch in batches]
+        else:
+            figures = self._predict_unmeasured(known, work, device, batches, share)
+        if any(one.value <= 0.0 for one in figures):  # nothing but views and constants, or strings of unknown bytes
+            raise InputError(
+                f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
+                "gpuprof profile MODEL",
+            )
+        if not work.smallest.unknown_ops:
+            return figures
+        each = zip(figures, batches, strict=True)
+        return [widen_interval(figure, unknown_ms(work.at(batch), device, share)) for figure, batch in each]
+
+    def _predict_unmeasured(
+        self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
+    ) -> list[Figure]:
+        """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
+        calibration = self._calibration(device)
+        if device.kind == "gpu":
+            figures = self._cross_gpu.predict_series(known, device, batches, share)
+            if any(one.value <= 0.0 for one in figures):
+                return figures
+            return [calibration.scale_prediction(one.value, one.source, one.upper() / one.value) for one in figures]
+        widened = []
+        for at in map(work.at, batches):
+            figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
+            widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
+        return widened
+
+    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
+        """Return what was measured of a model with so many processes, which some of its points have."""
+        key = (known.name, device.name, processes)
+        if key not in self._surfaces:
+            points = [point for point in known.points[device.name] if point.processes == processes]
+            self._surfaces[key] = Surface(points, device)
+        return self._surfaces[key]
+
+    def _calibration(self, device: Device) -> Calibration:
+        if device.name not in self._calibrations:
+            surfaces = {
+                name: self._surface(known, device, 1)
+                for name, known in self._known.select_comparable(device).items()
+                if any(point.processes == 1 for point in known.points.get(device.name, []))
+            }
+            self._calibrations[device.name] = Calibration(
+                surfaces, lambda name: self._shape(self._known.measured[name], device)
+            )
+        return self._calibrations[device.name]
+
+    def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
+        work = self._known.read_work(known)
+        if work is None:
+            return None
+        if device.kind == "gpu":
+            return lambda batch, share: self._cross_gpu.predict(known, device, batch, share).value
+        return lambda batch, share: roofline_ms(work.at(batch), device, share)
+
+
+def part_of_one(share: Share, processes: int) -> Share:
+    """Return the part of one process: they split the share evenly, each in its own part, and no more is known."""
+    return share if processes == 1 else Share(share.sm_pct / processes, share.mig)

@@ -1,0 +1,83 @@
+"""How much memory models take: as measured, else between and beyond it, else their weights and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.measured.figures import blend_figures
+from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.measured import MeasuredModel
+from gpuprof.estimators.measured.sized import blend_measured
+from gpuprof.estimators.memory.reserved import predict_reserved
+from gpuprof.estimators.roofline.roofline import source_of
+
+if TYPE_CHECKING:  # scikit-learn takes a second to import
+    from gpuprof.estimators.learned.learned import LearnedModel
+
+
+class ModelMemory:
+    """Peak memory of one process of a model, from the best source that there is for each.
+
+    Parameters
+    ----------
+    known : KnownModels
+    learned : callable
+        Device → regressors trained for it, or None; asked before weights and activations are added up.
+    """
+
+    def __init__(self, known: KnownModels, learned: Callable[[Device], LearnedModel | None]) -> None:
+        self._known, self._learned = known, learned
+
+    def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
+        if not known.points.get(device.name):
+            parts = blend_measured(known, device.name)
+            each = [(self.peak(one, device, workload), weight) for one, weight in parts]
+            if each and all(figure is not None for figure, _ in each):
+                return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
+            if (beyond := self._beyond_sizes(known, device, workload)) is not None:
+                return beyond
+        points = known.points.get(device.name, [])
+        same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
+        same |= {
+            p.batch: p.figures["memory_peak_bytes"]
+            for p in points
+            if "memory_peak_bytes" in p.figures and p.share == workload.share and p.processes == workload.processes
+        }
+        if same:
+            curve = BatchCurve(same)
+            reading = curve.at(workload.batch)
+            return Figure(*reading) if reading else curve.extrapolate(workload.batch)
+        work = self._known.read_work(known)
+        if work is None:
+            return None
+        if (learned := self._learned(device)) and learned.memory:
+            return learned.memory_figure(self._known.bind_graph(known, workload.batch))
+        at = work.at(workload.batch)
+        if device.kind == "gpu":
+            return predict_reserved(at.weight_bytes, at.activation_bytes)
+        return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+
+    def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""
+        work = self._known.read_work(known)
+        if work is None:
+            return None
+        activation_bytes = work.at(workload.batch).activation_bytes
+        by_distance = []
+        for one in known.others:
+            figure = self.peak(one, device, workload) if one.points.get(device.name) else None
+            if figure is not None and (other := self._known.read_work(one)) is not None:
+                more = activation_bytes - other.at(workload.batch).activation_bytes
+                by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
+        return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
+
+    def fits(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> bool:
+        """Whether a batch fits into the memory of a share; where nothing is known of it, it is taken to."""
+        memory = self.peak(known, device, Workload(known.model, batch, share))
+        return memory is None or memory.value <= device.memory_bytes(share)
