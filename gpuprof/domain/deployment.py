@@ -7,12 +7,14 @@ does not understand, and written with `write_map`, whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -32,10 +34,24 @@ from gpuprof.errors import InputError, refuse_unwritable
 SCHEMA = "gpuprof.deployment/1"
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 
+
+def _require_name(name: str) -> str:
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"{name!r} is no name: it must be of characters that can be seen")
+    return name
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Interval = tuple[float, float]
+#: Is shown in terminals, and part of addresses and files' names.
+Name = Annotated[str, AfterValidator(_require_name)]
+
+
+def _find_twin(values: Iterable[str | int]) -> str | None:
+    """Return the first of those that are there more than once."""
+    return next((str(value) for value, count in Counter(values).items() if count > 1), None)
 
 
 def _without_empty(content: dict[str, Any], name: str) -> dict[str, Any]:
@@ -164,7 +180,7 @@ class Partition(_Part):
 class Gpu(_Part):
     """One device of a node."""
 
-    index: Annotated[int, Field(ge=0)]
+    index: Annotated[int, Field(ge=0, le=65535)]
     device: str
     partitions: tuple[Partition, ...]
 
@@ -172,8 +188,15 @@ class Gpu(_Part):
 class Node(_Part):
     """A machine."""
 
-    name: str
+    name: Name
     gpus: tuple[Gpu, ...]
+
+    @field_validator("gpus")
+    @classmethod
+    def _require_own_indexes(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        if twin := _find_twin(gpu.index for gpu in gpus):
+            raise ValueError(f"two devices have the index {twin}")
+        return gpus
 
 
 class ModelPrediction(_Part):
@@ -194,19 +217,12 @@ class DeployedModel(_Part):
 
     path: str | None = None
     sha256: str | None = None
-    source_model: str | None = None
+    source_model: Name | None = None
     rate_rps: Positive
     slo_ms: Positive
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
     dims: str | None = None
     predicted: ModelPrediction | None = None
-
-    @field_validator("source_model")
-    @classmethod
-    def _require_name(cls, source_model: str | None) -> str | None:
-        if source_model is not None and not source_model.strip():
-            raise ValueError("a source_model must have a name")
-        return source_model
 
     @field_validator("dims")
     @classmethod
@@ -231,8 +247,15 @@ class Merge(_Part):
 
     path: str
     sha256: str | None = None
-    members: dict[str, str]
+    members: dict[str, Name]
     saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("members")
+    @classmethod
+    def _require_own_names(cls, members: dict[str, str]) -> dict[str, str]:
+        if twin := _find_twin(members.values()):
+            raise ValueError(f"two models are called {twin!r} in the file")
+        return members
 
 
 class PlanAtEnds(_Part):
@@ -287,32 +310,18 @@ class DeploymentMap(_Part):
     policy: str
     created: str | None = None
     planned_with: PlannedWith = PlannedWith()
-    models: dict[str, DeployedModel]
+    models: dict[Name, DeployedModel]
     nodes: tuple[Node, ...]
     predicted: MapPrediction
     unplaced: tuple[Unplaced, ...] = ()
-    merges: dict[str, Merge] = Field(default_factory=dict)
+    merges: dict[Name, Merge] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
+    @field_validator("nodes")
     @classmethod
-    def _with_older_inputs(cls, content: Any) -> Any:
-        """Read the ``inputs`` that maps had before they had ``planned_with``."""
-        if not isinstance(content, dict) or "inputs" not in content:
-            return content
-        inputs = content["inputs"]
-        if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
-            raise ValueError("inputs must be texts by name")
-        if "planned_with" in content:
-            raise ValueError("inputs is what planned_with was called before: a map has one of them")
-        rest = {key: value for key, value in content.items() if key != "inputs"}
-        return {**rest, "planned_with": planned_with_of_inputs(inputs)}
-
-    @field_validator("models")
-    @classmethod
-    def _all_named(cls, models: dict[str, DeployedModel]) -> dict[str, DeployedModel]:
-        if any(not name.strip() for name in models):
-            raise ValueError("a model must have a name")
-        return models
+    def _require_own_names(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if twin := _find_twin(node.name for node in nodes):
+            raise ValueError(f"two nodes are called {twin!r}")
+        return nodes
 
     @model_validator(mode="after")
     def _merged_as_told(self) -> DeploymentMap:
@@ -320,6 +329,8 @@ class DeploymentMap(_Part):
             raise ValueError(f"{min(both)} is the name of a model and of a merge")
         for *_, replica in self.places():
             merge = self.merges.get(replica.model)
+            if twin := _find_twin(one.model for one in replica.merged):
+                raise ValueError(f"a replica of {replica.model} serves {twin} twice")
             if replica.merged and (merge is None or set(merge.members) != {one.model for one in replica.merged}):
                 raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
             if merge is not None and not replica.merged:
@@ -382,12 +393,19 @@ def read_map(path: Path) -> DeploymentMap:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_require_own_keys)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
     return parse_map(content, str(path))
+
+
+def _require_own_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; of two values under one key readers take either."""
+    if (twin := _find_twin(key for key, _ in pairs)) is not None:
+        raise ValueError(f"the key {twin!r} stands in one object twice")
+    return dict(pairs)
 
 
 def parse_map(content: object, where: str) -> DeploymentMap:
@@ -402,13 +420,31 @@ def parse_map(content: object, where: str) -> DeploymentMap:
         raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
     _check_schema(content["schema"], where)
     try:
-        return DeploymentMap.model_validate_json(json.dumps(content))
+        content = _rename_inputs(content)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}", "gpuprof place writes maps that keep the schema") from None
+    try:
+        # Strictly: true is no number, and neither is a text of digits.
+        return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InputError(
             f"{where}: {place}: {first['msg']}", "gpuprof place writes maps that keep the schema"
         ) from None
+
+
+def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a map with the ``inputs`` that it had before it had ``planned_with`` as the latter."""
+    if "inputs" not in content:
+        return content
+    inputs = content["inputs"]
+    if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
+        raise ValueError("inputs must be texts by name")
+    if "planned_with" in content:
+        raise ValueError("inputs is what planned_with was called before: a map has one of them")
+    rest = {key: value for key, value in content.items() if key != "inputs"}
+    return {**rest, "planned_with": planned_with_of_inputs(inputs)}
 
 
 def _check_schema(schema: str, where: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -30,7 +30,7 @@ class PlannedDevices(_Record):
     ``price_per_hour`` is there where another than the catalogue's was planned with.
     """
 
-    device: str
+    device: Annotated[str, Field(pattern=r"\S")]
     count: _Count | None = None
     price_per_hour: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
 
@@ -59,7 +59,7 @@ class PlannedWith(_Record):
     The other settings are those of `gpuprof.placement.problem.Options`.
     """
 
-    version: Literal[1] = 1
+    version: Annotated[int, Field(ge=1, le=1)] = 1
     estimator: str = "database"
     arrivals: str | None = None
     fleet: tuple[PlannedDevices, ...] = ()

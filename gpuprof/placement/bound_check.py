@@ -37,12 +37,25 @@ def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     used = sum(any(part.replicas for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus)
     if predicted.lower_bound_gpus is not None and predicted.lower_bound_gpus > used:
         yield _wrong(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
-    least, cost = predicted.lower_bound_cost_per_hour, predicted.cost_per_hour
+    least, cost = predicted.lower_bound_cost_per_hour, _cost(deployment, evidence)
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
     yield from _between_ends(deployment, used)
     if evidence.demands is None and not deployment.merges:
         yield from _without_one(deployment, evidence, used)
+
+
+def _cost(deployment: DeploymentMap, evidence: Evidence) -> float | None:
+    """Return what the devices used cost an hour, which the map need not say; None where one has no price."""
+    if deployment.predicted.cost_per_hour is not None:
+        return deployment.predicted.cost_per_hour  # compared with the prices elsewhere
+    prices = [
+        evidence.devices[gpu.device].price_per_hour
+        for node in deployment.nodes
+        for gpu in node.gpus
+        if any(part.replicas for part in gpu.partitions)
+    ]
+    return None if None in prices else math.fsum(price for price in prices if price is not None)
 
 
 def _serves_all(deployment: DeploymentMap) -> bool:
@@ -67,7 +80,7 @@ def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
 def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
     """Yield the bound that the map without one of its devices refutes, where it serves everything without."""
     predicted, tried = deployment.predicted, set()
-    least, cost = predicted.lower_bound_cost_per_hour, predicted.cost_per_hour
+    least, cost = predicted.lower_bound_cost_per_hour, _cost(deployment, evidence)
     for number, node in enumerate(deployment.nodes):
         for gpu in node.gpus:
             price = evidence.devices[gpu.device].price_per_hour

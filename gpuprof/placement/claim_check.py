@@ -12,6 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Violation
 
 _CLOCKS_APART = timedelta(days=1)  # two machines' at most, and zones that were left out
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC) - _CLOCKS_APART
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CREQ_METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
 _RELATIVE = 1e-3
@@ -20,8 +21,9 @@ _RELATIVE = 1e-3
 def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
     """Yield what cannot be so, whatever the map holds."""
     settings = deployment.planned_with
-    for name, text in (("policy", deployment.policy), ("estimator", settings.estimator)):
-        if not text.strip():
+    named = {"policy": deployment.policy, "estimator": settings.estimator}
+    for name, text in (named | {"found_by": settings.found_by, "stopped_by": settings.stopped_by}).items():
+        if text is not None and not text.strip():
             yield Violation("figures", name, "has no name")
     if deployment.created is not None:
         yield from _creation(deployment.created)
@@ -32,6 +34,8 @@ def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
     for name, path in (*paths, *((name, merge.path) for name, merge in deployment.merges.items())):
         if path is not None and not path.strip():
             yield Violation("figures", name, "its file has no path")
+    if settings.latency_budget is not None:
+        yield from _unplanned_percentiles(deployment)
     yield from _planned_devices(deployment)
     yield from _required_compute(deployment)
 
@@ -44,6 +48,16 @@ def _creation(created: str) -> Iterator[Violation]:
         return
     if when > datetime.now(UTC) + _CLOCKS_APART:
         yield Violation("figures", "created", f"{created} is yet to come")
+    if when < _BEGINNING:
+        yield Violation("figures", "created", f"{created} is before any clock of a computer")
+
+
+def _unplanned_percentiles(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield percentiles of maps whose batches keep to a part of the SLO: of queues such plans know nothing."""
+    said = [(replica.model, replica.predicted) for *_, replica in deployment.places()]
+    for name, one in (*said, *((name, model.predicted) for name, model in deployment.models.items())):
+        if one is not None and any(value is not None for value in (one.p50_ms, one.p95_ms, one.p99_ms)):
+            yield Violation("figures", name, "has percentiles, and the map was planned without queues")
 
 
 def _planned_devices(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -66,7 +80,9 @@ def _required_compute(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("figures", where, f"{replica.model}: {creq.metric!r} is no metric of compute requirements")
         if not creq.source.strip():
             yield Violation("figures", where, f"{replica.model}: its compute requirement has no source")
-        if creq.pct > 100.0 * (1.0 + _RELATIVE):
-            yield Violation(
-                "figures", where, f"{replica.model}: a requirement of {creq.pct:.4g}% is more than a device"
-            )
+        low, high = creq.interval_pct or (creq.pct, creq.pct)
+        if max(creq.pct, high) > 100.0 * (1.0 + _RELATIVE):
+            said = f"a requirement of {max(creq.pct, high):.4g}% is more than a device"
+            yield Violation("figures", where, f"{replica.model}: {said}")
+        if low < 0.0:
+            yield Violation("figures", where, f"{replica.model}: a requirement of {low:.4g}% is less than nothing")

@@ -68,14 +68,6 @@ def _gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
 
 
 def _names(deployment: DeploymentMap) -> Iterator[Violation]:
-    for name, count in Counter(node.name for node in deployment.nodes).items():
-        if not name.strip():
-            yield Violation("geometry", "nodes", "a node has no name")
-        if count > 1:
-            yield Violation("geometry", name, f"{count} nodes have this name")
-    for where, count in Counter(where for _, where, _ in _gpus(deployment)).items():
-        if count > 1:
-            yield Violation("geometry", where, f"{count} devices have this index")
     served = {replica.model for *_, replica in deployment.places()}
     for name, merge in deployment.merges.items():
         strangers = sorted(set(merge.members) - set(deployment.models))

@@ -19,7 +19,9 @@ from gpuprof.domain.deployment import (
     ReplicaPrediction,
     share_of,
 )
-from gpuprof.domain.estimate import MOST_VARIATION, Estimate
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MOST_VARIATION, Estimate, Estimator, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bound_check import check_bounds
 from gpuprof.placement.evidence import Evidence, Violation
@@ -34,6 +36,8 @@ _ABSOLUTE = 1e-6
 _OVERLAP = 2.0
 #: What queues that are simulated differ by: a pool's figures and its parts', its busy time and the batches'.
 _SIMULATED = 0.05
+
+_MOST_PROCESSES = 4096  # each of which rounds its bytes up
 
 _Place = tuple[Node, Gpu, Partition, Replica]
 
@@ -91,7 +95,23 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
         low, high = mreq.interval_bytes
         if not low * (1.0 - _RELATIVE) - _ABSOLUTE <= mreq.bytes <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
             yield f"a memory requirement of {mreq.bytes:.4g} bytes is outside of its interval"
+    yield from _required_memory(predicted)
     yield from _intervals(predicted)
+
+
+def _required_memory(predicted: ReplicaPrediction) -> Iterator[str]:
+    """Yield where the memory that a policy planned by has no source or end, or is not what the replica holds."""
+    needed, held = predicted.mreq, predicted.memory_bytes
+    if needed is None:
+        return
+    if not needed.source.strip():
+        yield "its memory requirement has no source"
+    if needed.interval_bytes is not None and not math.isfinite(needed.interval_bytes[1]):
+        yield "its memory requirement has an interval without an end"
+    if held is not None and needed.bytes > held * (1.0 + _RELATIVE) + 1.0:
+        yield f"it requires {needed.bytes / 2**30:.4g} GiB and is said to hold {held / 2**30:.4g} GiB"
+    if held is not None and needed.interval_bytes is None and held > needed.bytes * (1.0 + _RELATIVE) + _MOST_PROCESSES:
+        yield f"it is said to hold {held / 2**30:.4g} GiB and requires {needed.bytes / 2**30:.4g} GiB"
 
 
 def _utilization(replica: Replica) -> Iterator[str]:
@@ -156,8 +176,9 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
     ):
         if value is not None and true is not None and not _is_near(value, true):
             yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
-    yield from _told_intervals(predicted, known)
+    yield from _told_intervals(predicted, known, merged=bool(replica.merged))
     yield from _told_memory(replica, known, evidence)
+    yield from _told_compute(replica, device, evidence.estimator)
     if predicted.source and predicted.source != known.latency_ms.source:
         yield f"its time is called {predicted.source!r} and is {known.latency_ms.source!r}"
     if replica.batch_latency_ms is None:
@@ -170,14 +191,15 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
             return
 
 
-def _told_intervals(predicted: ReplicaPrediction, known: Estimate) -> Iterator[str]:
+def _told_intervals(predicted: ReplicaPrediction, known: Estimate, *, merged: bool) -> Iterator[str]:
     for name, interval, figure in (
         ("latency_ms", predicted.latency_ms_interval, known.latency_ms),
         ("throughput_rps", predicted.throughput_rps_interval, known.throughput_rps),
     ):
         if interval is None:
-            continue
-        if figure.low is None or figure.high is None:
+            if figure.low is not None and figure.high is not None and not merged:
+                yield f"{name}_interval is not said, and is {figure.low:.4g} to {figure.high:.4g} by the estimator"
+        elif figure.low is None or figure.high is None:
             yield f"{name}_interval is said, and nothing is known of its error"
         elif not (_is_near(interval[0], figure.low) and _is_near(interval[1], figure.high)):
             told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{figure.low:.4g} to {figure.high:.4g}"
@@ -193,6 +215,22 @@ def _told_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Itera
     most = max(memory.value, memory.high or 0.0, upper_ms(memory, evidence.confidence)) * replica.processes
     if not least * (1.0 - _RELATIVE) - replica.processes <= held_bytes <= most * (1.0 + _RELATIVE) + replica.processes:
         yield f"it is said to hold {held_bytes / 2**30:.4g} GiB, and holds {least / 2**30:.4g} GiB by the estimator"
+
+
+def _told_compute(replica: Replica, device: Device, estimator: Estimator) -> Iterator[str]:
+    """Yield a compute requirement that is not the estimator's, which it has of a process that is alone on a device."""
+    creq = replica.predicted.creq
+    if creq is None:
+        return
+    try:
+        alone = ask_estimator(estimator, device, Workload(replica.model, replica.batch, Share()))
+    except InputError:
+        return
+    known = alone.creq(creq.metric)
+    if known is not None and not _is_near(creq.pct, known.value):
+        yield f"a compute requirement of {creq.pct:.4g}% is said, and it is {known.value:.4g}% by the estimator"
+    elif known is not None and creq.source != known.source:
+        yield f"its compute requirement is called {creq.source!r} and is {known.source!r}"
 
 
 def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -241,13 +279,13 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     if predicted.moves is not None and predicted.moves > len(replicas):
         yield _wrong(f"{predicted.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
-    yield from _ends(deployment)
+    yield from _ends(deployment, evidence)
     yield from check_bounds(deployment, evidence)
-    if predicted.external_fragmentation is not None and not deployment.merges:
+    if predicted.external_fragmentation is not None:
         left = _unused_part(deployment, evidence)
         if abs(predicted.external_fragmentation - left) > _RELATIVE:
             yield _wrong(f"{predicted.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
-    if predicted.internal_slack is not None and not deployment.merges:
+    if predicted.internal_slack is not None:
         idle = _idle_part(deployment, evidence)
         if abs(predicted.internal_slack - idle) > _SIMULATED:
             yield _wrong(
@@ -271,8 +309,10 @@ def _cost(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         yield _wrong(f"a cost of {cost:.4g} $/h is said, and the devices cost {math.fsum(known):.4g} $/h")
 
 
-def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
+def _ends(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     """Yield what no plan can come to at an end of the estimates."""
+    counts = list((evidence.counts or {"": None}).values())
+    most = math.inf if None in counts else math.fsum(count for count in counts if count is not None)
     asked = math.fsum(model.rate_rps for model in deployment.models.values())
     for name in ("at_lower_ends", "at_upper_ends"):
         plan = getattr(deployment.predicted, name)
@@ -280,6 +320,8 @@ def _ends(deployment: DeploymentMap) -> Iterator[Violation]:
             continue
         if plan.served_rps > asked * (1.0 + _RELATIVE):
             yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s, and {asked:.4g} are asked for")
+        if plan.gpus is not None and plan.gpus > most:
+            yield _wrong(f"{name} has {plan.gpus} devices, and the fleet has {most:g}")
         if plan.gpus == 0 and plan.served_rps > 0.0:
             yield _wrong(f"{name} serves {plan.served_rps:.4g} requests/s by no device")
         if plan.gpus is not None and plan.lower_bound_gpus is not None and plan.lower_bound_gpus > plan.gpus:

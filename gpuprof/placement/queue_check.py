@@ -6,15 +6,16 @@ By an estimator's times where there is one, else by those that stand in the map,
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, ServedPart, Sojourn
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_queues import map_servers
+from gpuprof.rules.host_work import NO_HOST_WORK
 
 #: What queues that are simulated may be off by; and the part of what is beyond a percentile that may be elsewhere,
 #: since where batches do not vary the next to nothing decides a percentile.
@@ -49,13 +50,41 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
             laws = [end.parts[number].sojourn for end in ends]
             for message in _of_part(replica, pool.parts[number], laws, slo_ms):
                 yield Violation("figures", where, f"{model}: {message}")
-        yield from _of_whole(deployment, model, pool)
+        yield from _of_law(deployment, model, pool.whole)
+    if evidence.host == NO_HOST_WORK:  # else what the machine does for the others was added at its worst
+        yield from _merged(deployment, evidence)
+
+
+def _merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield what is said of a replica that serves several models, by the one queue of all their requests."""
+    servers = map_servers(deployment, replace(evidence, confidence=_MEANS))
+    serving = Counter(name for *_, replica in deployment.places() for name in replica.rates())
+    for (node, gpu, _, replica), server in zip(deployment.places(), servers, strict=True):
+        is_told = evidence.estimator is not None or replica.batch_latency_ms is not None
+        if not replica.merged or isinstance(server, str) or not is_told:
+            continue
+        if not 0.0 < replica.rate_rps < server.capacity_rps:
+            continue  # told of elsewhere
+        law = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
+        messages = list(_percentiles(law, {name: getattr(replica.predicted, name) for name in _PERCENTILES}))
+        messages += _busy(replica.predicted.utilization, law)
+        for one in replica.merged:
+            in_time = one.rate_rps * law.fraction_within(deployment.models[one.model].slo_ms)
+            if abs(one.goodput_rps - in_time) > _GOODPUT * one.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
+                messages.append(
+                    f"a goodput of {one.goodput_rps:.4g}/s of {one.model} is said, and it is {in_time:.4g}/s"
+                )
+        for message in messages:
+            yield Violation("figures", f"{node.name} gpu {gpu.index}", f"{replica.model}: {message}")
+        for name in replica.rates():
+            if serving[name] == 1:
+                yield from _of_law(deployment, name, law)
 
 
 def _alone(replica: Replica) -> Iterator[str]:
     """Yield where a replica whose batches are held to a part of the SLO is said to do other than its rate asks."""
     predicted = replica.predicted
-    if replica.merged or not predicted.throughput_rps > 0.0:
+    if not predicted.throughput_rps > 0.0:
         return
     busy = replica.rate_rps / predicted.throughput_rps
     if predicted.utilization is not None and abs(predicted.utilization - busy) > _SIMULATED * busy + _ABSOLUTE:
@@ -105,10 +134,8 @@ def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms
     yield from _percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES})
     in_time = part.rate_rps * law.fraction_within(slo_ms)
     if abs(predicted.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
-        yield f"a goodput of {predicted.goodput_rps:.4g}/s is said, and it is {in_time:.4g}/s"
-    busy = predicted.utilization
-    if busy is not None and abs(busy - law.utilization) > _SIMULATED * law.utilization + _ABSOLUTE:
-        yield f"it is said to be busy for {busy:.4g} of its time, and is for {law.utilization:.4g}"
+        yield f"a goodput of {predicted.goodput_rps:.4g}/s is predicted, and it is {in_time:.4g}/s"
+    yield from _busy(predicted.utilization, law)
     if not ends:
         return
     laws = (*ends, law)
@@ -122,10 +149,15 @@ def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms
             yield f"{name}_interval is {told} in the map and {true} by the interval of its batches' time"
 
 
-def _of_whole(deployment: DeploymentMap, model: str, pool: PoolSojourn) -> Iterator[Violation]:
-    said = deployment.models[model].predicted
-    if said is not None:
-        for message in _percentiles(pool.whole, {name: getattr(said, name) for name in _PERCENTILES}):
+def _busy(utilization: float | None, law: Sojourn) -> Iterator[str]:
+    if utilization is not None and abs(utilization - law.utilization) > _SIMULATED * law.utilization + _ABSOLUTE:
+        yield f"it is said to be busy for {utilization:.4g} of its time, and is for {law.utilization:.4g}"
+
+
+def _of_law(deployment: DeploymentMap, model: str, law: Sojourn) -> Iterator[Violation]:
+    predicted = deployment.models[model].predicted
+    if predicted is not None:
+        for message in _percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES}):
             yield Violation("figures", model, message)
 
 

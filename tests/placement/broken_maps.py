@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
-#: replicas of one model on two devices, one of them slower; ``"spare"``: a device more than is needed.
-Layout = Literal["shared", "mig", "pool", "spare"]
+#: replicas of one model on two devices, one of them slower; ``"spare"``: a device more than is needed; ``"unshared"``:
+#: two replicas on one device, held to no share; ``"merged"``: two models in one replica.
+Layout = Literal["shared", "mig", "pool", "spare", "unshared", "merged"]
 Edit = Callable[[dict[str, Any]], object]
 
 

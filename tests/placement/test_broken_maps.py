@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.pipeline.planned_arrivals import make_queueing
@@ -21,20 +22,85 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.rules.host_work import recorded_work
 from tests.placement.broken_claims import CLAIMS
+from tests.placement.broken_details import DETAILS
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
-EVERY = (*BREAKAGES, *CLAIMS)
+EVERY = (*BREAKAGES, *CLAIMS, *DETAILS)
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
 SPARE = problem([demand("a", 300.0)], [(plain_device(), 3)])
-PROBLEMS: dict[Layout, Problem] = {"shared": GIVEN, "mig": GIVEN, "pool": POOL, "spare": SPARE}
+TOGETHER = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1)])
+PROBLEMS: dict[Layout, Problem] = {
+    "shared": GIVEN,
+    "mig": GIVEN,
+    "pool": POOL,
+    "spare": SPARE,
+    "unshared": TOGETHER,
+    "merged": TOGETHER,
+}
 
 
 def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float = 20.0) -> PlacedReplica:
     return PlacedReplica(model, 4, 1, Share(pct, mig), rate_rps, memory_bytes=2**30)
 
 
+def draw_merged() -> DeploymentMap:
+    """Return the map of one replica that serves both models."""
+    times: dict[str, object] = {"p50_ms": 3.321, "p95_ms": 3.826, "p99_ms": 4.115}
+    served = {
+        "model": "ab",
+        "batch": 4,
+        "rate_rps": 40.0,
+        "memory_limit_bytes": 2**30,
+        "batch_latency_ms": [3.0, 4.0, 5.0, 6.0],
+        "predicted": {
+            "latency_ms": 6.0,
+            "throughput_rps": 4000.0 / 6.0,
+            "goodput_rps": 40.0,
+            "utilization": 0.06,
+            "memory_bytes": 2**30,
+            "source": "measured",
+            **times,
+        },
+        "merged": [{"model": name, "rate_rps": 20.0, "goodput_rps": 20.0} for name in "ab"],
+    }
+    asked: dict[str, object] = {"rate_rps": 20.0, "slo_ms": 100.0, "predicted": {"goodput_rps": 20.0, **times}}
+    figures: dict[str, object] = {
+        "gpus": 1,
+        "goodput_rps": 40.0,
+        "cost_per_hour": 1.0,
+        "internal_slack": 0.94,
+        "external_fragmentation": 0.0,
+    }
+    return parse_map(
+        {
+            "schema": "gpuprof.deployment/1",
+            "policy": "by hand",
+            "models": {"a": asked, "b": asked},
+            "nodes": [
+                {"name": "node0", "gpus": [{"index": 0, "device": "plain", "partitions": [{"replicas": [served]}]}]}
+            ],
+            "predicted": figures,
+            "merges": {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}},
+        },
+        "merged",
+    )
+
+
 MAPS: dict[Layout, DeploymentMap] = {
+    "merged": draw_merged(),
+    "unshared": to_map(
+        TOGETHER,
+        Placement(
+            "by hand",
+            (
+                PlacedGpu(
+                    "plain",
+                    (PlacedPartition((make_replica("a", 100.0), make_replica("b", 100.0)), unshared=True),),
+                ),
+            ),
+        ),
+    ),
     "shared": to_map(
         GIVEN,
         Placement(
@@ -103,8 +169,8 @@ def _as_recorded(deployment: DeploymentMap, against: Evidence) -> Evidence:
     )
 
 
-def test_there_are_nearly_three_hundred_ways_and_none_twice() -> None:
-    assert len(EVERY) > 290
+def test_there_are_some_three_hundred_and_fifty_ways_and_none_twice() -> None:
+    assert len(EVERY) > 350
     assert Counter(one.name for one in EVERY).most_common(1)[0][1] == 1
 
 
@@ -123,6 +189,24 @@ def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
 @pytest.mark.parametrize("breakage", [one for one in EVERY if not one.needs_estimator], ids=lambda one: one.name)
 def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=False)
+
+
+@pytest.mark.parametrize(
+    ("whole", "twice"),
+    [
+        ('"batch": 4,', '"batch": 4, "batch": 8,'),
+        ('"slo_ms": 100.0,', '"slo_ms": 100.0, "slo_ms": 1.0,'),
+        ('"policy": "by hand",', '"policy": "by hand", "policy": "by hand",'),
+        ('"models": {', '"models": {"a": {"rate_rps": 1.0, "slo_ms": 1.0},'),
+    ],
+)
+def test_a_key_that_an_object_has_twice_is_refused(tmp_path: Path, whole: str, twice: str) -> None:
+    text = MAPS["shared"].to_json()
+    assert whole in text
+    path = tmp_path / "map.json"
+    path.write_text(text.replace(whole, twice, 1))
+    with pytest.raises(InputError, match="in one object twice"):
+        read_map(path)
 
 
 @pytest.mark.parametrize("settings", [{"latency_budget": 2.0}, {"confidence": 1.5}, {"overhead_ms": -1.0}])

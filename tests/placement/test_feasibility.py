@@ -194,8 +194,6 @@ def test_more_replicas_than_allowed_are_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content["nodes"].append(content["nodes"][0]),
-        lambda content: content["nodes"][0]["gpus"].append(first_gpu(content)),
         lambda content: first_gpu(content).update(device="unheard-of"),
         lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(model="stranger"),
         lambda content: content["predicted"].update(gpus=7),

@@ -55,6 +55,10 @@ def test_what_cannot_be_served_is_said() -> None:
         plan(map_of({"m": "null:4"}, []))
     with pytest.raises(InputError, match="unknown node 'm'"):
         plan(map_of({"m": "null:4"}, [replica("m")]), node="m")
+    twice = map_of({"m": "null:4"}, [replica("m")])
+    twice["nodes"] *= 2
+    with pytest.raises(InputError, match="two nodes are called"):
+        plan(twice, node=twice["nodes"][0]["name"])
     gpu = map_of({"m": "null:4"}, [replica("m")])
     gpu["nodes"][0]["gpus"][0]["device"] = "a100-80"
     with pytest.raises(UnavailableError, match="a100-80"):
