@@ -74,9 +74,10 @@ def has_leading_batch(file: Path) -> bool:
     InputError
         When the file is no ONNX model.
     """
-    graph = read_onnx(file).model.graph
-    weights = {one.name for one in graph.initializer}
-    inputs = {one.name: _dims(one) for one in graph.input if one.name not in weights}
+    read = read_onnx(file)
+    graph = read.model.graph
+    # What is read has large weights as inputs of its own.
+    inputs = {one.name: _dims(one) for one in graph.input if one.name not in read.weights}
     outputs = [_dims(one) for one in graph.output]
     axes = batch_axes(inputs)
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,9 @@ def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
 
 #: What helps where the runtime does not take a model.
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
+#: What C++ puts before its messages: the line of a source file, and the function with the types of its parameters.
+_ORIGIN = re.compile(r"/\S*onnxruntime\S*:\d+ .*?\)(?: const)? (?=[A-Z\[])")
+_TOO_NEW = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)")
 
 
 def translate_error(error: Exception, path: Path) -> InputError:
@@ -157,6 +161,7 @@ def translate_error(error: Exception, path: Path) -> InputError:
     kind = type(error).__name__
     detail = " ".join(str(error).split("\n")[0].split())
     detail = detail.removeprefix("[ONNXRuntimeError] : ").split(" : ", 2)[-1]
+    detail = _ORIGIN.sub("", detail)
     if kind == "InvalidProtobuf":
         return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
     if kind == "NoSuchFile":
@@ -167,6 +172,13 @@ def translate_error(error: Exception, path: Path) -> InputError:
         return InputError(
             f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "give it inputs of another type, and Cast"
         )
+    if new := _TOO_NEW.search(detail):
+        return InputError(
+            f"{path} has opset {new[1]} of {new[2]}; ONNX Runtime here has opsets up to {new[3]}",
+            f"export it with opset {new[3]} or an older one, or install a newer runtime",
+        )
+    if "This is an invalid model" in detail:
+        return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "correct the model, or export it again")
     is_loading = detail.startswith(("Load model", "Exception during initialization"))  # later it may be its inputs
     return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from google.protobuf import text_format
-from onnx import helper
+from onnx import helper, numpy_helper
 from tritonclient.grpc import model_config_pb2
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
@@ -86,6 +87,15 @@ def test_batches_are_formed_where_the_model_has_a_batch_and_the_map_more_than_on
     assert config.max_batch_size == largest
     assert config.HasField("dynamic_batching") is is_dynamic
     assert any("without batches, which the map has" in note for note in bundle.notes) is (batch > 1 and not largest)
+
+
+def test_weights_of_any_size_do_not_keep_a_model_from_batches(tmp_path: Path) -> None:
+    text = "(float[batch, 64] x) => (float[batch, 64] y) { y = MatMul(x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> net {text}')
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "w"))
+    onnx.save(model, tmp_path / "net.onnx")
+    bundle = export(_with_file("net", "net.onnx", 4), "triton", base=tmp_path)
+    assert _config(bundle).max_batch_size == 4 and _config(bundle).HasField("dynamic_batching") and not bundle.notes
 
 
 def test_a_name_that_no_folder_can_have_is_changed_and_said(tmp_path: Path) -> None:

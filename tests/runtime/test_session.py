@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.runtime.session import SESSION_CONFIG, open_session, session_settings
+from gpuprof.runtime.session import SESSION_CONFIG, open_session, session_settings, translate_error
 from tests.profiling.models import write_mlp, write_strange
 
 
@@ -38,6 +39,32 @@ def test_files_that_are_no_model_are_refused_in_one_line(tmp_path: Path) -> None
 def test_an_operator_that_the_runtime_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Nonsense"):
         open_session(write_strange(tmp_path / "odd.onnx"), threads=1)
+
+
+def test_what_the_runtime_says_of_a_broken_model_comes_with_a_remedy_that_fits(tmp_path: Path) -> None:
+    model = onnx.load(write_mlp(tmp_path / "m.onnx"))
+    model.opset_import[0].version = 99
+    onnx.save(model, tmp_path / "new.onnx")
+    with pytest.raises(InputError) as too_new:
+        open_session(tmp_path / "new.onnx", threads=1)
+    assert "has opset 99 of ai.onnx; ONNX Runtime here has opsets up to " in too_new.value.message
+    assert "export it with opset " in too_new.value.fix
+    twice = onnx.load(tmp_path / "m.onnx")
+    for node in twice.graph.node:
+        node.name = "same"
+    onnx.save(twice, tmp_path / "twice.onnx")
+    with pytest.raises(InputError, match="two nodes with same node name") as caught:
+        open_session(tmp_path / "twice.onnx", threads=1)
+    assert caught.value.fix == "correct the model, or export it again"
+
+
+def test_places_in_the_runtimes_own_source_are_left_out_of_errors(tmp_path: Path) -> None:
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/a.cc:79 onnxruntime::Start::Start(const "
+        "onnxruntime::Graph&, bool) Negative size (of w) Is refused."
+    )
+    error = translate_error(RuntimeError(said), tmp_path / "m.onnx")
+    assert error.message == f"ONNX Runtime refuses {tmp_path / 'm.onnx'}: Negative size (of w) Is refused."
 
 
 def test_a_provider_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
