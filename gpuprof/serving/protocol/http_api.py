@@ -19,7 +19,7 @@ from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, Receiv
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
-from gpuprof.serving.protocol.loop_turns import LoopTurns
+from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_urgency
 from gpuprof.serving.router.router import Router, deadline_ms
@@ -77,7 +77,7 @@ class HttpApi:
         self.arena = router.arena
         self.scratch, self.waste = bytearray(SCRATCH_BYTES), bytearray(WASTE_BYTES)
         self.connections = ConnectionSet(connections_per_peer)
-        self.turns = LoopTurns()
+        self.turns, self.discards = LoopTurns(), DiscardTurns()
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls

@@ -17,7 +17,7 @@ import orjson
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
-from gpuprof.serving.protocol.loop_turns import LoopTurns
+from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -52,6 +52,7 @@ class ConnectionOwner(Protocol):
     waste: bytearray
     connections: ConnectionSet
     turns: LoopTurns
+    discards: DiscardTurns
     known_heads: dict[bytes, KnownHead]
 
     @property
@@ -91,7 +92,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._choked = False
         self._lingering = False
-        self._awaits_turn = False
+        self._awaits_turn = self._awaits_discard = False
         self._client_ended = False
         self._waits_since: float | None = None
         self._began: float | None = None
@@ -135,6 +136,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._dispatch(incoming)
             elif incoming.is_full:
                 self._grow(incoming)
+            elif incoming.refusal is not None:
+                self._discard_in_turn(incoming)
         elif self._pending or self.busy or self._choked or not self._has_turn(memoryview(self._site.scratch)[:count]):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
@@ -150,6 +153,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._paused:
             self._paused = True
             self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _discard_in_turn(self, incoming: Incoming) -> None:
+        """Receive more of a body that is refused when it is its turn."""
+        if not self._awaits_discard:
+            self._awaits_discard = True
+            self._pause()
+            self._site.discards.wait(self._discard_more, min(incoming.length - incoming.received, WASTE_BYTES))
+
+    def _discard_more(self) -> None:
+        self._awaits_discard = False
+        self._resume()
 
     def _has_turn(self, beginning: Buffer) -> bool:
         """Return whether a new request that begins so may be read now, or what goes on."""
@@ -297,9 +316,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
         self._pending[:0] = memoryview(pending)[used:]
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
+        if not self._awaits_discard:
+            self._resume()
 
     def _consume(self, buffer: bytearray, end: int) -> int:
         """Take requests out of ``buffer`` until one has to be waited for; return how far that is."""
@@ -368,6 +386,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             return end
         if whole:
             self._dispatch(incoming)
+        elif incoming.space(self._site.waste) is not None and incoming.refusal is not None:
+            self._discard_in_turn(incoming)
         return used
 
     def _grow(self, incoming: Incoming) -> None:

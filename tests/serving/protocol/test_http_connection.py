@@ -447,7 +447,9 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
         connection, transport = connect(api)
         head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % length
         feed(connection, head + b"Inference-Header-Content-Length: 0\r\n\r\n" + bytes(70_000))
-        assert len(connection.get_buffer(-1)) == len(api.waste)
+        assert len(connection.get_buffer(-1)) == len(api.waste) and transport.paused
+        await asyncio.sleep(0)
+        assert not transport.paused
         feed(connection, bytes(length - 70_000) + LIVE)
         transport.send(connection)
         await asyncio.sleep(0)

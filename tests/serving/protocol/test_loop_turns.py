@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gpuprof.serving.protocol.loop_turns import TURN_S, LoopTurns
+from gpuprof.serving.protocol.loop_turns import DISCARDED_BYTES, TURN_S, DiscardTurns, LoopTurns
 
 MS = 0.001
 
@@ -66,7 +66,7 @@ def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.M
         router = StubRouter(monkeypatch)
         for number in range(100):
             router.ask("m", number)
-        for _ in range(10):
+        for _ in range(40):
             await asyncio.sleep(0)
         assert router.read == [("m", number) for number in range(100)]
         assert not router.turns._lanes
@@ -146,3 +146,31 @@ def test_each_lane_alternates_between_oldest_and_newest_by_itself(monkeypatch: p
             assert [number for name, number in router.read if name == lane] == [0, 3, 1, 2]
 
     run(test)
+
+
+def test_bodies_that_are_refused_are_received_in_their_order_a_few_in_each_turn() -> None:
+    due: list[Callable[[], object]] = []
+    discards, resumed = DiscardTurns(due.append), list[int]()
+    for number in range(6):
+        discards.wait(partial(resumed.append, number), DISCARDED_BYTES // 2)
+    due.pop()()
+    assert resumed == [0, 1] and len(due) == 1
+    discards.wait(partial(resumed.append, 6), DISCARDED_BYTES)
+    while due:
+        due.pop()()
+    assert resumed == list(range(7))
+
+
+def test_a_body_that_cannot_be_received_does_not_hold_up_the_others() -> None:
+    due: list[Callable[[], object]] = []
+    discards, resumed = DiscardTurns(due.append), list[int]()
+
+    def fail() -> None:
+        raise OSError("closed")
+
+    discards.wait(fail, 1)
+    discards.wait(partial(resumed.append, 1), 1)
+    with pytest.raises(OSError, match="closed"):
+        due.pop()()
+    due.pop()()
+    assert resumed == [1]
