@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.output import say_note
 from gpuprof.cli.output_path import check_output_folder
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
 
@@ -44,7 +45,7 @@ def export(
     result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
     if output is not None:
         result.write(output, copy)
-        say_note(f"{len(result.files) + len(result.models)} files written to {output}")
+        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} written to {output}")
     elif len(result.files) == 1 and not result.models:
         sys.stdout.write(next(iter(result.files.values())))
     else:

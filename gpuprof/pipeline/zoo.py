@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
 from gpuprof.runtime.free_batch import is_dynamic, rebatch
@@ -119,6 +120,9 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     free = is_dynamic(Path(model))
     changed = rebatch(Path(model), Path(output), batch)
     before = "its batch was free already" if free else f"its batch was {changed.batch}"
-    count = f"{len(changed.nodes)} node{'' if len(changed.nodes) == 1 else 's'} changed"
-    note = f"wrote {output}: {before}, {count}, same outputs at batches {changed.batch} and more"
+    # The copy of a model whose batch was free is run only where nodes were changed.
+    is_proven = bool(changed.nodes) or not free
+    said = [before] + [f"it is {batch} now"] * (batch is not None) + [f"{count_of(len(changed.nodes), 'node')} changed"]
+    said += [f"same outputs at batches {changed.batch} and more"] * is_proven
+    note = f"wrote {output}: {', '.join(said)}"
     return RebatchResult(notes=(note,), path=Path(output), nodes_changed=len(changed.nodes), was_free=free)

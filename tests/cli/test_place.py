@@ -271,6 +271,8 @@ def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     capsys.readouterr()
     assert main(["export", "--to", "mig-parted"]) == 0
     assert capsys.readouterr().out.startswith("version: v1\nmig-configs:\n")
+    assert main(["export", "--to", "mig-parted", "-o", "layout"]) == 0
+    assert "1 file written to layout" in capsys.readouterr().err
     assert main(["export", "--to", "triton"]) == 3
     assert main(["export", "--to", "triton", "-o", "repository"]) == 0
     assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()

@@ -59,7 +59,15 @@ def test_a_model_is_rebatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": [1, 2, 3]}, {"y": [1, 6]}, {"t": integers(1, 6)})
     assert main(["zoo", "rebatch", str(path), "-o", str(tmp_path / "free.onnx")]) == 0
     assert load_graph(tmp_path / "free.onnx", 5).outputs[0].shape == (5, 6)
-    assert "its batch was 1, 1 node changed" in capsys.readouterr().err
+    assert "its batch was 1, 1 node changed, same outputs at batches 1 and more" in capsys.readouterr().err
+
+
+def test_what_was_not_run_is_not_called_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", 2]}, {"y": ["batch", 2]})
+    assert main(["zoo", "rebatch", str(path), "--batch", "4", "-o", str(tmp_path / "four.onnx")]) == 0
+    said = capsys.readouterr().err
+    assert "four.onnx: its batch was free already, it is 4 now, 0 nodes changed\n" in said
 
 
 def test_what_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
