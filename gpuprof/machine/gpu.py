@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from ctypes import byref, c_uint
 from dataclasses import replace
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from gpuprof.domain.catalogue import device_of_driver, devices
 from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.gpu_description import GpuDescription, describe_device, device_slug
+from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
 
 _MIB = 2**20
 _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
@@ -35,11 +35,9 @@ def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
     -----
     A GPU whose compute capability the catalogue has no GPU of is left out: its limits are not known.
     """
+    nvml = nvml or load_nvml()
     if nvml is None:
-        try:
-            nvml = import_module("pynvml")
-        except ImportError:
-            return ()
+        return ()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -52,13 +50,13 @@ def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
 
 
 def _device(nvml: Any, handle: Any) -> Device | None:
-    driver_name = _text(nvml.nvmlDeviceGetName(handle))
+    driver_name = decode_nvml(nvml.nvmlDeviceGetName(handle))
     known = device_of_driver(driver_name)
     base = known or _scale_device(nvml, handle, driver_name)
     if base is None:
         return None
     profiles = _mig_profiles(nvml, handle)
-    power_mw = _ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
+    power_mw = ask_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
     sources = {**base.sources, "memory": f"{base.sources['memory']}; size as NVML reports it"}
     if power_mw is not None:
         sources["power"] = "NVML: the limit in force"
@@ -77,8 +75,8 @@ def _device(nvml: Any, handle: Any) -> Device | None:
 def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     """Describe a board that the catalogue does not have, from one of the same compute capability."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    cores = _ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
-    bus_bits = _ask(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
+    cores = ask_nvml(nvml, "nvmlDeviceGetNumGpuCores", handle)
+    bus_bits = ask_nvml(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
     like = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
     if not like or cores is None or bus_bits is None:
         return None
@@ -111,7 +109,7 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     """Return the plain profiles that the driver lists with where they may start; empty when it will not say."""
     profiles = {}
     for info in _profile_infos(nvml, handle):
-        name = _text(info.name).removeprefix("MIG ").strip()
+        name = decode_nvml(info.name).removeprefix("MIG ").strip()
         # "1g.10gb+me" is the same instance with media engines, which inference has no use for.
         if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
             continue
@@ -133,7 +131,7 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
 
 def _profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
     for profile in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
-        info = _ask(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, profile)
+        info = ask_nvml(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, profile)
         if info is not None:
             yield info
 
@@ -142,27 +140,15 @@ def _placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]
     """Return (start, size) of every place of the profile; empty where the driver will not say (it wants root)."""
     # NVML's way: asked without a buffer it gives the number of places, asked again the places.
     count = c_uint(0)
-    if _ask(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, None, byref(count)) is None or not count.value:
+    if ask_nvml(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, None, byref(count)) is None or not count.value:
         return []
     places = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
-    if _ask(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, places, byref(count)) is None:
+    if ask_nvml(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, places, byref(count)) is None:
         return []
     return [(int(place.start), int(place.size)) for place in places[: count.value]]
-
-
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return NVML's answer, or None where the GPU, the driver or the binding does not have the question."""
-    try:
-        return getattr(nvml, function)(*arguments)
-    except (nvml.NVMLError, AttributeError):
-        return None
 
 
 def device_name(driver_name: str) -> str:
     """Return the name under which gpuprof knows a board: the catalogue's, else one made of the driver's."""
     known = device_of_driver(driver_name)
     return device_slug(driver_name) if known is None else known.name
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -10,6 +10,7 @@ from typing import Any
 from gpuprof.domain.catalogue import device_of_driver
 from gpuprof.errors import install_hint
 from gpuprof.machine.finding import Finding, MachineView, Status
+from gpuprof.machine.nvml import ask_nvml, decode_nvml
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _VERSION = re.compile(r"(?:^|version:?\s+)(\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE | re.MULTILINE)
@@ -44,24 +45,24 @@ def _gpus(machine: MachineView) -> Iterator[Finding]:
     except Exception as error:  # NVML's errors, and a driver that does not fit its library
         yield Finding("gpu", "GPUs", Status.MISSING, f"none: {error}", _NO_GPU_FIX)
         return
-    driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
+    driver = decode_nvml(ask_nvml(nvml, "nvmlSystemGetDriverVersion") or "unknown")
     if count == 0:
         yield Finding("gpu", "GPUs", Status.MISSING, f"none; driver {driver}", _NO_GPU_FIX)
     for index in range(count):
-        handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+        handle = ask_nvml(nvml, "nvmlDeviceGetHandleByIndex", index)
         if handle is None:
             yield Finding("gpu", f"GPU {index}", Status.LIMITED, "the driver does not hand it out", "see nvidia-smi")
         else:
             yield _gpu(nvml, handle, index, driver)
-    _ask(nvml, "nvmlShutdown")
+    ask_nvml(nvml, "nvmlShutdown")
 
 
 def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
-    mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
-    persistent = _ask(nvml, "nvmlDeviceGetPersistenceMode", handle)
-    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    name = _text(_ask(nvml, "nvmlDeviceGetName", handle))
+    mode = ask_nvml(nvml, "nvmlDeviceGetComputeMode", handle)
+    persistent = ask_nvml(nvml, "nvmlDeviceGetPersistenceMode", handle)
+    mig = ask_nvml(nvml, "nvmlDeviceGetMigMode", handle)
+    memory = ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    name = decode_nvml(ask_nvml(nvml, "nvmlDeviceGetName", handle) or "unknown")
     known = device_of_driver(name)
     detail = ", ".join(
         (
@@ -171,14 +172,3 @@ def _has_sys_admin(machine: MachineView) -> bool:
     match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read_text("proc/self/status"), re.MULTILINE)
     # CAP_SYS_ADMIN is bit 21 (linux/capability.h). In a container root does not have it by itself.
     return match is not None and bool(int(match[1], 16) >> 21 & 1)
-
-
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    try:
-        return getattr(nvml, function)(*arguments)
-    except Exception:  # not supported by this GPU, driver or binding
-        return None
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else "unknown" if value is None else str(value)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.mps import PERCENTAGE, mps_daemon
+from gpuprof.machine.nvml import decode_nvml, load_nvml
 from gpuprof.runtime.providers import GREEN_SMS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -41,11 +41,9 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
     nvml : module, optional
         In place of ``pynvml``.
     """
+    nvml = nvml or load_nvml()
     if nvml is None:
-        try:
-            nvml = import_module("pynvml")
-        except ImportError:
-            return ()
+        return ()
     try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
@@ -59,7 +57,7 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
             uuid, name = nvml.nvmlDeviceGetUUID(instance), nvml.nvmlDeviceGetName(instance)
         except nvml.NVMLError:  # a slot that holds none
             continue
-        instances.append(MigInstanceId(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
+        instances.append(MigInstanceId(decode_nvml(uuid), decode_nvml(name).rsplit("MIG ", 1)[-1].strip().lower()))
     return tuple(instances)
 
 
@@ -163,7 +161,3 @@ def _take_instance(free: list[MigInstanceId], profile: str) -> str:
     raise UnavailableError(
         f"no free MIG instance {profile}: there are {there}", f"nvidia-smi mig -cgi {profile} -C makes one"
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -136,11 +136,11 @@ def _replacing(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArray[np.flo
     at = {kind: i for i, kind in enumerate(kinds)}
 
     def table(architecture: OperatorTypeGraph, side: int) -> npt.NDArray[np.float64]:
-        found = np.zeros((len(architecture.types), len(kinds)))
+        counts = np.zeros((len(architecture.types), len(kinds)))
         for i, sides in enumerate(architecture.around):
             for kind, count in sides[side].items():
-                found[i, at[kind]] = count
-        return found
+                counts[i, at[kind]] = count
+        return counts
 
     types = [np.array([at[kind] for kind in x.types]) for x in (a, b)]
     costs: npt.NDArray[np.float64] = (types[0][:, None] != types[1][None, :]).astype(np.float64)

@@ -103,11 +103,11 @@ class _Search:
         distinct = {self._distinct(i, j) for i, j in wanted}
         left = sorted(pair for pair in distinct if not self._settle(pair))
         self._search_pool(left)
-        found = {}
+        blocks = {}
         for i, j in wanted:
             a, b = self._first[i], self._second[j]
-            found[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swap()
-        return found
+            blocks[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swap()
+        return blocks
 
     def _enter(self, matrix: Matrix) -> int:
         digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
@@ -161,30 +161,30 @@ class _Search:
             values.append(self._values[i])
         return values[0] is not None and values[1] is not None and is_lattice(values[0], values[1], self._tolerance)
 
-    def _search_pool(self, left: Sequence[Pair]) -> None:
-        if not left:
+    def _search_pool(self, remaining: Sequence[Pair]) -> None:
+        if not remaining:
             return
-        used = sorted({i for pair in left for i in pair})
+        used = sorted({i for pair in remaining for i in pair})
         place = {index: position for position, index in enumerate(used)}
         asks, answers = [False] * len(used), [False] * len(used)
-        for a, b in left:
+        for a, b in remaining:
             answers[place[a]] = asks[place[b]] = True
         pool = Pool([self.matrices[i] for i in used], asks, answers, self._tolerance)
-        open_pairs = {(place[a], place[b]): (a, b) for a, b in left}
+        open_pairs = {(place[a], place[b]): (a, b) for a, b in remaining}
         # Side by side and one above the other are independent; NumPy lets both cores work.
         with ThreadPoolExecutor(2) as threads:
             both = list(threads.map(lambda down: self._displacements(pool, open_pairs, down), (False, True)))
-        for pair in left:
-            found = _Found()
+        for pair in remaining:
+            candidates = _Found()
             for part, _ in both:
-                found.add(part.get(pair, _Found()))
-            self._grow(pair, found, any(pair in cut for _, cut in both))
+                candidates.add(part.get(pair, _Found()))
+            self._grow(pair, candidates, any(pair in cut for _, cut in both))
 
     def _displacements(
         self, pool: Pool, open_pairs: dict[Pair, Pair], down: bool
     ) -> tuple[dict[Pair, _Found], set[Pair]]:
         """Return what the common pairs of neighbours say of each pair of matrices, and which were cut short."""
-        found: dict[Pair, _Found] = {}
+        candidates: dict[Pair, _Found] = {}
         cut: set[Pair] = set()
         for matches in neighbour_matches(pool, down):
             for i, j in matches.unfinished:
@@ -195,8 +195,8 @@ class _Search:
                     key, ahead, behind = (key[1], key[0]), behind, ahead
                 if key in open_pairs:
                     pair = open_pairs[key]
-                    found.setdefault(pair, _Found()).add(self._verify_matches(pair, ahead, behind, down))
-        return found, cut
+                    candidates.setdefault(pair, _Found()).add(self._verify_matches(pair, ahead, behind, down))
+        return candidates, cut
 
     def _verify_matches(
         self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
@@ -222,12 +222,12 @@ class _Search:
         beside = agree(*side) & agree(step[0] + side[0], step[1] + side[1])
         beside |= agree(-side[0], -side[1]) & agree(step[0] - side[0], step[1] - side[1])
         more = along | beside
-        found = _Found()
+        candidates = _Found()
         if len(true_rows := np.flatnonzero(~more)):
             k = true_rows[0]
             rows, columns = (2, 1) if down else (1, 2)
             corners = [int(x[k]) for x in (rows_a, columns_a, rows_b, columns_b)]
-            found.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
+            candidates.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
         # One number for both displacements: the second, raised by a's width, is from 1 to below the span.
         span = a.shape[1] + b.shape[1]
         code = (rows_b - rows_a)[more] * span + (columns_b - columns_a)[more] + a.shape[1]
@@ -235,14 +235,14 @@ class _Search:
         most = np.argsort(-counts, kind="stable")[: _MOST_DISPLACEMENTS + 1]
         for at, count in zip(codes[most], counts[most], strict=True):
             down_by, right_by = divmod(int(at), span)
-            found.larger[down_by, right_by - a.shape[1]] = int(count)
-        return found
+            candidates.larger[down_by, right_by - a.shape[1]] = int(count)
+        return candidates
 
-    def _grow(self, pair: Pair, found: _Found, cut: bool) -> None:
+    def _grow(self, pair: Pair, candidates: _Found, cut: bool) -> None:
         a, b = (self.matrices[i] for i in pair)
-        best = choose_larger(self.best[pair], found.two)
+        best = choose_larger(self.best[pair], candidates.two)
         most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))
-        promising = sorted(found.larger, key=lambda displacement: (-found.larger[displacement], displacement))
+        promising = sorted(candidates.larger, key=lambda displacement: (-candidates.larger[displacement], displacement))
         for down, right in promising[:most]:
             best = choose_larger(best, block_at(a, b, down, right, self._tolerance))
         if best.area == 0:

@@ -35,20 +35,20 @@ class Crossing:
 
 def find_crossings(plan: MergePlan) -> list[Crossing]:
     """Return all values that merged steps of a plan take or make."""
-    found: dict[object, Crossing] = {}
+    crossings: dict[object, Crossing] = {}
     for i, step in enumerate(plan.steps):
         for position, axis in enumerate(step.input_axes if step.is_merged else ()):
             if axis is not None:
-                _record_reader(plan, found, i, step, position).consumers.append(i)
+                _record_reader(plan, crossings, i, step, position).consumers.append(i)
     for step in plan.steps:
         for m in step.models:
             for position, name in enumerate(source_node(plan, step, m).input):
                 inside = step.is_merged and position < len(step.input_axes) and step.input_axes[position] is not None
-                _record_separate_use(plan, found, m, name, step if inside else None)
+                _record_separate_use(plan, crossings, m, name, step if inside else None)
     for m, source in enumerate(plan.sources):
         for name in source.outputs:
-            _record_separate_use(plan, found, m, name, None)
-    return list(found.values())
+            _record_separate_use(plan, crossings, m, name, None)
+    return list(crossings.values())
 
 
 def concat_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> MergeGain:
@@ -61,18 +61,20 @@ def split_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> Mer
     return _copies(plan, crossing, setting, len(crossing.models))
 
 
-def _record_reader(plan: MergePlan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
+def _record_reader(
+    plan: MergePlan, crossings: dict[object, Crossing], index: int, step: Step, position: int
+) -> Crossing:
     names = tuple(source_node(plan, step, m).input[position] for m in step.models)
     place = plan.produced_once.get((step.models[0], names[0]))
     direct = place is not None and plan.steps[place[0]].models == step.models
     same = direct and {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)} == {place}
     if same and place is not None:
-        return found.setdefault(place, Crossing(step.models, names, place[0]))
-    return found.setdefault((step.models, names), Crossing(step.models, names, None))
+        return crossings.setdefault(place, Crossing(step.models, names, place[0]))
+    return crossings.setdefault((step.models, names), Crossing(step.models, names, None))
 
 
 def _record_separate_use(
-    plan: MergePlan, found: dict[object, Crossing], model: int, name: str, step: Step | None
+    plan: MergePlan, crossings: dict[object, Crossing], model: int, name: str, step: Step | None
 ) -> None:
     """Note that a model needs its own part of a value that is made for all."""
     place = plan.produced_once.get((model, name))
@@ -82,7 +84,7 @@ def _record_separate_use(
     if step is not None and maker.models == step.models:
         return
     names = tuple(source_node(plan, maker, m).output[place[1]] for m in maker.models)
-    found.setdefault(place, Crossing(maker.models, names, place[0])).outside = True
+    crossings.setdefault(place, Crossing(maker.models, names, place[0])).outside = True
 
 
 def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches: int) -> MergeGain:

@@ -120,7 +120,7 @@ class _Grouper:
 
     def _blocks(self, candidates: Sequence[tuple[int, int]], model: int) -> dict[tuple[int, int, int], CommonBlock]:
         """Return the common block of each candidate with each member of its group."""
-        found: dict[tuple[int, int, int], CommonBlock] = {}
+        by_place: dict[tuple[int, int, int], CommonBlock] = {}
         for other in range(model):
             chosen = [(i, p) for i, p in candidates if other in self._result.groups[i].operators]
             indices, positions = sorted({i for i, _ in chosen}), sorted({p for _, p in chosen})
@@ -129,8 +129,8 @@ class _Grouper:
             second = [weight_matrix(self._sources[model], self._operators[model][p]) for p in positions]
             pairs = [(indices.index(i), positions.index(p)) for i, p in chosen]
             blocks = common_blocks(first, second, pairs, self._tolerance)
-            found |= {(indices[i], positions[j], other): block for (i, j), block in blocks.items()}
-        return found
+            by_place |= {(indices[i], positions[j], other): block for (i, j), block in blocks.items()}
+        return by_place
 
     def _similarity(self, block: CommonBlock, group: NodeGroup, member: int, model: int, position: int) -> float:
         first = weight_matrix(self._sources[member], group.operators[member])

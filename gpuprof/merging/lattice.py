@@ -48,11 +48,11 @@ def lattice_block(a: Matrix, b: Matrix, known: CommonBlock, tolerance: float = T
     while best.area + 1 < impossible:
         doubled = max(2 * best.area, 1)
         wanted = doubled if doubled < impossible else (best.area + 1 + impossible) // 2
-        found = _block_of(a, b, coded_a, coded_b, wanted, tolerance)
-        if found is None:
+        block = _block_of(a, b, coded_a, coded_b, wanted, tolerance)
+        if block is None:
             impossible = wanted
         else:
-            best = choose_larger(best, found)
+            best = choose_larger(best, block)
     return best
 
 

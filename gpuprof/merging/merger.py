@@ -100,18 +100,18 @@ class _Builder:
         if name in source.weights:
             m, kept = self.plan.shared.get((model, name), (model, name))
             holder = self.plan.sources[m]
-            found = self._weight(holder.weights[kept], f"{holder.name}/{kept}", holder.digest(kept))
+            tensor_name = self._weight(holder.weights[kept], f"{holder.name}/{kept}", holder.digest(kept))
         else:
             place = self.plan.produced_once[model, name]
             step = self.plan.steps[place[0]]
             axis, whole = step.output_axes[place[1]], self._laid[place]
             if axis is None:
-                found = whole
+                tensor_name = whole
             else:
                 names = [self._source_node(step, m).output[place[1]] for m in step.models]
-                found = self.taken_out(whole, step.models, names, axis, model)
-        self._names[model, name] = found
-        return found
+                tensor_name = self.taken_out(whole, step.models, names, axis, model)
+        self._names[model, name] = tensor_name
+        return tensor_name
 
     def together(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
         """Return the values of several models laid end to end along ``axis``, or the one that they share."""
@@ -209,13 +209,13 @@ class _Builder:
         for item in node.attribute:
             for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
                 graphs = list(graphs_of(nested))
-                own = {name for graph in graphs for inner in graph.node for name in inner.output}
-                own |= {x.name for graph in graphs for x in (*graph.input, *graph.initializer)}
+                inner_names = {name for graph in graphs for inner in graph.node for name in inner.output}
+                inner_names |= {x.name for graph in graphs for x in (*graph.input, *graph.initializer)}
                 for graph in graphs:
                     for inner in graph.node:
-                        inner.input[:] = [n if not n or n in own else self.value(model, n) for n in inner.input]
+                        inner.input[:] = [n if not n or n in inner_names else self.value(model, n) for n in inner.input]
                     for info in graph.output:
-                        info.name = info.name if info.name in own else self.value(model, info.name)
+                        info.name = info.name if info.name in inner_names else self.value(model, info.name)
 
     def _super(self, step: Step, shared: SuperOperator) -> None:
         group = self.plan.group(step)
@@ -281,7 +281,7 @@ class _Builder:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         return self.add("Conv", [data, name], f"{hint}/{node.output[0]}/product", **attributes)
 
-    def _with_rest(self, step: Step, shared: SuperOperator, view: WeightView, model: int, own: str) -> str:
+    def _with_rest(self, step: Step, shared: SuperOperator, view: WeightView, model: int, result: str) -> str:
         """Add what the other weights of a model give, each part in its place."""
         hint = self.plan.sources[model].name
         whole = self.value(model, self._source_node(step, model).input[0])
@@ -293,14 +293,14 @@ class _Builder:
             data = cut[0] if len(cut) == 1 else self.add("Concat", cut, f"{hint}/rest", axis=self._features(step))
             other = np.concatenate([np.arange(a, b) for a, b in sides])
             rest = self._apply(step, data, view.part(other, here), hint)
-            own = self.add("Add", [own, rest], f"{hint}/sum")
+            result = self.add("Add", [result, rest], f"{hint}/sum")
         everything = np.arange(inputs)
         before, after = np.arange(out), np.arange(out + shared.outputs, outputs)
         pieces = [self._apply(step, whole, view.part(everything, before), hint)] if len(before) else []
-        pieces.append(own)
+        pieces.append(result)
         if len(after):
             pieces.append(self._apply(step, whole, view.part(everything, after), hint))
-        return own if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=self._features(step))
+        return result if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=self._features(step))
 
     def _bias(self, model: int, bias: str, view: WeightView) -> str:
         source = self.plan.sources[model]
@@ -350,15 +350,15 @@ class _Builder:
         return self._info(model, name, merged)
 
     def _opsets(self) -> list[onnx.OperatorSetIdProto]:
-        found: dict[str, int] = {}
+        versions: dict[str, int] = {}
         for source in self.plan.sources:
             for domain, version in source.opsets.items():
-                if found.setdefault(domain, version) != version:
+                if versions.setdefault(domain, version) != version:
                     raise InputError(
-                        f"the models need operators of {domain or 'ONNX'} in versions {found[domain]} and {version}",
+                        f"the models need operators of {domain or 'ONNX'} in versions {versions[domain]} and {version}",
                         "export them with the same versions",
                     )
-        return [helper.make_opsetid(domain, version) for domain, version in found.items()]
+        return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
 
     def _description(self) -> MergedModel:
         members = []

@@ -69,20 +69,20 @@ class Weighted:
 def weighted_operators(source: SourceModel) -> list[Weighted]:
     """Return the weighted operators of a normalised source, in the order of its nodes."""
     dequantised = _dequantised_weights(source)
-    found = []
+    operators = []
     for position, (node, moment) in enumerate(zip(source.nodes, moments(source), strict=True)):
         weight = _weight(node, source, dequantised)
         if weight is not None:
             kind = "conv" if node.op_type in _CONVOLUTIONS else "matmul"
-            found.append(Weighted(position, node, kind, weight, moment.level))
-    return found
+            operators.append(Weighted(position, node, kind, weight, moment.level))
+    return operators
 
 
 def moments(source: SourceModel) -> list[Moment]:
     """Return when each node starts."""
     dequantised = _dequantised_weights(source)
     ready: dict[str, Moment] = {}
-    found = []
+    all_moments = []
     for node in source.nodes:
         given = [ready[name] for name in (*node.input, *list_captured(node)) if name in ready]
         level = max((moment.level for moment in given), default=0)
@@ -90,10 +90,10 @@ def moments(source: SourceModel) -> list[Moment]:
         weighted = _weight(node, source, dequantised) is not None
         # Weighted operators are the last of their level: they are matched by level alone, whatever leads to them.
         moment = Moment(level, _LAST if weighted else depth)
-        found.append(moment)
+        all_moments.append(moment)
         after = Moment(level + 1, 0) if weighted else moment
         ready |= dict.fromkeys((name for name in node.output if name), after)
-    return found
+    return all_moments
 
 
 def weight_matrix(source: SourceModel, operator: Weighted) -> Matrix:

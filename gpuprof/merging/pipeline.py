@@ -243,16 +243,16 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
 def _not_worth(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
     """Return the groups that share nothing, or that cost time when they run once, with the reason."""
     worth = PlanGain(plan, setting)
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for region in worth.regions():
         if not region.is_constant and not (region.weighted and region.gain.saved_bytes):
             why = "as one it would read no fewer weights" if region.weighted else "it has no weights to share"
-            found |= dict.fromkeys(region.groups, why)
-    if found or force:
-        return found
+            reasons |= dict.fromkeys(region.groups, why)
+    if reasons or force:
+        return reasons
     for steps, gain in worth.apart(worth.best()):
-        found |= dict.fromkeys((plan.steps[i].group for i in steps), _explain_refusal(gain, setting.rates))
-    return found
+        reasons |= dict.fromkeys((plan.steps[i].group for i in steps), _explain_refusal(gain, setting.rates))
+    return reasons
 
 
 def _explain_refusal(gain: MergeGain, rates: Rates) -> str:

@@ -285,10 +285,10 @@ class _Prover:
         for value in member.outputs:
             tolerance = TOLERANCES.get(value.dtype, 0.0) if self._tolerance is None else self._tolerance
             apart = relative_difference(expected[value.name], answers[value.name])
-            found = Difference(member.name, value.name, value.dtype, apart, tolerance, call)
+            difference = Difference(member.name, value.name, value.dtype, apart, tolerance, call)
             key = (member.name, value.name)
             if key not in self.worst or not self.worst[key].relative >= apart:
-                self.worst[key] = found
+                self.worst[key] = difference
 
 
 def _rows(described: MergedModel, member: int, rows: int) -> dict[str, Array]:

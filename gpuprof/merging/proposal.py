@@ -90,18 +90,18 @@ def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) 
     chosen = options or MergeOptions()
     sources = read_sources(models, chosen.dims)
     merges: list[MergeProposal] = []
-    left: dict[str, str] = {}
+    unmerged: dict[str, str] = {}
     for group in similar_groups(sources, chosen.eps):
         members = [sources[i] for i in group]
         if len(members) == 1:
-            left[members[0].name] = "no other model has an architecture like it"
+            unmerged[members[0].name] = "no other model has an architecture like it"
             continue
-        found = _propose(members, chosen, left)
-        merges += found
-    return Proposals(tuple(merges), tuple(left.items()))
+        proposals = _propose(members, chosen, unmerged)
+        merges += proposals
+    return Proposals(tuple(merges), tuple(unmerged.items()))
 
 
-def _propose(members: Sequence[SourceModel], options: MergeOptions, left: dict[str, str]) -> list[MergeProposal]:
+def _propose(members: Sequence[SourceModel], options: MergeOptions, unmerged: dict[str, str]) -> list[MergeProposal]:
     merged = merge_sources(members, options)
     proposals = []
     for names in _sharing(merged.report):
@@ -111,7 +111,7 @@ def _propose(members: Sequence[SourceModel], options: MergeOptions, left: dict[s
     found = {name for proposal in proposals for name in proposal.models}
     for source in members:
         if source.name not in found:
-            left[source.name] = _why(merged.report, source.name)
+            unmerged[source.name] = _why(merged.report, source.name)
     return proposals
 
 

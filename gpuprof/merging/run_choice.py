@@ -119,14 +119,14 @@ class PlanGain:
         for k, crossing in enumerate(self.crossings):
             owner = crossing.consumers[0] if crossing.producer is None else crossing.producer
             costs[root[owner]] = costs.get(root[owner], MergeGain()) + self._copies(k, crossing, once)
-        found = []
+        regions = []
         for first, steps in sorted(members.items()):
             gain = sum((self.own[i] for i in steps), costs.get(first, MergeGain()))
             drawn = [self._plan.steps[i] for i in steps]
             weighted = tuple(step.group for step in drawn if step.held or self._plan.group(step).operators)
             constant = all(step.once and not any(axis is not None for axis in step.output_axes) for step in drawn)
-            found.append(Region(tuple(step.group for step in drawn), weighted, gain, constant))
-        return found
+            regions.append(Region(tuple(step.group for step in drawn), weighted, gain, constant))
+        return regions
 
     def apart(self, once: set[int]) -> list[tuple[set[int], MergeGain]]:
         """Return what hangs together among the steps not in ``once``, with what it would be worth to run it, too."""
@@ -185,8 +185,8 @@ def _side_of_source(edges: Sequence[_Edge], nodes: int) -> set[int]:
     ends = np.array(list(capacity), np.int32)
     most_of = np.array(list(capacity.values()), np.int32)
     graph: Any = csr_array((most_of, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
-    left: Any = csr_array(graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow)
-    left.data[left.data < 0] = 0
-    left.eliminate_zeros()
-    reached = breadth_first_order(left, 0, directed=True, return_predecessors=False)
+    residual: Any = csr_array(graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow)
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    reached = breadth_first_order(residual, 0, directed=True, return_predecessors=False)
     return {int(node) for node in reached}

@@ -161,10 +161,10 @@ def _cells(values: Matrix, tolerance: float) -> tuple[npt.NDArray[np.int64], npt
     """Return each value's cell, and the other one that its equals may lie in (its own where there is none)."""
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = values.astype(np.float64) / (CELLS_PER_TOLERANCE * tolerance)
-        own = np.floor(scaled)
-        within = scaled - own
-        other = own + (within > 1 - REACH) - (within < REACH)
-        return own.astype(np.int64), other.astype(np.int64)
+        cells = np.floor(scaled)
+        within = scaled - cells
+        other = cells + (within > 1 - REACH) - (within < REACH)
+        return cells.astype(np.int64), other.astype(np.int64)
 
 
 def _hash_pairs(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
@@ -203,14 +203,14 @@ def _pairs_with_dropped(
     if not len(dropped):
         return set()
     span = int(owner_b.max()) + 1
-    said, first = np.unique(start[dropped] * span + owner_b[dropped], return_index=True)
-    begins, length = said // span, count[dropped[first]]
-    found: list[Index] = []
-    for part in _chunks(np.arange(len(said)), length):
+    codes, first = np.unique(start[dropped] * span + owner_b[dropped], return_index=True)
+    begins, length = codes // span, count[dropped[first]]
+    pair_codes: list[Index] = []
+    for part in _chunks(np.arange(len(codes)), length):
         left = np.repeat(begins[part] - np.cumsum(length[part]) + length[part], length[part])
         left += np.arange(len(left))
-        found.append(np.unique(owner_a[left] * span + np.repeat(said[part] % span, length[part])))
-    return {(int(code) // span, int(code) % span) for code in np.unique(np.concatenate(found))}
+        pair_codes.append(np.unique(owner_a[left] * span + np.repeat(codes[part] % span, length[part])))
+    return {(int(code) // span, int(code) % span) for code in np.unique(np.concatenate(pair_codes))}
 
 
 def _chunks(kept: Index, count: Index) -> Iterable[Index]:

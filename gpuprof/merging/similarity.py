@@ -79,17 +79,17 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
     tolerance : float
         Weights that differ by no more are the same.
     """
-    left, right = weighted_operators(first), weighted_operators(second)
-    mine = [weight_matrix(first, operator) for operator in left]
-    theirs = [weight_matrix(second, operator) for operator in right]
-    pairs = [(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a.kind == b.kind]
+    of_first, of_second = weighted_operators(first), weighted_operators(second)
+    mine = [weight_matrix(first, operator) for operator in of_first]
+    theirs = [weight_matrix(second, operator) for operator in of_second]
+    pairs = [(i, j) for i, a in enumerate(of_first) for j, b in enumerate(of_second) if a.kind == b.kind]
     blocks = common_blocks(mine, theirs, pairs, tolerance)
-    rows, columns = (number_names([one.name for one in side], "{} ({})") for side in (left, right))
+    rows, columns = (number_names([one.name for one in side], "{} ({})") for side in (of_first, of_second))
     layers = [
         LayerSimilarity(
             rows[i],
             columns[j],
-            left[i].kind,
+            of_first[i].kind,
             (mine[i].shape[0], mine[i].shape[1]),
             (theirs[j].shape[0], theirs[j].shape[1]),
             blocks[i, j],
@@ -103,15 +103,15 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
         second.name,
         tuple(layers),
         sum(scored.values()) / len(scored) if scored else None,
-        _matched_similarity(scored, left, right),
+        _matched_similarity(scored, of_first, of_second),
         all(layer.block.exact for layer in layers),
     )
 
 
 def _matched_similarity(
-    scored: dict[tuple[int, int], float], left: Sequence[Weighted], right: Sequence[Weighted]
+    scored: dict[tuple[int, int], float], of_first: Sequence[Weighted], of_second: Sequence[Weighted]
 ) -> float | None:
     if not scored:
         return None
     chosen = best_matching({pair: score for pair, score in scored.items() if score > 0})
-    return sum(scored[pair] for pair in chosen.items()) / min(len(left), len(right))
+    return sum(scored[pair] for pair in chosen.items()) / min(len(of_first), len(of_second))

@@ -14,9 +14,9 @@ SHADES = "·░▒▓█"
 _MOST_CHARACTERS, _LEAST = 76, 0.01
 
 
-def similarity_grid(one: ModelSimilarity, kind: str) -> tuple[list[str], list[str], Grid]:
+def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], list[str], Grid]:
     """Return (layers of the first model, of the second, similarities of shape (first, second)) of one kind."""
-    layers = [layer for layer in one.layers if layer.kind == kind]
+    layers = [layer for layer in similarity.layers if layer.kind == kind]
     rows = list(dict.fromkeys(layer.first for layer in layers))
     columns = list(dict.fromkeys(layer.second for layer in layers))
     grid = np.zeros((len(rows), len(columns)))
@@ -26,14 +26,16 @@ def similarity_grid(one: ModelSimilarity, kind: str) -> tuple[list[str], list[st
     return rows, columns, grid
 
 
-def text_map(one: ModelSimilarity) -> list[str]:
+def text_map(similarity: ModelSimilarity) -> list[str]:
     """Return the lines of a map for a terminal; larger ones show the largest similarity of each square of layers."""
     lines = []
-    for kind in sorted({layer.kind for layer in one.layers}):
-        rows, columns, grid = similarity_grid(one, kind)
+    for kind in sorted({layer.kind for layer in similarity.layers}):
+        rows, columns, grid = similarity_grid(similarity, kind)
         step = -(-max(grid.shape) // _MOST_CHARACTERS)
         each = f", {step} × {step} layers a character" if step > 1 else ""
-        lines.append(f"{kind}: {len(rows)} layers of {one.first} (down) × {len(columns)} of {one.second}{each}")
+        lines.append(
+            f"{kind}: {len(rows)} layers of {similarity.first} (down) × {len(columns)} of {similarity.second}{each}"
+        )
         if grid.max() < _LEAST:
             lines.append(f"  no two are {_LEAST} similar")
             continue

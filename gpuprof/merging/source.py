@@ -241,14 +241,14 @@ def _weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
     whole = onnx.load(str(file.path))
     if whole.graph.sparse_initializer:
         raise InputError(f"{file.path} keeps sparse weights, which the merger does not read", "export it densely")
-    found = {tensor.name: tensor for tensor in whole.graph.initializer}
+    tensors = {tensor.name: tensor for tensor in whole.graph.initializer}
     for graph in (model.graph, whole.graph):
         for node in graph.node:
-            if node.op_type == "Constant" and node.output[0] not in found:
-                found[node.output[0]] = constant_tensor(node)
+            if node.op_type == "Constant" and node.output[0] not in tensors:
+                tensors[node.output[0]] = constant_tensor(node)
     for tensor in model.graph.initializer:  # what a conversion of the opset added
-        found.setdefault(tensor.name, tensor)
-    return found
+        tensors.setdefault(tensor.name, tensor)
+    return tensors
 
 
 def _trace(
@@ -271,26 +271,26 @@ def _trace(
 
 
 def _declared_tensors(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
-    found = {}
+    declared = {}
     for info in (*graph.value_info, *graph.output):
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
         sizes = [size for size in bound_dims(dims, names) if size is not None] if dims is not None else []
         if dims is not None and len(sizes) == len(dims):
-            found[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
-    return found
+            declared[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
+    return declared
 
 
 def _sizes(traced: list[Shapes]) -> dict[str, Value]:
     first, last = traced[0].tensors, traced[-1].tensors
     step = _BATCHES[1] - _BATCHES[0]
-    found = {}
+    values = {}
     for name, tensor in first.items():
         dims = []
         for small, large in zip(tensor.shape, last[name].shape, strict=True):
             per_batch = (large - small) // step if len(traced) > 1 else 0
             dims.append(Size(small - per_batch * _BATCHES[0], per_batch) if per_batch else Size(small))
-        found[name] = Value(name, tensor.dtype, tuple(dims))
-    return found
+        values[name] = Value(name, tensor.dtype, tuple(dims))
+    return values
 
 
 def _same_values(traced: list[Shapes]) -> dict[str, Array]:
@@ -304,11 +304,11 @@ def _same_values(traced: list[Shapes]) -> dict[str, Array]:
 
 def number_names(names: Iterable[str], form: str) -> list[str]:
     """Return each name once: one that was there before is written by ``form`` of the name and a number from 2 on."""
-    found: list[str] = []
+    numbered: list[str] = []
     for first in names:
         name, count = first, 1
-        while name in found:
+        while name in numbered:
             count += 1
             name = form.format(first, count)
-        found.append(name)
-    return found
+        numbered.append(name)
+    return numbered

@@ -73,11 +73,11 @@ def block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float = TOL
     mine = a[overlap.row : overlap.row + overlap.rows, overlap.column : overlap.column + overlap.columns]
     row, column = overlap.row + down, overlap.column + right
     theirs = b[row : row + overlap.rows, column : column + overlap.columns]
-    found = largest_rectangle(same_entries(mine, theirs, tolerance))
-    if found.area == 0:
+    rectangle = largest_rectangle(same_entries(mine, theirs, tolerance))
+    if rectangle.area == 0:
         return EMPTY
-    top, left = overlap.row + found.row, overlap.column + found.column
-    return CommonBlock(found.rows, found.columns, top, left, top + down, left + right)
+    top, left = overlap.row + rectangle.row, overlap.column + rectangle.column
+    return CommonBlock(rectangle.rows, rectangle.columns, top, left, top + down, left + right)
 
 
 def most_possible(a: Matrix, b: Matrix) -> int:

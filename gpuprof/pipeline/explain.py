@@ -120,26 +120,26 @@ def explain(
     >>> frame["replicas"].tolist()[-1], int(frame["chosen"].sum())
     (1, 1)
     """
-    notes, found = NoteList(note), resolve_map(deployment)
-    if not model and len(found.models) == 1:
-        model = next(iter(found.models))
-    if model not in found.models:
-        raise unknown_name("model of the map", model, sorted(found.models))
-    problem = restore_problem(locate_files(found, map_folder(deployment)), optional_path(db), notes.add, estimator)
-    neighbours = list_neighbour_effects(problem, found, model)
-    alternatives = tuple(find_alternatives(problem, found, model))
+    notes, resolved = NoteList(note), resolve_map(deployment)
+    if not model and len(resolved.models) == 1:
+        model = next(iter(resolved.models))
+    if model not in resolved.models:
+        raise unknown_name("model of the map", model, sorted(resolved.models))
+    problem = restore_problem(locate_files(resolved, map_folder(deployment)), optional_path(db), notes.add, estimator)
+    neighbours = list_neighbour_effects(problem, resolved, model)
+    alternatives = tuple(find_alternatives(problem, resolved, model))
     progress(Progress("looked at each share", 1, _STEPS))
     if not alternatives:
         demand = problem.demand(model)
         notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
     what_ifs: list[WhatIf] = []
-    for one in run_what_ifs(problem, restore_policy(found), model):
+    for one in run_what_ifs(problem, restore_policy(resolved), model):
         what_ifs.append(one)
         progress(Progress(f"planned {one.change}", 1 + len(what_ifs), _STEPS))
     return ExplainResult(
         model=model,
-        deployment=found,
-        places=tuple(locate_replicas(found, model)),
+        deployment=resolved,
+        places=tuple(locate_replicas(resolved, model)),
         neighbours=neighbours,
         alternatives=alternatives,
         what_ifs=tuple(what_ifs),
@@ -152,27 +152,27 @@ def _find_reason(problem: Problem, demand: Demand) -> str:
     return explain_unplaced(problem, segments, demand)
 
 
-def _describe_alternative(one: Alternative) -> dict[str, object]:
-    segment = one.segment
+def _describe_alternative(alternative: Alternative) -> dict[str, object]:
+    segment = alternative.segment
     return {
         "device": segment.device,
         "share": str(segment.share),
         "batch": segment.batch,
         "processes": segment.processes,
         "capacity_rps": segment.capacity_rps,
-        "tail_ms": one.tail_ms,
-        "replicas": one.replicas,
-        "cost": one.cost,
-        "chosen": one.chosen,
-        "source": one.source,
-        "at_upper_end": one.at_upper_end,
+        "tail_ms": alternative.tail_ms,
+        "replicas": alternative.replicas,
+        "cost": alternative.cost,
+        "chosen": alternative.chosen,
+        "source": alternative.source,
+        "at_upper_end": alternative.at_upper_end,
     }
 
 
-def _describe_what_if(one: WhatIf) -> dict[str, object]:
+def _describe_what_if(what_if: WhatIf) -> dict[str, object]:
     return {
-        "change": one.change,
-        "gpus": one.gpus,
-        "shares": "; ".join(f"{count} × {share}" for share, count in one.shares) or "none",
-        "missing_rps": one.missing_rps,
+        "change": what_if.change,
+        "gpus": what_if.gpus,
+        "shares": "; ".join(f"{count} × {share}" for share, count in what_if.shares) or "none",
+        "missing_rps": what_if.missing_rps,
     }

@@ -58,12 +58,12 @@ def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
 
     ``jobs`` are what was measured and what ran beside it, in the order of the rows of ``colocations``.
     """
-    own, *others = (describe_sizes(job.graph.sizes) or None for job in jobs)
-    beside = zip(collected.colocations, (own, *others), strict=False)
+    own_dims, *others = (describe_sizes(job.graph.sizes) or None for job in jobs)
+    beside = zip(collected.colocations, (own_dims, *others), strict=False)
     return replace(
         collected,
-        models=tuple(replace(row, dims=own) for row in collected.models),
-        ops=tuple(replace(row, dims=own) for row in collected.ops),
+        models=tuple(replace(row, dims=own_dims) for row in collected.models),
+        ops=tuple(replace(row, dims=own_dims) for row in collected.ops),
         colocations=tuple(replace(row, dims=dims) for row, dims in beside),
     )
 
@@ -81,13 +81,13 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
     provider = collected.settings.get("provider")
     if not provider:
         return collected
-    own, *others = (asdict(executed_variant(job.graph, device, str(provider))) for job in jobs)
-    beside = [replace(row, **said) for row, said in zip(collected.colocations, (own, *others), strict=False)]
+    variant, *others = (asdict(executed_variant(job.graph, device, str(provider))) for job in jobs)
+    beside = [replace(row, **said) for row, said in zip(collected.colocations, (variant, *others), strict=False)]
     return replace(
         collected,
-        models=tuple(replace(row, **own) for row in collected.models),
-        ops=tuple(replace(row, **own) for row in collected.ops),
-        kernels=tuple(replace(row, **own) for row in collected.kernels),
+        models=tuple(replace(row, **variant) for row in collected.models),
+        ops=tuple(replace(row, **variant) for row in collected.ops),
+        kernels=tuple(replace(row, **variant) for row in collected.kernels),
         colocations=tuple(beside),
     )
 

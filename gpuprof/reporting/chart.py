@@ -127,11 +127,11 @@ class Chart:
     def legend(self) -> dict[str, Line | Points | Box]:
         """Return a mark of each series, the first."""
         marks: tuple[Line | Points | Box, ...] = (*self.lines, *self.points, *self.boxes)
-        found: dict[str, Line | Points | Box] = {}
+        by_name: dict[str, Line | Points | Box] = {}
         for mark in marks:
             if name := series_of(mark):
-                found.setdefault(name, mark)
-        return found
+                by_name.setdefault(name, mark)
+        return by_name
 
 
 def series_of(mark: Line | Points | Box) -> str:

@@ -167,10 +167,10 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
         text += f" Times: {sources}."
     if basis := describe_basis(deployment):
         text += f" What it rests on: {basis}."
-    found: dict[str, set[str]] = {}
+    sources_by_model: dict[str, set[str]] = {}
     for *_, replica in deployment.places():
         for model in replica.rates():
-            found.setdefault(model, set()).add(replica.predicted.source)
+            sources_by_model.setdefault(model, set()).add(replica.predicted.source)
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             name,
@@ -178,7 +178,7 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
             _number(model.slo_ms),
             _number(None if model.predicted is None else model.predicted.goodput_rps),
             _number(None if model.predicted is None else model.predicted.p99_ms),
-            "; ".join(sorted(found.get(name, ()))) or "–",
+            "; ".join(sorted(sources_by_model.get(name, ()))) or "–",
         )
         for name, model in deployment.models.items()
     )
@@ -251,12 +251,12 @@ def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> 
     """Return what was compared: policies on one fleet, or kinds of GPUs by one policy."""
     keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
     shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
-    what = "policy" if subject == "policy" else "kind of GPU"
-    text = f"{where}: what the same demands take by {what}."
+    noun = "policy" if subject == "policy" else "kind of GPU"
+    text = f"{where}: what the same demands take by {noun}."
     remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
     text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
     title = f"Comparison of {'policies' if subject == 'policy' else 'kinds of GPUs'}"
-    return Section(title, text, comparison_figures(rows, subject, what), _table(rows, shown), "predicted")
+    return Section(title, text, comparison_figures(rows, subject, noun), _table(rows, shown), "predicted")
 
 
 _HEADINGS = {

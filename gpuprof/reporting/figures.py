@@ -26,12 +26,12 @@ def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) 
 def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
     """Return the distribution of each model's latency, and its SLO as an upright line."""
     lines = []
-    for i, one in enumerate(series):
-        if one["latency_ms"]:
-            percent = tuple(100.0 * fraction for fraction in one["fraction"])
-            lines.append(Line(one["model"], tuple(one["latency_ms"]), percent, i))
-            slo_ms = slos_ms[one["model"]]
-            lines.append(Line(f"{one['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, True, one["model"]))
+    for i, row in enumerate(series):
+        if row["latency_ms"]:
+            percent = tuple(100.0 * fraction for fraction in row["fraction"])
+            lines.append(Line(row["model"], tuple(row["latency_ms"]), percent, i))
+            slo_ms = slos_ms[row["model"]]
+            lines.append(Line(f"{row['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, True, row["model"]))
     return Chart(
         "Latency: how many requests were answered within a time",
         Axis("latency in ms", log=True),
@@ -59,35 +59,35 @@ def stage_figure(models: Sequence[Row]) -> Chart:
     return _bars("Mean latency by stage", names, "latency in ms", boxes)
 
 
-def stages_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
+def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     """Return where the time of a mean request went, by the time of its arrival."""
     boxes = []
     for i, (begin, end) in enumerate(pairwise(times_s)):
         below = 0.0
         for stage, color in _STAGE_COLORS.items():
-            ms = one["stage_mean_ms"][stage][i] or 0.0
+            ms = row["stage_mean_ms"][stage][i] or 0.0
             if ms > 0:
                 tip = f"{begin:.4g}–{end:.4g} s, {stage}: {show_number(ms)} ms"
                 boxes.append(Box(stage, begin, end, below, below + ms, tip, color))
                 below += ms
     return Chart(
-        f"{one['model']}: mean latency by stage over time",
+        f"{row['model']}: mean latency by stage over time",
         Axis("time in s", low=times_s[0], high=times_s[-1]),
         Axis("latency in ms", low=0.0),
         boxes=tuple(boxes),
     )
 
 
-def goodput_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
+def goodput_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     """Return requests and those answered within the SLO over time."""
     widths = [end - begin for begin, end in pairwise(times_s)]
     middle = tuple((begin + end) / 2 for begin, end in pairwise(times_s))
     lines = tuple(
-        Line(name, middle, tuple(n / w for n, w in zip(one[key], widths, strict=True)), color, dashed)
+        Line(name, middle, tuple(n / w for n, w in zip(row[key], widths, strict=True)), color, dashed)
         for name, key, color, dashed in (("requests", "arrived", 6, True), ("within the SLO", "in_time", 2, False))
     )
     return Chart(
-        f"{one['model']}: requests and goodput over time",
+        f"{row['model']}: requests and goodput over time",
         Axis("time in s", low=times_s[0], high=times_s[-1]),
         Axis("requests/s", low=0.0),
         lines=lines,
@@ -161,12 +161,12 @@ def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, flo
     names = list(dict.fromkeys(name for name, *_ in kept))
     points = []
     for i, series in enumerate(names):
-        own = [pair for pair in kept if pair[0] == series]
+        of_series = [pair for pair in kept if pair[0] == series]
         tips = tuple(
             f"{what}: measured {show_number(m)}, predicted {show_number(p)} {unit} ({100 * (p / m - 1):+.1f}%)"
-            for _, what, m, p in own
+            for _, what, m, p in of_series
         )
-        points.append(Points(series, tuple(p[2] for p in own), tuple(p[3] for p in own), tips, i))
+        points.append(Points(series, tuple(p[2] for p in of_series), tuple(p[3] for p in of_series), tips, i))
     low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)
     lines = tuple(
         Line(name, (low, high), (low * factor, high * factor), 6, dashed=name != "equal")
@@ -222,7 +222,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     )
 
 
-def comparison_figures(rows: Sequence[Row], subject: str, what: str) -> tuple[Chart, ...]:
+def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
     """Return devices, cost and unused capacity by policy or kind of GPU; those without a map are left out.
 
     Parameters
@@ -251,13 +251,13 @@ def comparison_figures(rows: Sequence[Row], subject: str, what: str) -> tuple[Ch
             counted = [value for values in parts.values() for value in values if value is not None]
             marks = _whole_marks(max(counted)) if title == "Devices" else ()
             y = Axis(unit, low=0.0, marks=marks)
-            charts.append(Chart(f"{title} by {what}", Axis(what, names=names), y, boxes=boxes))
+            charts.append(Chart(f"{title} by {noun}", Axis(noun, names=names), y, boxes=boxes))
     unused = {"within shares": "internal_slack", "in no share": "external_fragmentation"}
     if placed and all(row.get(key) is not None for row in placed for key in unused.values()):
         shares = {name: [100.0 * row[key] for row in placed] for name, key in unused.items()}
         boxes = group_bars(names, shares, "%")
         charts.append(
-            Chart(f"Unused by {what}", Axis(what, names=names), Axis("unused in %", low=0.0, high=100.0), boxes=boxes)
+            Chart(f"Unused by {noun}", Axis(noun, names=names), Axis("unused in %", low=0.0, high=100.0), boxes=boxes)
         )
     return tuple(charts)
 

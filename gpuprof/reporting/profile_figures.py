@@ -37,8 +37,8 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
         return None
     colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
     groups: dict[str, list[_TimedOp]] = defaultdict(list)
-    for one in timed:
-        groups[one.op.op_type if one.op.op_type in colors else _REST].append(one)
+    for timed_op in timed:
+        groups[timed_op.op.op_type if timed_op.op.op_type in colors else _REST].append(timed_op)
     points = tuple(
         Points(
             name,
@@ -241,9 +241,9 @@ def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label:
     names = list(series)
     each = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
     for first in range(0, len(names), max(1, each)):
-        own = names[first : first + each]
+        shown = names[first : first + each]
         lines, dots = [], []
-        for i, name in enumerate(own):
+        for i, name in enumerate(shown):
             x = tuple(sorted(series[name]))
             y = tuple(series[name][at] for at in x)
             lines.append(Line(name, x, y, i))
@@ -254,9 +254,9 @@ def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label:
             )
         values = tuple(sorted({at for line in lines for at in line.x}))
         marks = values if len(values) <= _MOST_MARKS else ()
-        part = f" ({first + 1} to {first + len(own)} of {len(names)})" if len(names) > MOST_SERIES else ""
+        part = f" ({first + 1} to {first + len(shown)} of {len(names)})" if len(names) > MOST_SERIES else ""
         axes = Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True)
-        yield Chart(f"{title}{part}", *axes, tuple(lines), tuple(dots), note=note, height=260 + 8 * len(own))
+        yield Chart(f"{title}{part}", *axes, tuple(lines), tuple(dots), note=note, height=260 + 8 * len(shown))
 
 
 def _label(row: ModelRow, names: Sequence[str]) -> str:

@@ -55,13 +55,13 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
     if change.fails:
         _forget_completions(state.calendar, cluster, frozenset(change.replicas))
         for replica in change.replicas:
-            found = failover.take_all_requests(cluster, state, tally, replica, displaced)
+            count = failover.take_all_requests(cluster, state, tally, replica, displaced)
             model = int(cluster.replica_model[replica])
-            failover.reroute_requests(cluster, state, model, displaced[:found], change.time)
+            failover.reroute_requests(cluster, state, model, displaced[:count], change.time)
     elif change.alive:
         for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
-            found = failover.take_orphans(state, model, displaced)
-            failover.reroute_requests(cluster, state, model, displaced[:found], change.time)
+            count = failover.take_orphans(state, model, displaced)
+            failover.reroute_requests(cluster, state, model, displaced[:count], change.time)
     took = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
     state.behind[took] = -1
     return took

@@ -130,17 +130,17 @@ def choose_other(
     cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
 ) -> tuple[int, float]:
     """Return the fastest replica that answers in time and makes no other request late, and its ms; -1: none does."""
-    found, soonest = -1, allowed_ms - waited_ms
+    chosen, soonest = -1, allowed_ms - waited_ms
     for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
         replica = cluster.choice[position]
         if state.alive[replica] == 0:
             continue
         finish = finish_of(cluster, state, replica, now)
-        if finish > soonest or (found >= 0 and finish == soonest):
+        if finish > soonest or (chosen >= 0 and finish == soonest):
             continue
         if not spoils_batch(cluster, state, replica, now, allowed_ms):
-            found, soonest = replica, finish
-    return found, soonest
+            chosen, soonest = replica, finish
+    return chosen, soonest
 
 
 @jit

@@ -24,7 +24,7 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
 
     What ran comes first, process by process, then what waited.
     """
-    found, model = 0, cluster.replica_model[replica]
+    moved, model = 0, cluster.replica_model[replica]
     for process in range(cluster.first_process[replica], cluster.first_process[replica + 1]):
         place = state.flight[process]
         while place >= 0:
@@ -33,14 +33,14 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
             if _is_given_up(state.losses[place]):
                 give_up(state, tally, model, place, FAILED)
             else:
-                displaced[found] = place
-                found += 1
+                displaced[moved] = place
+                moved += 1
             place = following
         state.flight[process], state.done_at[process], state.expected_at[process] = -1, -1, 0
     place = state.queue_head[replica] if state.waiting[replica] > 0 else -1
     while place >= 0:
-        displaced[found] = place
-        found += 1
+        displaced[moved] = place
+        moved += 1
         place = state.next[place]
     state.queue_head[replica] = -1
     state.waiting[replica] = state.lonely[replica] = 0
@@ -48,7 +48,7 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
     if state.free_processes[replica] < count:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     state.free_processes[replica] = count
-    return found
+    return moved
 
 
 @jit
@@ -103,13 +103,13 @@ def _append_orphan(state: State, model: int, place: int) -> None:
 @jit
 def take_orphans(state: State, model: int, displaced: Ints) -> int:
     """Put the orphans of a model into ``displaced``, and return how many there were."""
-    found, place = 0, state.orphans[model]
+    count, place = 0, state.orphans[model]
     while place >= 0:
-        displaced[found] = place
-        found += 1
+        displaced[count] = place
+        count += 1
         place = state.next[place]
     state.orphans[model] = -1
-    return found
+    return count
 
 
 @jit

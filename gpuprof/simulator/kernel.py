@@ -195,11 +195,11 @@ def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, 
         state.wait_ms[replica] = _extend_wait_ms(usual_ms, counts[0], counts[1], allowed, full_ms)
     if state.free_processes[replica] == 0:
         first = cluster.first_process[replica]
-        left = state.expected_at[first]
+        soonest = state.expected_at[first]
         for process in range(first, cluster.first_process[replica + 1]):
-            left = min(left, state.expected_at[process])
+            soonest = min(soonest, state.expected_at[process])
         count, before = state.arrival_count[replica], state.left_ms[replica]
-        state.left_ms[replica] = _average_left(before, max(0, left - now) * _MS, count)
+        state.left_ms[replica] = _average_left(before, max(0, soonest - now) * _MS, count)
 
 
 @jit

@@ -33,11 +33,11 @@ class MergedQueues:
 
     def rates(self, original: DeploymentMap, rates: Mapping[str, float]) -> dict[str, float]:
         """Return rates by queue; merged models that have none here keep the map's."""
-        found = {name: rate for name, rate in rates.items() if name not in self.queue_of}
+        by_queue = {name: rate for name, rate in rates.items() if name not in self.queue_of}
         for queue in {self.queue_of[name] for name in rates if name in self.queue_of}:
             members = [name for name, other in self.queue_of.items() if other == queue]
-            found[queue] = sum(rates.get(name, original.models[name].rate_rps) for name in members)
-        return found
+            by_queue[queue] = sum(rates.get(name, original.models[name].rate_rps) for name in members)
+        return by_queue
 
     def trace(self, recorded: Trace) -> Trace:
         """Return the requests of a trace by queue."""

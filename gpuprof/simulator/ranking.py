@@ -152,13 +152,13 @@ def settled_tie(ranking: Ranking, model: int, turn: int) -> int:
     """Return the position of that of the replicas with the least floor whose turn it is."""
     base, leaves = ranking.root[model], ranking.leaves[model]
     least = ranking.settled[base + 1]
-    left = turn % ranking.ties[base + 1]
+    remaining = turn % ranking.ties[base + 1]
     node = 1
     while node < leaves:
         node *= 2
         ties = ranking.ties[base + node] if ranking.settled[base + node] == least else 0
-        if left >= ties:
-            left -= ties
+        if remaining >= ties:
+            remaining -= ties
             node += 1
     position: int = node - leaves
     return position

@@ -100,13 +100,13 @@ def shrink(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[st
     keep = {
         kind: min(count, max(1, round(count * most / max(most, of_model[kind[0]])))) for kind, count in kinds.items()
     }
-    left, nodes = dict(keep), []
+    to_keep, nodes = dict(keep), []
     capacity, all_capacity = dict.fromkeys(deployment.models, 0.0), dict.fromkeys(deployment.models, 0.0)
     for place in places:
         replica, kind = place.replica, _kind(place.replica)
         all_capacity[replica.model] += capacity_rps(replica)
-        if left[kind]:
-            left[kind] -= 1
+        if to_keep[kind]:
+            to_keep[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
             # Alone on a device: its batch times in the map regard its neighbours already.
             partition = Partition(mig=place.partition.mig, replicas=(replica,))

@@ -62,7 +62,8 @@ def _nvml(**answers: Any) -> Any:
         "nvmlDeviceGetPersistenceMode": 1,
         "nvmlDeviceGetMigMode": [0, 0],
     }
-    return SimpleNamespace(**{name: answer(value) for name, value in {**base, **answers}.items()})
+    functions = {name: answer(value) for name, value in {**base, **answers}.items()}
+    return SimpleNamespace(NVMLError=RuntimeError, **functions)
 
 
 def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) -> None:

@@ -133,17 +133,17 @@ def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], toleranc
     if alone.keys() != shared.keys():
         raise InputError("the outputs of both runs have different names", "were they of one model?")
     for name, value in alone.items():
-        expected, found = to_numbers(value), to_numbers(shared[name])
-        if expected.shape != found.shape:
-            return f"output {name} has shape {found.shape} under the share and {expected.shape} without"
+        expected, outputs = to_numbers(value), to_numbers(shared[name])
+        if expected.shape != outputs.shape:
+            return f"output {name} has shape {outputs.shape} under the share and {expected.shape} without"
         if expected.dtype.kind != "f":
-            if not np.array_equal(expected, found):
+            if not np.array_equal(expected, outputs):
                 return f"output {name} is another under the share than without"
             continue
-        if not np.array_equal(np.isfinite(expected), np.isfinite(found)):
+        if not np.array_equal(np.isfinite(expected), np.isfinite(outputs)):
             return f"output {name} is not finite where it is without the share, or the other way round"
         scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
-        gap = float(np.max(np.abs(expected - found), initial=0.0, where=np.isfinite(expected)))
+        gap = float(np.max(np.abs(expected - outputs), initial=0.0, where=np.isfinite(expected)))
         if gap > tolerance * scale:
             return f"output {name} differs under the share by {gap:.3g} at values up to {scale:.3g}"
     return None

@@ -54,10 +54,10 @@ def read_trace(path: Path) -> tuple[NodeEvent, ...]:
         for event in events
         if event.get("name") == "model_run" and event.get("cat") == "Session"
     )
-    found = sorted(_node_events(events, runs), key=lambda event: event.start_ns)
-    if not found and not runs:
+    events_in_order = sorted(_node_events(events, runs), key=lambda event: event.start_ns)
+    if not events_in_order and not runs:
         raise InputError(f"{path} has no execution of a node", "is it a profile written by ONNX Runtime?")
-    return tuple(found)
+    return tuple(events_in_order)
 
 
 def _load(path: Path) -> list[dict[str, Any]]:

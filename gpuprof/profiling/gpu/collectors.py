@@ -175,16 +175,16 @@ class GpuCollector:
             timed = [time_batch(child, sampler, one) for one in requests]
             # After the last was timed; the process waits for it (`batch_process`).
             child.tell("record")
-            for one, program, found in zip(requests, programs, timed, strict=True):
-                unrecorded = record_batch(child, one.limits.tool_s)
-                if isinstance(found, GpuprofError):
+            for request, program, timed_batch in zip(requests, programs, timed, strict=True):
+                unrecorded = record_batch(child, request.limits.tool_s)
+                if isinstance(timed_batch, GpuprofError):
                     log = environment.get(LOG)
-                    yield add_log_tails(found, log) if isinstance(found, UnavailableError) else found
+                    yield add_log_tails(timed_batch, log) if isinstance(timed_batch, UnavailableError) else timed_batch
                     continue
-                timing, sampled = found
-                settings = self._settings(one, timing, sampled, [environment])
-                recorded, error = self._read_batch(one, program, unrecorded, bool(environment))
-                yield self._make_rows(one, timing, timing_columns(timing, sampled, idle), recorded, error, settings)
+                timing, sampled = timed_batch
+                settings = self._settings(request, timing, sampled, [environment])
+                recorded, error = self._read_batch(request, program, unrecorded, bool(environment))
+                yield self._make_rows(request, timing, timing_columns(timing, sampled, idle), recorded, error, settings)
 
     def _program(self, request: Request, directory: Path) -> RecordedProgram:
         directory.mkdir()
@@ -250,14 +250,14 @@ class GpuCollector:
 
     @cached_property
     def _tools(self) -> dict[str, str]:
-        found: dict[str, str | None] = {}
+        versions: dict[str, str | None] = {}
         if self.timeline == "nsys" and (nsys := find_nsys()):
-            found["nsys"] = tool_version(nsys)
+            versions["nsys"] = tool_version(nsys)
         if self.timeline == "cupti":
-            found["torch"] = importlib.metadata.version("torch")
+            versions["torch"] = importlib.metadata.version("torch")
         if self.counters and (ncu := find_ncu()):
-            found["ncu"] = tool_version(ncu)
-        return {tool: version or "unknown" for tool, version in found.items()}
+            versions["ncu"] = tool_version(ncu)
+        return {tool: version or "unknown" for tool, version in versions.items()}
 
     def _conditions(self) -> dict[str, str]:
         return dict(CONDITIONS) if self.counters else {}

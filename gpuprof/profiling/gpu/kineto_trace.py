@@ -104,19 +104,19 @@ def _unpack(content: bytes) -> bytes:
 
 def _gpus(properties: Any) -> dict[int, GpuDescription]:
     """Return what the trace says of each GPU: a list of objects, of which older versions write less."""
-    found = {}
+    gpus = {}
     for gpu in properties if isinstance(properties, list) else ():
         if isinstance(gpu, dict) and isinstance(gpu.get("id"), int) and "name" in gpu:
             known = {name: gpu[said] for said, name in _DEVICE_PROPERTIES.items() if isinstance(gpu.get(said), int)}
             threads = gpu.get("maxThreadsPerMultiprocessor")
             version = (gpu.get("computeMajor"), gpu.get("computeMinor"))
-            found[gpu["id"]] = GpuDescription(
+            gpus[gpu["id"]] = GpuDescription(
                 str(gpu["name"]),
                 compute_capability=None if None in version else f"{version[0]}.{version[1]}",
                 warps_per_sm=threads // 32 if isinstance(threads, int) else None,
                 **known,
             )
-    return found
+    return gpus
 
 
 _DEVICE_PROPERTIES = {

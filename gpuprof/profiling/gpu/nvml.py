@@ -7,12 +7,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
 from gpuprof.errors import install_hint
+from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
 
 _PERIOD_S = 0.02
 _IDLE_S = 1.0
@@ -58,7 +58,7 @@ class NvmlSampler:
     """
 
     def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
-        self._nvml = nvml if nvml is not None else _module()
+        self._nvml = nvml if nvml is not None else load_nvml()
         self._gpu = gpu
         self._period_s = period_s
         self._samples: list[tuple[float | None, ...]] = []
@@ -148,9 +148,7 @@ class NvmlSampler:
                 return
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        with suppress(self._nvml.NVMLError, AttributeError):
-            return getattr(self._nvml, function)(*arguments)
-        return None
+        return ask_nvml(self._nvml, function, *arguments)
 
 
 def visible_gpu(nvml: Any) -> int:
@@ -177,7 +175,7 @@ def idle_figures(gpu: int | None = None, nvml: Any = None, seconds: float = _IDL
 
 def nvml_missing(nvml: Any = None) -> str | None:
     """Return None when NVML answers and has a GPU, else why not, in one line."""
-    module = nvml if nvml is not None else _module()
+    module = nvml if nvml is not None else load_nvml()
     if module is None:
         return f"nvidia-ml-py is not installed: {install_hint('gpu')}"
     try:
@@ -189,18 +187,10 @@ def nvml_missing(nvml: Any = None) -> str | None:
 
 def driver_version(nvml: Any = None) -> str | None:
     """Return the version of NVIDIA's driver; None where it does not say."""
-    module = nvml if nvml is not None else _module()
+    module = nvml if nvml is not None else load_nvml()
     if module is None:
         return None
     with suppress(module.NVMLError, AttributeError):
         module.nvmlInit()
-        version = module.nvmlSystemGetDriverVersion()
-        return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+        return decode_nvml(module.nvmlSystemGetDriverVersion())
     return None
-
-
-def _module() -> Any:
-    try:
-        return import_module("pynvml")
-    except ImportError:
-        return None

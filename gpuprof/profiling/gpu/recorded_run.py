@@ -71,12 +71,12 @@ def record_model(task: dict[str, Any]) -> None:
 
 def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the outputs of the first run and of the last."""
-    found: list[Mapping[str, Any]] = []
+    first_and_last: list[Mapping[str, Any]] = []
     for _ in range(repeats):
         with marked(RUN_RANGE):
             outputs = run()
-        found = [*found[:1], outputs]
-    return found[0], found[-1]
+        first_and_last = [*first_and_last[:1], outputs]
+    return first_and_last[0], first_and_last[-1]
 
 
 @contextmanager

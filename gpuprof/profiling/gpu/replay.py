@@ -82,32 +82,32 @@ class ReplayCollector:
             When one needs a tool to be read that is not here.
         """
         if self._recording is None:
-            found = read_reports(self.paths)
-            if len(found) > 1:
-                raise InputError(f"the reports are of {len(found)} GPUs", "take them one by one")
-            self._recording = found[0]
+            recordings = read_reports(self.paths)
+            if len(recordings) > 1:
+                raise InputError(f"the reports are of {len(recordings)} GPUs", "take them one by one")
+            self._recording = recordings[0]
         return self._recording
 
     def collect(self, request: Request) -> Collected:
         """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
-        found = self.recording().estimate_occupancy(request.device)
-        needed = found.requirement(request.device)
-        variant = _variant(found, request)
+        recording = self.recording().estimate_occupancy(request.device)
+        needed = recording.requirement(request.device)
+        variant = _variant(recording, request)
         return Collected(
             models=(replace(model_row(request, needed), **variant),),
-            ops=tuple(replace(row, **variant) for row in op_rows(request, found.kernels)),
-            kernels=tuple(replace(row, **variant) for row in kernel_rows(request, found.kernels)),
-            devices=device_rows(request, found),
+            ops=tuple(replace(row, **variant) for row in op_rows(request, recording.kernels)),
+            kernels=tuple(replace(row, **variant) for row in kernel_rows(request, recording.kernels)),
+            devices=device_rows(request, recording),
             settings={"reports": [str(path) for path in self.paths]},
-            notes=(*found.notes, *(needed.notes if needed else ()), _UNTIMED),
+            notes=(*recording.notes, *(needed.notes if needed else ()), _UNTIMED),
         )
 
 
-def _variant(found: Recording, request: Request) -> dict[str, Any]:
+def _variant(recording: Recording, request: Request) -> dict[str, Any]:
     """Return what reports say of how the model was executed: torch.profiler sees PyTorch, the others any runtime."""
-    if "torch.profiler" not in found.tools:
+    if "torch.profiler" not in recording.tools:
         return {}
-    within = column(found.kernels, "range").astype("object")
+    within = column(recording.kernels, "range").astype("object")
     eager = any(isinstance(name, str) and name.startswith(NODE_RANGE) for name in within)
     precision = arithmetic_precision(request.job.graph, request.device) if eager else None
     return {"runtime": "pytorch", "execution": "eager" if eager else None, "precision": precision}
@@ -128,10 +128,10 @@ def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
     UnavailableError
         When a report needs nsys or ncu to be read.
     """
-    found = [read_report(path) for path in paths]
-    timelines = [each for each in found if isinstance(each, Timeline)]
-    counters = [each for each in found if isinstance(each, Counters)]
-    if not found or len(timelines) > 1 or len(counters) > 1:
+    reports = [read_report(path) for path in paths]
+    timelines = [each for each in reports if isinstance(each, Timeline)]
+    counters = [each for each in reports if isinstance(each, Counters)]
+    if not reports or len(timelines) > 1 or len(counters) > 1:
         raise InputError(
             f"one timeline and one report with counters can be joined but got {len(timelines)} and {len(counters)}",
             "ingest them one after another",

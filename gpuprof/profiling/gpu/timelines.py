@@ -54,8 +54,8 @@ def join_recording(
     nodes, plain = timelines.nodes, timelines.plain
     gpus = tuple(nodes.gpus.values())
     kernels, unmatched = (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels)
-    found = Recording(kernels, nodes.copies, gpus, tools, (*nodes.notes, *notes, *unmatched))
+    recording = Recording(kernels, nodes.copies, gpus, tools, (*nodes.notes, *notes, *unmatched))
     if plain is nodes:
-        return found
+        return recording
     plain_kernels = plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels)[0]
-    return replace(found, plain_kernels=plain_kernels, plain_copies=plain.copies)
+    return replace(recording, plain_kernels=plain_kernels, plain_copies=plain.copies)

@@ -110,13 +110,15 @@ def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dic
 def column_of(metrics: Iterable[str]) -> dict[str, str]:
     """Return metric → column for those of ``metrics`` that gpuprof keeps; of two for one column the first listed."""
     there = set(metrics)
-    found: dict[str, str] = {}
+    columns_by_metric: dict[str, str] = {}
     for column, names in (*COUNTERS.items(), *LAUNCHES.items()):
         name = next((name for name in names if name in there), None)
         if name is not None:
-            found[name] = column
-    columns = set(found.values())
-    return found | {name: column for name, column in LABELS.items() if name in there and column not in columns}
+            columns_by_metric[name] = column
+    columns = set(columns_by_metric.values())
+    return columns_by_metric | {
+        name: column for name, column in LABELS.items() if name in there and column not in columns
+    }
 
 
 def in_column_unit(column: str, value: float, unit: str) -> float:

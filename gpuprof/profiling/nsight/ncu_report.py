@@ -105,24 +105,24 @@ def read_ncu_csv(path: Path) -> Counters:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def parse_ncu_csv(text: str, what: str) -> Counters:
-    """Return the counters in ``text``; ``what`` names it in messages.
+def parse_ncu_csv(text: str, source: str) -> Counters:
+    """Return the counters in ``text``; ``source`` names it in messages.
 
     Raises
     ------
     InputError, UnavailableError
         As `read_ncu_csv`.
     """
-    rows = list(_table(text, what))
+    rows = list(_table(text, source))
     header, body = rows[0], rows[1:]
     long = all(name in header for name in _LONG)
     try:
-        found = _from_long(header, body) if long else _from_wide(header, body)
+        counters = _from_long(header, body) if long else _from_wide(header, body)
     except InputError as error:
-        raise InputError(f"{what}: {error.message}", error.fix) from None
-    if not len(found.kernels):
-        raise InputError(f"{what} has no kernel", "was any launched in the range that was asked for?")
-    return found
+        raise InputError(f"{source}: {error.message}", error.fix) from None
+    if not len(counters.kernels):
+        raise InputError(f"{source} has no kernel", "was any launched in the range that was asked for?")
+    return counters
 
 
 def read_ncu_rep(path: Path) -> Counters:
@@ -168,7 +168,7 @@ def _through_ncu(path: Path) -> Counters:
         )
 
 
-def _table(text: str, what: str) -> Iterator[list[str]]:
+def _table(text: str, source: str) -> Iterator[list[str]]:
     """Yield the table's rows, header first; lines that are no row of it were printed by somebody else."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith(f'"{_ID}",') and _NAME in line), None)
@@ -176,7 +176,7 @@ def _table(text: str, what: str) -> Iterator[list[str]]:
         failure = known_failure(text)
         if failure is not None:
             raise failure
-        raise InputError(f"{what} has no table of Nsight Compute", _CSV_FIX)
+        raise InputError(f"{source} has no table of Nsight Compute", _CSV_FIX)
     header = next(csv.reader([lines[start]]))
     yield header
     number = start + 1
@@ -190,7 +190,7 @@ def _table(text: str, what: str) -> Iterator[list[str]]:
         row = next(csv.reader([line]))
         left_out = header[len(row) :]
         if line.count('"') % 2 or len(row) > len(header) or not all(name.startswith(_RULE) for name in left_out):
-            raise InputError(f"{what}:{first} is not a whole row of {len(header)} columns", "is the file cut off?")
+            raise InputError(f"{source}:{first} is not a whole row of {len(header)} columns", "is the file cut off?")
         yield [*row, *[""] * len(left_out)]
 
 
@@ -219,12 +219,12 @@ def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
     metrics = column_of({name for found in values.values() for name in found})
     if not metrics:
         raise InputError("none of its metrics is one that gpuprof keeps", f"{_CSV_FIX} with their own")
-    said = [
+    described = [
         (_device(cells), {name: value for name, (value, _) in values[key].items()}) for key, cells in launches.items()
     ]
     return Counters(
         pd.DataFrame([{**_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches]),
-        _gpus(said),
+        _gpus(described),
     )
 
 
@@ -234,13 +234,13 @@ def _device(cells: Mapping[str, str]) -> int:
 
 def _gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDescription]:
     """Return what a report says of each GPU: by its attributes, which stand with each launch."""
-    found: dict[int, GpuDescription] = {}
-    for index, said in launches:
-        if index in found or not said.get(_GPU):
+    gpus: dict[int, GpuDescription] = {}
+    for index, values in launches:
+        if index in gpus or not values.get(_GPU):
             continue
-        numbers = {name: number_of(said[name]) for name in said if name.startswith(_ATTRIBUTE) and name != _GPU}
-        found[index] = _describe_gpu(said[_GPU], numbers)
-    return found
+        numbers = {name: number_of(values[name]) for name in values if name.startswith(_ATTRIBUTE) and name != _GPU}
+        gpus[index] = _describe_gpu(values[_GPU], numbers)
+    return gpus
 
 
 def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
@@ -268,7 +268,7 @@ def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescript
 
 
 def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "name": cells[_NAME],
         "process_id": int(number_of(cells.get(_PROCESS, "")) or 0),
         "stream_id": int(number_of(cells.get(_STREAM, "")) or 0),
@@ -276,20 +276,20 @@ def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
     }
     for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
         if match := _SHAPE.fullmatch(cells.get(title, "")):
-            found |= {f"{prefix}_{axis}": int(size) for axis, size in zip("xyz", match.groups(), strict=True)}
-    return found
+            columns |= {f"{prefix}_{axis}": int(size) for axis, size in zip("xyz", match.groups(), strict=True)}
+    return columns
 
 
 def _convert_values(values: Mapping[str, tuple[str, str]], metrics: Mapping[str, str]) -> dict[str, float]:
-    found = {}
+    converted = {}
     for metric, column in metrics.items():
         text, unit = values.get(metric, ("", ""))
         value = number_of(text)
         if value is not None:
-            found[column] = in_column_unit(column, value, unit)
+            converted[column] = in_column_unit(column, value, unit)
         elif column[:5] not in ("grid_", "block"):
-            found[column] = np.nan
-    return found
+            converted[column] = np.nan
+    return converted
 
 
 def _from_package(context: Any, package: Any) -> Counters:
@@ -300,10 +300,10 @@ def _from_package(context: Any, package: Any) -> Counters:
         for action_index in range(part.num_actions()):
             action = part.action_by_idx(action_index)
             names = set(action.metric_names())
-            found: dict[str, Any] = {"name": _demangled_name(action, package), "process_id": 0, "stream_id": 0}
+            kernel: dict[str, Any] = {"name": _demangled_name(action, package), "process_id": 0, "stream_id": 0}
             for metric, column in column_of(names).items():
                 value = action.metric_by_name(metric)
-                found[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
+                kernel[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
             if _GPU in names and 0 not in gpus:
                 numbers = {
                     name: float(action.metric_by_name(name).as_double())
@@ -311,7 +311,7 @@ def _from_package(context: Any, package: Any) -> Counters:
                     if name.startswith(_ATTRIBUTE) and name != _GPU
                 }
                 gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)
-            kernels.append(found)
+            kernels.append(kernel)
     if not kernels:
         raise InputError("the report has no kernel", "was any launched in the range that was asked for?")
     return Counters(pd.DataFrame(kernels), gpus)

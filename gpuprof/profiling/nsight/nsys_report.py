@@ -241,19 +241,19 @@ def _gpus(tables: NsysTables) -> dict[int, GpuDescription]:
     names = {"id": "id", "cuDevice": "cuda", "name": "name", "computeMajor": "major", "computeMinor": "minor"}
     rows = tables.read_table("TARGET_INFO_GPU", {**names, **_GPU_COLUMNS}).to_dict("records")
     indices = _cuda_indices(tables)
-    found = {}
+    gpus = {}
     for row in rows:
         index = row["cuda"] if row.get("cuda") is not None else indices.get(int(row["id"]), row["id"])
         version = (row.get("major"), row.get("minor"))
         known = {name: row[name] for name in _GPU_COLUMNS.values() if row.get(name)}
         clock = known.pop("clock_hz", None)
-        found[int(index)] = GpuDescription(
+        gpus[int(index)] = GpuDescription(
             str(row["name"]),
             compute_capability=None if None in version else f"{int(version[0])}.{int(version[1])}",  # type: ignore[arg-type]
             clock_mhz=clock / 1e6 if clock else None,
             **known,
         )
-    return found
+    return gpus
 
 
 #: Columns of ``TARGET_INFO_GPU`` in newer exports: the clock is in Hz, the bandwidth in bytes per second.

@@ -123,10 +123,10 @@ def _run_reader(command: Sequence[str], report: Path, log: Path) -> Finished:
     """Run what reads a report; one that it refuses is the report's fault."""
 
     def explain_refusal(printed: str) -> GpuprofError:
-        said = [line.strip() for line in printed.splitlines() if line.strip()]
-        telling = [line for line in said if "error" in line.lower() or "invalid" in line.lower()]
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        telling = [line for line in lines if "error" in line.lower() or "invalid" in line.lower()]
         return InputError(
-            f"{Path(command[0]).name} cannot read {report}: {(telling or said or ['it does not say why'])[-1]}",
+            f"{Path(command[0]).name} cannot read {report}: {(telling or lines or ['it does not say why'])[-1]}",
             "is it whole, and of a version that is not newer?",
         )
 

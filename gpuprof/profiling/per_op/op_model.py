@@ -60,10 +60,10 @@ def distinct_ops(path: Path, batch: int, name: str, sizes: Sizes = ()) -> dict[s
     """
     graph = require_sizes(load_graph(path, batch, name, dict(sizes)))
     nodes, values = load_nodes(path, batch, dict(graph.sizes))
-    found: dict[str, OpSource] = {}
+    by_signature: dict[str, OpSource] = {}
     for op, node in zip(graph.ops, nodes, strict=True):
-        found.setdefault(op.signature, OpSource(op, node, values, name, path, batch))
-    return found
+        by_signature.setdefault(op.signature, OpSource(op, node, values, name, path, batch))
+    return by_signature
 
 
 def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:

@@ -108,10 +108,10 @@ class PerOp:
             for source, reply in self._measure(sources):
                 seen = self._backend.observe(pending.run_id, source, reply)
                 row = self._row(pending.run_id, source, seen)
-                said = self._variant(source)
-                row = replace(row, **said)
+                variant = self._variant(source)
+                row = replace(row, **variant)
                 pending.ops.append(row)
-                pending.kernels += [replace(kernel, **said) for kernel in seen.kernels]
+                pending.kernels += [replace(kernel, **variant) for kernel in seen.kernels]
                 yield OpOutcome(row, True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
                     self._keep(pending)
@@ -121,13 +121,13 @@ class PerOp:
 
     def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
-            left = list(sources)
-            while left:
+            waiting = list(sources)
+            while waiting:
                 # One process for all ops, and another only where an op ended it: starting takes longer than an op.
                 with Child(task, "ops", environment=environment) as child:
                     child.expect("ready", _LOAD_S)
-                    while left:
-                        source = left.pop(0)
+                    while waiting:
+                        source = waiting.pop(0)
                         reply, alive = self._ask(child, source, Path(name))
                         yield source, reply
                         if not alive:

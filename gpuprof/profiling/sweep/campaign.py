@@ -68,6 +68,51 @@ class CellResult:
     measured_now: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _CellKey:
+    """What makes a cell and a run of the database the same measurement."""
+
+    model: str | None
+    sha256: str | None
+    batch: int | None
+    dims: str
+    data_sha256: str | None
+    sm_share_pct: float | None
+    mig_profile: str | None
+    processes: int | None
+    beside: str | None
+
+    @classmethod
+    def of_cell(cls, cell: Cell) -> _CellKey:
+        job = cell.job
+        return cls(
+            model=job.graph.name,
+            sha256=job.graph.sha256,
+            batch=job.graph.batch,
+            dims=describe_sizes(job.graph.sizes),
+            data_sha256=None if job.data is None else job.data.sha256,
+            sm_share_pct=round(job.share.sm_pct, 6),
+            mig_profile=job.share.mig,
+            processes=job.processes,
+            beside=_beside(cell) or None,
+        )
+
+    @classmethod
+    def of_run(cls, run: RunRow, assumed: Mapping[str, str]) -> _CellKey:
+        """Return the key of a run; one that does not say its sizes was at those ``assumed`` for the file's hash."""
+        return cls(
+            model=run.model,
+            sha256=run.model_sha256,
+            batch=run.batch,
+            dims=assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
+            data_sha256=json.loads(run.settings or "{}").get(_DATA_SHA256),
+            sm_share_pct=None if run.sm_share_pct is None else round(run.sm_share_pct, 6),
+            mig_profile=run.mig_profile,
+            processes=run.processes,
+            beside=run.beside,
+        )
+
+
 class Campaign:
     """Measures cells on one device with one collector into one database.
 
@@ -126,20 +171,20 @@ class Campaign:
         """
         cells = list(cells)
         known = {} if self.force else self._read_known(cells)
-        open_cells = [cell for cell in cells if self._key(cell) not in known]
+        open_cells = [cell for cell in cells if _CellKey.of_cell(cell) not in known]
         self._check_models(open_cells)
         alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
-        ahead: dict[tuple[object, ...], CellResult] = {}
+        ahead: dict[_CellKey, CellResult] = {}
         for cell in cells:
             begin(cell)
-            key = self._key(cell)
+            key = _CellKey.of_cell(cell)
             rows = known.get(key)
             if rows is not None:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             if key not in ahead and (group := self._group_of(cell, open_cells)):
                 # All of the group are measured now and kept until their turn: results come in the order of cells.
-                ahead |= {self._key(found.cell): found for found in self._measure_together(group)}
+                ahead |= {_CellKey.of_cell(result.cell): result for result in self._measure_together(group)}
             result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
             alone[key] = result.row.latency_mean_ms
             yield result
@@ -160,18 +205,18 @@ class Campaign:
         for cell in cells:
             started = datetime.now(UTC)
             requests.append(Request(new_run_id(started), started, self.device, cell.job, (), self.limits))
-        left = list(zip(cells, requests, strict=True))
+        pending = list(zip(cells, requests, strict=True))
         clock = time.monotonic()
         try:
-            for found in self.collector.collect_batches(requests):  # type: ignore[attr-defined]
-                if isinstance(found, InputError):
-                    raise found
-                cell, request = left.pop(0)
-                collected = _failure(request, cell, str(found)) if isinstance(found, GpuprofError) else found
+            for measured in self.collector.collect_batches(requests):  # type: ignore[attr-defined]
+                if isinstance(measured, InputError):
+                    raise measured
+                cell, request = pending.pop(0)
+                collected = _failure(request, cell, str(measured)) if isinstance(measured, GpuprofError) else measured
                 yield self._keep(request, cell, collected, time.monotonic() - clock)
                 clock = time.monotonic()
         except UnavailableError as error:  # of the share: all that is left would fail alike
-            for cell, request in left:
+            for cell, request in pending:
                 yield self._keep(request, cell, _failure(request, cell, str(error)), time.monotonic() - clock)
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
@@ -191,13 +236,13 @@ class Campaign:
                 self.database.append(Run(run, devices=[row]))
                 compact_when_due(self.database)
 
-    def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> CellResult:
+    def _measure(self, cell: Cell, alone: Mapping[_CellKey, float | None]) -> CellResult:
         started = datetime.now(UTC)
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
         try:
             collected = self.collector.collect(request)
-            solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
+            solo = [alone.get(_CellKey.of_cell(Cell(job))) for job in (cell.job, *cell.beside)]
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
@@ -249,21 +294,7 @@ class Campaign:
         parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
         return Run(run, *parts)
 
-    def _key(self, cell: Cell) -> tuple[object, ...]:
-        job = cell.job
-        return (
-            job.graph.name,
-            job.graph.sha256,
-            job.graph.batch,
-            describe_sizes(job.graph.sizes),
-            None if job.data is None else job.data.sha256,
-            round(job.share.sm_pct, 6),
-            job.share.mig,
-            job.processes,
-            _beside(cell) or None,
-        )
-
-    def _read_known(self, cells: Sequence[Cell]) -> dict[tuple[object, ...], list[MeasuredRow]]:
+    def _read_known(self, cells: Sequence[Cell]) -> dict[_CellKey, list[MeasuredRow]]:
         """Return the rows of every cell of which a run is there that need not be repeated.
 
         A run that does not say at which sizes was at those that are assumed.
@@ -284,12 +315,14 @@ class Campaign:
         rows += read_records(self.database, ColocationRow, here)
         for row in rows:
             by_run.setdefault(row.run_id, []).append(row)
-        found = {}
+        known = {}
         for run in sorted(runs, key=lambda run: run.run_id):
-            own = by_run.get(run.run_id, [])
-            if own and all(row.error is None and (self.keep_unstable or row.stable is not False) for row in own):
-                found[_run_key(run, assumed)] = own
-        return found
+            rows_of_run = by_run.get(run.run_id, [])
+            if rows_of_run and all(
+                row.error is None and (self.keep_unstable or row.stable is not False) for row in rows_of_run
+            ):
+                known[_CellKey.of_run(run, assumed)] = rows_of_run
+        return known
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
         """Let the runtime load each model once, so that a bad one is found before an hour of measuring."""
@@ -325,22 +358,6 @@ def _graphs_of(cells: Iterable[Cell]) -> Iterator[ModelGraph]:
 def _is_assumed(graph: ModelGraph) -> bool:
     """Tell whether nobody gave any of the sizes of a graph."""
     return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
-
-
-# The same fields in the same order as `Campaign._key`: the two are compared.
-def _run_key(run: RunRow, assumed: Mapping[str, str]) -> tuple[object, ...]:
-    share = run.sm_share_pct
-    return (
-        run.model,
-        run.model_sha256,
-        run.batch,
-        assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
-        json.loads(run.settings or "{}").get(_DATA_SHA256),
-        None if share is None else round(share, 6),
-        run.mig_profile,
-        run.processes,
-        run.beside,
-    )
 
 
 def _text(value: object) -> str | None:

@@ -140,23 +140,23 @@ def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list
     """
     if unknown := [name for name in files if name and name not in {model.name for model in models}]:
         raise unknown_name("model", unknown[0], [model.name for model in models])
-    found = []
+    named_models = []
     for model in models:
         file = files.get(model.name, files.get(""))
         if file is None:
-            found.append(model)
+            named_models.append(model)
             continue
         data = read_input_data(file, model_inputs(model.path))
         for sizes, samples in group_by_sizes(data, model.path).items():
             said = dict(sizes)
             if wrong := [f"{name}={size}" for name, size in model.sizes if said.get(name, size) != size]:
                 continue
-            found.append(replace(model, sizes=sizes, data=data, samples=samples))
-        if not any(one.data is data for one in found):
+            named_models.append(replace(model, sizes=sizes, data=data, samples=samples))
+        if not any(one.data is data for one in named_models):
             raise InputError(
                 f"{file} holds no sample with {', '.join(wrong)}", "leave out --dim, or give other samples"
             )
-    return list({(one.name, one.path, one.sizes): one for one in found}.values())
+    return list({(one.name, one.path, one.sizes): one for one in named_models}.values())
 
 
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
@@ -301,14 +301,14 @@ def _identity(cell: Cell) -> tuple[object, ...]:
 def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
     taken = job.share.sm_pct + sum(each.share.sm_pct for each in neighbours if each.share)
     open_shares = sum(each.share is None for each in neighbours)
-    left = 100.0 - taken
-    if left < -1e-6 or (open_shares and left <= 0):
+    free_pct = 100.0 - taken
+    if free_pct < -1e-6 or (open_shares and free_pct <= 0):
         raise InputError(
             f"shares of {taken:g}% leave no room for what is to run beside {job.graph.name}",
             "give smaller shares, with --share and MODEL:batch:share",
         )
     for each in neighbours:
-        share = each.share or Share(left / open_shares)
+        share = each.share or Share(free_pct / open_shares)
         yield each.model.job(each.batch or job.graph.batch, share)
 
 

@@ -34,9 +34,9 @@ def find_innermost_ranges(
     ndarray of int64, shape (n,)
         Positions of rows, `NO_RANGE` where there is none.
     """
-    found = np.full(len(moment_ns), NO_RANGE, dtype=np.int64)
-    if not len(ranges) or not len(found):
-        return found
+    innermost = np.full(len(moment_ns), NO_RANGE, dtype=np.int64)
+    if not len(ranges) or not len(innermost):
+        return innermost
     starts, ends = _integers(ranges["start_ns"]), _integers(ranges["end_ns"])
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, owner in enumerate(zip(ranges["process_id"].tolist(), ranges["thread_id"].tolist(), strict=True)):
@@ -48,8 +48,8 @@ def find_innermost_ranges(
             borders, holders = _segments(starts[chosen], ends[chosen])
             segment = np.searchsorted(borders, moment_ns[here], side="right") - 1
             local = np.where(segment >= 0, holders[np.maximum(segment, 0)], NO_RANGE)
-            found[here] = np.where(local == NO_RANGE, NO_RANGE, chosen[np.maximum(local, 0)])
-    return found
+            innermost[here] = np.where(local == NO_RANGE, NO_RANGE, chosen[np.maximum(local, 0)])
+    return innermost
 
 
 def find_enclosing_runs(

@@ -187,7 +187,7 @@ def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float |
     lengths, sums, counts = overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
     busy = float(lengths[counts > 0].sum())
     whole = max(float(lengths.sum()) if latency_ms is None else latency_ms * 1e6, busy)
-    found: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "busy_ms": busy / 1e6,
         "copy_ms": max(0.0, _covered_ns(starts, ends, copies) - busy) / 1e6,
         "dispatch_ms": float(lengths[counts == 0].sum()) / 1e6,
@@ -199,12 +199,12 @@ def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float |
     }
     if occupancy is not None and busy:
         sums = cap_occupancy(sums)
-        found["max_occupancy_pct"] = float(sums[counts > 0].max())
-        found["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
+        figures["max_occupancy_pct"] = float(sums[counts > 0].max())
+        figures["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
     if utilization is not None and busy:
         lengths, sums, _ = overlapping(starts, ends, utilization)
-        found["wavg_sm_util_pct"] = float((lengths * cap_occupancy(sums)).sum() / whole)
-    return found
+        figures["wavg_sm_util_pct"] = float((lengths * cap_occupancy(sums)).sum() / whole)
+    return figures
 
 
 def _spans(part: pd.DataFrame) -> tuple[Integers, Integers]:
@@ -222,10 +222,10 @@ def _covered_ns(starts: Integers, ends: Integers, copies: pd.DataFrame | None) -
 
 
 def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
-    found, known = launch_occupancies(kernels, device)
+    occupancies, known = launch_occupancies(kernels, device)
     values = np.full(len(kernels), np.nan)
-    if found is not None:
-        values[known] = found.sm_utilization_pct
+    if occupancies is not None:
+        values[known] = occupancies.sm_utilization_pct
     return values
 
 

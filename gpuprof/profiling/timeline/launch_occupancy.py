@@ -72,14 +72,14 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
 
 def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the kernels with the occupancy that their launches allow where none was counted, and a note of it."""
-    found, known = launch_occupancies(kernels, device)
-    if found is None:
+    occupancies_known, known = launch_occupancies(kernels, device)
+    if occupancies_known is None:
         return kernels, ()
     counted = pd.to_numeric(column(kernels, "achieved_occupancy_pct"), errors="coerce")
     estimates = np.full(len(kernels), np.nan)
-    estimates[known] = found.average_occupancy_pct
+    estimates[known] = occupancies_known.average_occupancy_pct
     theoretical = np.full(len(kernels), np.nan)
-    theoretical[known] = found.occupancy_pct
+    theoretical[known] = occupancies_known.occupancy_pct
     lacking = int((counted.isna().to_numpy() & ~np.isnan(estimates)).sum())
     more = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce")
     filled = kernels.assign(

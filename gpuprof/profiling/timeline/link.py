@@ -77,7 +77,7 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
     known = [one for one in (there, back) if one is not None]
     if not known:
         return None
-    said = ", ".join(f"{one.copies} copies {one.direction} of {one.memory or 'unknown'} memory" for one in known)
+    directions = ", ".join(f"{one.copies} copies {one.direction} of {one.memory or 'unknown'} memory" for one in known)
     return DeviceRow(
         run_id=run_id,
         device=device.name,
@@ -88,7 +88,7 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
         pcie_d2h_bytes_per_s=None if back is None else back.bytes_per_s,
         pcie_memory=known[0].memory,
         measured=True,
-        source=f"measured: {said}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",
+        source=f"measured: {directions}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",
     )
 
 

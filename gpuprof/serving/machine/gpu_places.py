@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.nvml import decode_nvml, load_nvml
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import Gpu, MigPlace
@@ -58,11 +58,9 @@ class LocalGpu:
 
 def local_places(nvml: Any = None) -> tuple[LocalGpu, ...]:
     """Return the GPUs that NVML shows, none where it is not installed or finds no driver."""
+    nvml = nvml or load_nvml()
     if nvml is None:
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return ()
+        return ()
     try:
         nvml.nvmlInit()
         return tuple(_gpu(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount())))
@@ -92,8 +90,8 @@ def _gpu(nvml: Any, index: int) -> LocalGpu:
     from gpuprof.machine.gpu import device_name
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = device_name(_text(nvml.nvmlDeviceGetName(handle)))
-    return LocalGpu(index, name, _text(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
+    name = device_name(decode_nvml(nvml.nvmlDeviceGetName(handle)))
+    return LocalGpu(index, name, decode_nvml(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
 
 
 def _instances(nvml: Any, handle: Any) -> Iterator[LocalMigInstance]:
@@ -108,9 +106,5 @@ def _instances(nvml: Any, handle: Any) -> Iterator[LocalMigInstance]:
             continue
         owner = nvml.nvmlDeviceGetGpuInstanceById(handle, nvml.nvmlDeviceGetGpuInstanceId(mig))
         start = int(nvml.nvmlGpuInstanceGetInfo(owner).placement.start)
-        profile = _text(nvml.nvmlDeviceGetName(mig)).rsplit("MIG ", 1)[-1]
-        yield LocalMigInstance(profile, start, _text(nvml.nvmlDeviceGetUUID(mig)))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        profile = decode_nvml(nvml.nvmlDeviceGetName(mig)).rsplit("MIG ", 1)[-1]
+        yield LocalMigInstance(profile, start, decode_nvml(nvml.nvmlDeviceGetUUID(mig)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gpuprof.machine.nvml import load_nvml
 from gpuprof.serving.machine.gpu_places import LocalGpu, local_places
 
 
@@ -41,17 +41,14 @@ def local_gpu_figures(nvml: Any = None) -> tuple[GpuFigures, ...]:
     What NVML refuses to say, because a device was lost or a permission is lacking, is left out: figures are no reason
     not to serve.
     """
-    found = _find_gpus() if nvml is None else (nvml, local_places(nvml))
-    return () if found is None else tuple(_figures(*found))
+    gpus = _find_gpus() if nvml is None else (nvml, local_places(nvml))
+    return () if gpus is None else tuple(_figures(*gpus))
 
 
 @cache
 def _find_gpus() -> tuple[Any, tuple[LocalGpu, ...]] | None:
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    return nvml, local_places(nvml)
+    nvml = load_nvml()
+    return None if nvml is None else (nvml, local_places(nvml))
 
 
 def _figures(nvml: Any, gpus: tuple[LocalGpu, ...]) -> Iterator[GpuFigures]:

@@ -1,0 +1,27 @@
+"""NVML, where it is installed: what it does not have is no error here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def load_nvml() -> Any:
+    """Return the module ``pynvml``; None where nvidia-ml-py is not installed."""
+    try:
+        return import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def ask_nvml(nvml: Any, function: str, *arguments: Any) -> Any:
+    """Return NVML's answer, or None where the GPU, the driver or the binding does not have the question."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def decode_nvml(text: str | bytes) -> str:
+    """Return a text of NVML's, which older bindings give as bytes."""
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
