@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.errors import InputError
@@ -26,7 +26,6 @@ from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.result import NoteList, Result
 
 _LARGEST_BATCH = 1_000_000
-_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +238,8 @@ def _resolve_neighbours(given: Sequence[str | Workload], device: Device, share: 
 def _parse_neighbour(given: str | Workload, device: Device) -> tuple[str, int, Share | None]:
     if isinstance(given, Workload):
         return given.model, given.batch, given.share
-    match = _NEIGHBOUR.fullmatch(given)
-    if match is None:
-        raise InputError(f"cannot read the neighbour {given!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
-    part = parse_share(match["share"], device.compute_units) if match["share"] else None
-    return match["model"], int(match["batch"] or 1), part
+    model, batch, part = read_neighbour(given, device)
+    return model, 1 if batch is None else batch, part
 
 
 def _row(estimate: Estimate) -> dict[str, object]:

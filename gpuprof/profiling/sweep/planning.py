@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
@@ -20,7 +20,6 @@ from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 
-_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>[^:]+))?)?")
 _MAX_BATCH = 65_536
 
 
@@ -249,19 +248,15 @@ def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
 
 
 def parse_neighbour(text: str, device: Device) -> Neighbour:
-    """Read ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may stand for the ``@``.
+    """Return the file that `gpuprof.domain.neighbour.read_neighbour` reads from a text, with its batch and share.
 
     Raises
     ------
     InputError
         When the file, the batch or the share is wrong.
     """
-    match = _NEIGHBOUR.fullmatch(text)
-    if match is None:
-        raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
-    batch = None if match["batch"] is None else parse_batches(match["batch"])[0]
-    share = None if match["share"] is None else parse_share(match["share"], device.compute_units)
-    return Neighbour(parse_model(match["model"]), batch, share)
+    model, batch, share = read_neighbour(text, device)
+    return Neighbour(parse_model(model), None if batch is None else parse_batches(str(batch))[0], share)
 
 
 def plan_cells(

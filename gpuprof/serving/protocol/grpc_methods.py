@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
 from gpuprof.serving.protocol.grpc_reader import MessageReader
-from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.grpc_stream import InferStream
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, protocol_pool, service_methods
 from gpuprof.serving.protocol.peer_counts import PeerCounts
@@ -31,6 +30,14 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 _MAX_SHORT_BYTES = 1 << 16
 _HEALTH = "grpc.health.v1.Health"
 _FOR_EVERYBODY = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{_HEALTH}/Check"})
+_STATUSES = {
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
@@ -67,7 +74,7 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
     async def _refuse(self, _: object, context: Any) -> None:
         refusal = RefusedError(HTTPStatus.UNAUTHORIZED, "the call does not have the token of this server")
         self._count_refusal(refusal)
-        await abort_with(context, refusal)
+        await _abort_with(context, refusal)
 
 
 class _Collected:
@@ -115,7 +122,7 @@ class CallLimits:
                 return await behaviour(messages, context)
             except RefusedError as refusal:
                 self.count_refusal(refusal)
-                await abort_with(context, refusal)
+                await _abort_with(context, refusal)
             finally:
                 if is_one_more:
                     self.peers.discard(peer)
@@ -220,3 +227,16 @@ def _too_many(per_peer: int) -> RefusedError:
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
+
+
+async def _abort_with(context: Any, refusal: RefusedError) -> NoReturn:
+    """End a call with the status that stands for a refusal."""
+    code = _STATUSES.get(refusal.status, grpc.StatusCode.INTERNAL)
+    if refusal.overloaded:
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers: tuple[tuple[str, str], ...] = ()
+    if refusal.retry_after_s is not None:
+        # gRFC A6: a client that retries by its service config waits so long.
+        trailers = (("grpc-retry-pushback-ms", str(int(1000 * refusal.retry_after_s) + 1)),)
+    await context.abort(code, refusal.message, trailers)
+    raise AssertionError("a call that was aborted goes on")
