@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.choice import Ranked
-    from gpuprof.profiling.sweep.campaign import Cell
+    from gpuprof.profiling.sweep.cell import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
 _HARDWARE_UNITS = {

@@ -21,7 +21,8 @@ from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
 from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
 from gpuprof.profiling.sweep import planning
-from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
+from gpuprof.profiling.sweep.campaign import Campaign
+from gpuprof.profiling.sweep.cell import Cell, CellResult
 from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 
 if TYPE_CHECKING:

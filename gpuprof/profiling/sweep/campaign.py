@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,96 +21,18 @@ from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
 from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants, refuse_impossible_gaps
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
+from gpuprof.profiling.sweep.cell import DATA_SHA256, Cell, CellKey, CellResult, MeasuredRow
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
-_DATA_SHA256 = "input_data_sha256"
-MeasuredRow = ModelRow | ColocationRow
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One thing to measure: a job, and what runs beside it."""
-
-    job: Job
-    beside: tuple[Job, ...] = ()
-
-    def __str__(self) -> str:
-        alone = _label(self.job)
-        return f"{alone} beside {_beside(self)}" if self.beside else alone
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """What the database holds of a cell now.
-
-    Attributes
-    ----------
-    row : ModelRow or ColocationRow
-        Its row in ``models``, or for one beside others its own in ``colocations``.
-    others : tuple of ModelRow or ColocationRow
-        Rows of those beside it.
-    measured_now : bool
-        False: it had been measured before.
-    """
-
-    cell: Cell
-    row: MeasuredRow
-    others: tuple[MeasuredRow, ...] = ()
-    measured_now: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _CellKey:
-    """What makes a cell and a run of the database the same measurement."""
-
-    model: str | None
-    sha256: str | None
-    batch: int | None
-    dims: str
-    data_sha256: str | None
-    sm_share_pct: float | None
-    mig_profile: str | None
-    processes: int | None
-    beside: str | None
-
-    @classmethod
-    def of_cell(cls, cell: Cell) -> _CellKey:
-        job = cell.job
-        return cls(
-            model=job.graph.name,
-            sha256=job.graph.sha256,
-            batch=job.graph.batch,
-            dims=describe_sizes(job.graph.sizes),
-            data_sha256=None if job.data is None else job.data.sha256,
-            sm_share_pct=round(job.share.sm_pct, 6),
-            mig_profile=job.share.mig,
-            processes=job.processes,
-            beside=_beside(cell) or None,
-        )
-
-    @classmethod
-    def of_run(cls, run: RunRow, assumed: Mapping[str, str]) -> _CellKey:
-        """Return the key of a run; one that does not say its sizes was at those ``assumed`` for the file's hash."""
-        return cls(
-            model=run.model,
-            sha256=run.model_sha256,
-            batch=run.batch,
-            dims=assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
-            data_sha256=json.loads(run.settings or "{}").get(_DATA_SHA256),
-            sm_share_pct=None if run.sm_share_pct is None else round(run.sm_share_pct, 6),
-            mig_profile=run.mig_profile,
-            processes=run.processes,
-            beside=run.beside,
-        )
 
 
 class Campaign:
@@ -171,20 +93,20 @@ class Campaign:
         """
         cells = list(cells)
         known = {} if self.force else self._read_known(cells)
-        open_cells = [cell for cell in cells if _CellKey.of_cell(cell) not in known]
+        open_cells = [cell for cell in cells if CellKey.of_cell(cell) not in known]
         self._check_models(open_cells)
         alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
-        ahead: dict[_CellKey, CellResult] = {}
+        ahead: dict[CellKey, CellResult] = {}
         for cell in cells:
             begin(cell)
-            key = _CellKey.of_cell(cell)
+            key = CellKey.of_cell(cell)
             rows = known.get(key)
             if rows is not None:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             if key not in ahead and (group := self._group_of(cell, open_cells)):
                 # All of the group are measured now and kept until their turn: results come in the order of cells.
-                ahead |= {_CellKey.of_cell(result.cell): result for result in self._measure_together(group)}
+                ahead |= {CellKey.of_cell(result.cell): result for result in self._measure_together(group)}
             result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
             alone[key] = result.row.latency_mean_ms
             yield result
@@ -236,13 +158,13 @@ class Campaign:
                 self.database.append(Run(run, devices=[row]))
                 compact_when_due(self.database)
 
-    def _measure(self, cell: Cell, alone: Mapping[_CellKey, float | None]) -> CellResult:
+    def _measure(self, cell: Cell, alone: Mapping[CellKey, float | None]) -> CellResult:
         started = datetime.now(UTC)
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
         try:
             collected = self.collector.collect(request)
-            solo = [alone.get(_CellKey.of_cell(Cell(job))) for job in (cell.job, *cell.beside)]
+            solo = [alone.get(CellKey.of_cell(Cell(job))) for job in (cell.job, *cell.beside)]
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
@@ -278,7 +200,7 @@ class Campaign:
             sm_share_pct=share.sm_pct,
             mig_profile=share.mig,
             processes=cell.job.processes,
-            beside=_beside(cell) or None,
+            beside=cell.describe_neighbours() or None,
             duration_s=duration_s,
             runtime=runtime,
             runtime_version=runtime_version,
@@ -294,7 +216,7 @@ class Campaign:
         parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
         return Run(run, *parts)
 
-    def _read_known(self, cells: Sequence[Cell]) -> dict[_CellKey, list[MeasuredRow]]:
+    def _read_known(self, cells: Sequence[Cell]) -> dict[CellKey, list[MeasuredRow]]:
         """Return the rows of every cell of which a run is there that need not be repeated.
 
         A run that does not say at which sizes was at those that are assumed.
@@ -321,7 +243,7 @@ class Campaign:
             if rows_of_run and all(
                 row.error is None and (self.keep_unstable or row.stable is not False) for row in rows_of_run
             ):
-                known[_CellKey.of_run(run, assumed)] = rows_of_run
+                known[CellKey.of_run(run, assumed)] = rows_of_run
         return known
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
@@ -348,7 +270,7 @@ def _describe_data(job: Job) -> dict[str, object]:
     """Return what a run's settings say of the inputs; nothing of random ones."""
     if job.data is None:
         return {}
-    return {"input_data": str(job.data.path), _DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}
+    return {"input_data": str(job.data.path), DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}
 
 
 def _graphs_of(cells: Iterable[Cell]) -> Iterator[ModelGraph]:
@@ -362,14 +284,6 @@ def _is_assumed(graph: ModelGraph) -> bool:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _label(job: Job) -> str:
-    return workload_label(job.graph.sized_name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)
-
-
-def _beside(cell: Cell) -> str:
-    return " + ".join(map(_label, cell.beside))
 
 
 def _beside_solo(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
@@ -392,7 +306,7 @@ def _failure(request: Request, cell: Cell, error: str) -> Collected:
         "error": error,
     }
     if cell.beside:
-        return Collected(colocations=(ColocationRow(**common, group=0, member=0, beside=_beside(cell)),))
+        return Collected(colocations=(ColocationRow(**common, group=0, member=0, beside=cell.describe_neighbours()),))
     return Collected(models=(ModelRow(**common, model_path=job.graph.path),))
 
 

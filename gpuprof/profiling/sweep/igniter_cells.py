@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuprof.domain.share import Share
-from gpuprof.profiling.sweep.campaign import Cell
+from gpuprof.profiling.sweep.cell import Cell
 from gpuprof.profiling.sweep.planning import NamedModel
 
 #: Batch and share in percent. The paper says eleven without naming them: the first nine are those of its published

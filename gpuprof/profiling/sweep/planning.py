@@ -17,7 +17,7 @@ from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
 from gpuprof.graph.load import load_runnable, only_batch, read_free, require_sizes
 from gpuprof.profiling.child.job import Job
-from gpuprof.profiling.sweep.campaign import Cell
+from gpuprof.profiling.sweep.cell import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 
 _MAX_BATCH = 65_536

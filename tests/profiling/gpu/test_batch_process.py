@@ -18,7 +18,8 @@ from gpuprof.machine.mps import LOG, PERCENTAGE
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector, NsysCollector, NsysNcuCollector
-from gpuprof.profiling.sweep.campaign import Campaign, Cell
+from gpuprof.profiling.sweep.campaign import Campaign
+from gpuprof.profiling.sweep.cell import Cell
 from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import QUICK, a_job

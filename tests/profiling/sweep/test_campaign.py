@@ -12,7 +12,8 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, record_variants
-from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
+from gpuprof.profiling.sweep.campaign import Campaign
+from gpuprof.profiling.sweep.cell import Cell, CellResult
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
 from tests.reruns import measures_in_real_time

@@ -1,0 +1,101 @@
+"""What is to be measured, what came of it, and which runs of a database are of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuprof.domain.sizes import describe_sizes
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
+from gpuprof.profiling.child.job import Job
+
+#: Of a run's settings.
+DATA_SHA256 = "input_data_sha256"
+MeasuredRow = ModelRow | ColocationRow
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thing to measure: a job, and what runs beside it."""
+
+    job: Job
+    beside: tuple[Job, ...] = ()
+
+    def __str__(self) -> str:
+        alone = _label(self.job)
+        return f"{alone} beside {self.describe_neighbours()}" if self.beside else alone
+
+    def describe_neighbours(self) -> str:
+        """Return what runs beside the job, as runs of the database call it; empty where nothing does."""
+        return " + ".join(map(_label, self.beside))
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What the database holds of a cell now.
+
+    Attributes
+    ----------
+    row : ModelRow or ColocationRow
+        Its row in ``models``, or for one beside others its own in ``colocations``.
+    others : tuple of ModelRow or ColocationRow
+        Rows of those beside it.
+    measured_now : bool
+        False: it had been measured before.
+    """
+
+    cell: Cell
+    row: MeasuredRow
+    others: tuple[MeasuredRow, ...] = ()
+    measured_now: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """What makes a cell and a run of the database the same measurement."""
+
+    model: str | None
+    sha256: str | None
+    batch: int | None
+    dims: str
+    data_sha256: str | None
+    sm_share_pct: float | None
+    mig_profile: str | None
+    processes: int | None
+    beside: str | None
+
+    @classmethod
+    def of_cell(cls, cell: Cell) -> CellKey:
+        """Return the key of a cell."""
+        job = cell.job
+        return cls(
+            model=job.graph.name,
+            sha256=job.graph.sha256,
+            batch=job.graph.batch,
+            dims=describe_sizes(job.graph.sizes),
+            data_sha256=None if job.data is None else job.data.sha256,
+            sm_share_pct=round(job.share.sm_pct, 6),
+            mig_profile=job.share.mig,
+            processes=job.processes,
+            beside=cell.describe_neighbours() or None,
+        )
+
+    @classmethod
+    def of_run(cls, run: RunRow, assumed: Mapping[str, str]) -> CellKey:
+        """Return the key of a run; one that does not say its sizes was at those ``assumed`` for the file's hash."""
+        return cls(
+            model=run.model,
+            sha256=run.model_sha256,
+            batch=run.batch,
+            dims=assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
+            data_sha256=json.loads(run.settings or "{}").get(DATA_SHA256),
+            sm_share_pct=None if run.sm_share_pct is None else round(run.sm_share_pct, 6),
+            mig_profile=run.mig_profile,
+            processes=run.processes,
+            beside=run.beside,
+        )
+
+
+def _label(job: Job) -> str:
+    return workload_label(job.graph.sized_name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)
