@@ -26,7 +26,7 @@ from gpuprof.estimators.igniter.igniter import (
 from gpuprof.estimators.igniter.profile import read_igniter_profile
 from gpuprof.estimators.interference.judgement import LeftOutRow, evaluate, leave_models_out, read_pairs
 from gpuprof.estimators.interference.models import (
-    Colocated,
+    ColocatedWorkload,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
@@ -82,7 +82,9 @@ def print_errors(path: Path, hardware: HardwareCoefficients, workloads: dict[str
     print_unseen_models(models, measured)
 
 
-def print_unseen_models(models: Mapping[str, Callable[[], InterferenceModel]], measured: Sequence[Colocated]) -> None:
+def print_unseen_models(
+    models: Mapping[str, Callable[[], InterferenceModel]], measured: Sequence[ColocatedWorkload]
+) -> None:
     """Print errors in percent with each model left out in both roles, and how often the interval held its latencies."""
     names = sorted({row.victim.model for row in measured})
     columns = "".join(f"{f'{name} as victim':>20}{'neighbour':>11}" for name in names)

@@ -35,7 +35,7 @@ from gpuprof.estimators.cross_gpu.intervals import ErrorScales, generation_of, n
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training import Trained, bounds_as_measured, chip_of, published_ops, train
-from gpuprof.estimators.cross_gpu.training_data import Measured
+from gpuprof.estimators.cross_gpu.training_data import MeasuredOps
 
 Array = NDArray[np.float64]
 _ADAPTED = (5, 20, 100)
@@ -52,7 +52,7 @@ class OpErrors:
     floor_s : float
         What launching and timing takes beside the kernel.
     split : ndarray of shape (N,)
-        ``"train"`` or ``"test"``, as `Measured.split`.
+        ``"train"`` or ``"test"``, as `MeasuredOps.split`.
     kernels, bound, measured : ndarray of shape (N,)
         Seconds; ``kernels`` predicted, ``bound`` of the roofline at the data sheet's peaks.
     kinds : ndarray of shape (N,)
@@ -146,7 +146,7 @@ def main() -> int:
     return 0
 
 
-def _train_without(data: Sequence[Measured], chip: str, folder: Path | None) -> Trained:
+def _train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -> Trained:
     """Return regressors that have not seen a chip, kept in ``folder`` from one run to the next."""
     path = folder / f"{chip}.json" if folder else None
     if path is not None and path.is_file():
@@ -158,7 +158,7 @@ def _train_without(data: Sequence[Measured], chip: str, folder: Path | None) -> 
     return found
 
 
-def predict_gpus(data: Sequence[Measured], trained: Trained, chip: str) -> Iterator[OpErrors]:
+def predict_gpus(data: Sequence[MeasuredOps], trained: Trained, chip: str) -> Iterator[OpErrors]:
     """Yield the predictions for the boards of a chip of which nothing was learned."""
     costs = CostModel.of_texts(trained.models, trained.floor_s)
     for part in data:

@@ -16,7 +16,7 @@ from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
-from gpuprof.estimators.interference.models import Running
+from gpuprof.estimators.interference.models import RunningWorkload
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.figures import (
     behaviour_after_pause,
@@ -222,7 +222,7 @@ class DatabaseEstimator:
             if not self._colocations.has_seen(device, neighbour.model):
                 self.known.find_model(neighbour.model)
 
-    def _running(self, device: Device, workload: Workload) -> Running | None:
+    def _running(self, device: Device, workload: Workload) -> RunningWorkload | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
         return self._behaviours(_Identity(device), workload)
 
@@ -232,7 +232,7 @@ class DatabaseEstimator:
         figure = figures.get("wavg_sm_util")
         return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
 
-    def _behaviour(self, identity: _Identity, workload: Workload) -> Running | None:
+    def _behaviour(self, identity: _Identity, workload: Workload) -> RunningWorkload | None:
         device = identity.device
         try:
             known = self.known.find_model(workload.model)
@@ -240,7 +240,7 @@ class DatabaseEstimator:
         except InputError:
             return None
         l2, dram = (estimate_bandwidth(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
-        return Running(
+        return RunningWorkload(
             model=workload.model,
             batch=workload.batch,
             share=device.fraction(workload.share),

@@ -38,7 +38,7 @@ class NoBatchError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchAxis:
     """Where the batch is in a tensor.
 
     Attributes
@@ -68,14 +68,14 @@ class BatchRewrite:
         What takes the place of a node, by the node's first output.
     initializers : tuple of TensorProto
         New constants.
-    places : dict of str to Place
+    places : dict of str to BatchAxis
         Where the batch is in each input and output that has it.
     """
 
     batch: int
     nodes: dict[str, tuple[NodeProto, ...]]
     initializers: tuple[TensorProto, ...]
-    places: dict[str, Place]
+    places: dict[str, BatchAxis]
 
 
 def plan_rewrite(file: OnnxFile) -> BatchRewrite:
@@ -137,7 +137,7 @@ class _Walk:
     one: Shapes
     many: Shapes
     inputs: tuple[str, ...]
-    places: dict[str, Place]
+    places: dict[str, BatchAxis]
     nodes: dict[str, tuple[NodeProto, ...]] = field(default_factory=dict)
     initializers: list[TensorProto] = field(default_factory=list)
 
@@ -167,7 +167,7 @@ class _Walk:
                 found.add_value(tensor)
             return found
 
-        places = {name: Place(axis, 1) for name, axis in axes.items()}
+        places = {name: BatchAxis(axis, 1) for name, axis in axes.items()}
         return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
 
     def take(self, node: NodeProto) -> None:
@@ -205,16 +205,16 @@ class _Walk:
             elif batched and node.op_type not in _SUMMARIES:
                 raise self._refusal(node, f"it gives {list(old)} whatever the batch")
 
-    def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> Place:
+    def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> BatchAxis:
         if batched and node.op_type == "Reshape":
             before = self.places[batched[0]].before(self.one.tensors[batched[0]].shape)
-            return Place(axis, max(1, before // max(1, prod(shape[:axis]))))
+            return BatchAxis(axis, max(1, before // max(1, prod(shape[:axis]))))
         outers = [
             self.places[name].outer
             for name in batched
             if self.one.tensors[name].shape[self.places[name].axis] == shape[axis]
         ]
-        return Place(axis, outers[0] if outers else 1)
+        return BatchAxis(axis, outers[0] if outers else 1)
 
     def _change_node(self, node: NodeProto) -> list[NodeProto]:
         rule = {

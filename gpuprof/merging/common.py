@@ -71,13 +71,13 @@ def _prepare_matrix(matrix: Matrix) -> Matrix:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Candidates:
     """What common neighbours say: displacements at which more than two entries agree, how often, and one pair."""
 
     larger: dict[tuple[int, int], int] = field(default_factory=dict)
     two: CommonBlock = EMPTY
 
-    def add(self, other: _Found) -> None:
+    def add(self, other: _Candidates) -> None:
         """Take in what other neighbours say."""
         for displacement, count in other.larger.items():
             if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
@@ -175,16 +175,16 @@ class _Search:
         with ThreadPoolExecutor(2) as threads:
             both = list(threads.map(lambda down: self._displacements(pool, open_pairs, down), (False, True)))
         for pair in remaining:
-            candidates = _Found()
+            candidates = _Candidates()
             for part, _ in both:
-                candidates.add(part.get(pair, _Found()))
+                candidates.add(part.get(pair, _Candidates()))
             self._grow(pair, candidates, any(pair in cut for _, cut in both))
 
     def _displacements(
         self, pool: Pool, open_pairs: dict[Pair, Pair], down: bool
-    ) -> tuple[dict[Pair, _Found], set[Pair]]:
+    ) -> tuple[dict[Pair, _Candidates], set[Pair]]:
         """Return what the common pairs of neighbours say of each pair of matrices, and which were cut short."""
-        candidates: dict[Pair, _Found] = {}
+        candidates: dict[Pair, _Candidates] = {}
         cut: set[Pair] = set()
         for matches in neighbour_matches(pool, down):
             for i, j in matches.unfinished:
@@ -195,12 +195,12 @@ class _Search:
                     key, ahead, behind = (key[1], key[0]), behind, ahead
                 if key in open_pairs:
                     pair = open_pairs[key]
-                    candidates.setdefault(pair, _Found()).add(self._verify_matches(pair, ahead, behind, down))
+                    candidates.setdefault(pair, _Candidates()).add(self._verify_matches(pair, ahead, behind, down))
         return candidates, cut
 
     def _verify_matches(
         self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
-    ) -> _Found:
+    ) -> _Candidates:
         """Return what the true ones among the matches of a pair say."""
         a, b = (self.matrices[i] for i in pair)
         rows_a, columns_a = np.divmod(at_a, a.shape[1])
@@ -222,7 +222,7 @@ class _Search:
         beside = agree(*side) & agree(step[0] + side[0], step[1] + side[1])
         beside |= agree(-side[0], -side[1]) & agree(step[0] - side[0], step[1] - side[1])
         more = along | beside
-        candidates = _Found()
+        candidates = _Candidates()
         if len(true_rows := np.flatnonzero(~more)):
             k = true_rows[0]
             rows, columns = (2, 1) if down else (1, 2)
@@ -238,7 +238,7 @@ class _Search:
             candidates.larger[down_by, right_by - a.shape[1]] = int(count)
         return candidates
 
-    def _grow(self, pair: Pair, candidates: _Found, cut: bool) -> None:
+    def _grow(self, pair: Pair, candidates: _Candidates, cut: bool) -> None:
         a, b = (self.matrices[i] for i in pair)
         best = choose_larger(self.best[pair], candidates.two)
         most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))

@@ -10,7 +10,7 @@ from onnx import NodeProto
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import OMEGA, best_matching
-from gpuprof.merging.operators import Moment, Weighted, moments, weight_matrix, weighted_operators
+from gpuprof.merging.operators import Moment, WeightedOperator, moments, weight_matrix, weighted_operators
 from gpuprof.merging.similarity import block_similarity
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
@@ -26,7 +26,7 @@ class NodeGroup:
         Model → position of its node.
     moment : Moment
         When all of them start.
-    operators : dict of int to Weighted
+    operators : dict of int to WeightedOperator
         Of a group of weighted operators, else empty.
     similarity : float
         The least similarity of two of them; 1 for nodes without large weights.
@@ -36,7 +36,7 @@ class NodeGroup:
 
     nodes: dict[int, int]
     moment: Moment
-    operators: dict[int, Weighted] = field(default_factory=dict)
+    operators: dict[int, WeightedOperator] = field(default_factory=dict)
     similarity: float = 1.0
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class _Grouper:
             matched[position] = index
         return matched
 
-    def _alike(self, group: NodeGroup, operator: Weighted, model: int) -> bool:
+    def _alike(self, group: NodeGroup, operator: WeightedOperator, model: int) -> bool:
         first = next(iter(group.operators.values()))
         return first.level == operator.level and _kind(first.node) == _kind(operator.node)
 

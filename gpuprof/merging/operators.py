@@ -39,7 +39,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
+class WeightedOperator:
     """A weighted operator.
 
     Attributes
@@ -66,7 +66,7 @@ class Weighted:
         return self.node.name or self.node.output[0]
 
 
-def weighted_operators(source: SourceModel) -> list[Weighted]:
+def weighted_operators(source: SourceModel) -> list[WeightedOperator]:
     """Return the weighted operators of a normalised source, in the order of its nodes."""
     dequantised = _dequantised_weights(source)
     operators = []
@@ -74,7 +74,7 @@ def weighted_operators(source: SourceModel) -> list[Weighted]:
         weight = _weight(node, source, dequantised)
         if weight is not None:
             kind = "conv" if node.op_type in _CONVOLUTIONS else "matmul"
-            operators.append(Weighted(position, node, kind, weight, moment.level))
+            operators.append(WeightedOperator(position, node, kind, weight, moment.level))
     return operators
 
 
@@ -96,7 +96,7 @@ def moments(source: SourceModel) -> list[Moment]:
     return all_moments
 
 
-def weight_matrix(source: SourceModel, operator: Weighted) -> Matrix:
+def weight_matrix(source: SourceModel, operator: WeightedOperator) -> Matrix:
     """Return the weight as the matrix of the paper: (inputs, outputs), for a convolution (filters, rest)."""
     array: Any = source.array(operator.weight)
     if array.dtype.kind not in "fiub":  # bfloat16 and the eight-bit floats, which NumPy has no arithmetic for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import best_matching
-from gpuprof.merging.operators import Weighted, weight_matrix, weighted_operators
+from gpuprof.merging.operators import WeightedOperator, weight_matrix, weighted_operators
 from gpuprof.merging.source import SourceModel, number_names
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
@@ -109,7 +109,7 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
 
 
 def _matched_similarity(
-    scored: dict[tuple[int, int], float], of_first: Sequence[Weighted], of_second: Sequence[Weighted]
+    scored: dict[tuple[int, int], float], of_first: Sequence[WeightedOperator], of_second: Sequence[WeightedOperator]
 ) -> float | None:
     if not scored:
         return None

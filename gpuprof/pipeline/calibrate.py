@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-    from gpuprof.estimators.interference.choice import Ranked
+    from gpuprof.estimators.interference.choice import RankedModel
     from gpuprof.profiling.sweep.cell import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
@@ -72,14 +72,14 @@ class CalibrateResult(Result):
     device : str
     igniter : IgniterCoefficients or None
         On GPUs, where all that they need was measured.
-    ranking : tuple of Ranked
+    ranking : tuple of RankedModel
         Interference models, the best first, by the error with each victim left out; empty where nothing was
         co-located.
     """
 
     device: str
     igniter: IgniterCoefficients | None = None
-    ranking: tuple[Ranked, ...] = ()
+    ranking: tuple[RankedModel, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each of iGniter's coefficients, without them for each interference model."""
@@ -246,7 +246,7 @@ def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tup
     return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
 
 
-def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tuple[Ranked, ...]:
+def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tuple[RankedModel, ...]:
     """Return the interference models of the device, best first."""
     from gpuprof.estimators.database import DatabaseEstimator
 
@@ -262,7 +262,7 @@ def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tup
     return tuple(ranked)
 
 
-def _ranked_row(ranked: Ranked) -> dict[str, object]:
+def _ranked_row(ranked: RankedModel) -> dict[str, object]:
     weights = getattr(ranked.model, "weights_", None)
     return {
         "interference": ranked.name,

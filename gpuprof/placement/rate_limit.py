@@ -35,7 +35,7 @@ _LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownRates:
     """What is known of one replica under one SLO: the largest rate in time, the smallest that is not, their tails."""
 
     passes_rps: float = 0.0
@@ -48,7 +48,7 @@ class _Known:
 class RateLimits:
     """Remembers what replicas can do; one object serves every policy that looks at the same problem."""
 
-    _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
+    _known: dict[tuple[int, BatchServer, Slo], _KnownRates] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
     _sustained: SustainedLoads = field(default_factory=SustainedLoads)
@@ -110,12 +110,12 @@ class RateLimits:
                 return below
             asked += 1
 
-    def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _Known:
+    def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _KnownRates:
         self.check_time()
         key = (self._number(queueing), server, slo)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _Known()
+            known = self._known[key] = _KnownRates()
         return known
 
     def _number(self, queueing: QueueModel) -> int:
@@ -123,7 +123,7 @@ class RateLimits:
         return id(queueing)
 
 
-def _ask(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _Known) -> bool:
+def _ask(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
     """Solve the queue at one rate between those known, keep what it says, and return whether it is in time."""
     tail = _tail_ms(queueing, server, slo, rate_rps)
     passes = tail <= slo.latency_ms
@@ -168,7 +168,7 @@ def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:
     return sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
 
 
-def _guess(known: _Known, capacity_rps: float, limit_ms: float) -> float:
+def _guess(known: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
     """Return about where the tail reaches the limit: linear in 1 / (1 - load) between the two rates known."""
 
     def stretch(rate_rps: float) -> float:
@@ -185,7 +185,7 @@ def _guess(known: _Known, capacity_rps: float, limit_ms: float) -> float:
     return capacity_rps * (1.0 - 1.0 / wanted)
 
 
-def _cell(low: float, high: float, known: _Known, guess: float | None) -> tuple[float, float]:
+def _cell(low: float, high: float, known: _KnownRates, guess: float | None) -> tuple[float, float]:
     """Return the cell at which bisection ends if the limit is at ``guess``; without one, its next undecided half."""
     while high - low > RATE_PRECISION * low:
         middle = (low + high) / 2.0

@@ -15,7 +15,7 @@ import onnx
 from gpuprof.domain.file_access import refuse_to_replace
 from gpuprof.errors import InputError, refuse_unwritable, runtime_errors
 from gpuprof.graph.batch_axes import batch_axes
-from gpuprof.graph.batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
+from gpuprof.graph.batch_plan import BatchAxis, BatchRewrite, apply_rewrite, plan_rewrite
 from gpuprof.graph.dims import declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.inputs import random_inputs
@@ -185,7 +185,7 @@ def _compare_blocks(
             _compare(model, name, block(name, want, i), got, f"part {i + 1} of {blocks} of a batch", floor)
 
 
-def _block(value: Array, place: Place, i: int, blocks: int) -> Array:
+def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
     """Return the i-th of ``blocks`` equal parts of the batch, shaped as a run of that part alone gives it."""
     before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
     split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)

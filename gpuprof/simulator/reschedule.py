@@ -126,7 +126,7 @@ def make_timetable(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _ReplicaIdentity:
     """A replica as the simulator knows it: where it stands and what decides how it behaves."""
 
     node: str
@@ -150,12 +150,12 @@ class _TimetableBuilder:
         self.alive = {key: self._add(key, where, 0.0) for key, where in _index_by_key(deployment).items()}
         self.first = len(self.places)
 
-    def _add(self, key: _Kept, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
+    def _add(self, key: _ReplicaIdentity, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
         self.places.append(where)
         self.lifetimes.append(ReplicaLifetime(key.node, key.gpu, at_s))
         return len(self.places) - 1
 
-    def _end(self, key: _Kept, at_s: float) -> int:
+    def _end(self, key: _ReplicaIdentity, at_s: float) -> int:
         position = self.alive.pop(key)
         self.lifetimes[position] = replace(self.lifetimes[position], end_s=at_s)
         return position
@@ -204,14 +204,14 @@ def _union_length(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _index_by_key(deployment: DeploymentMap) -> dict[_Kept, tuple[Node, Gpu, Partition, Replica]]:
-    seen: Counter[_Kept] = Counter()
+def _index_by_key(deployment: DeploymentMap) -> dict[_ReplicaIdentity, tuple[Node, Gpu, Partition, Replica]]:
+    seen: Counter[_ReplicaIdentity] = Counter()
     keyed = {}
     for node, gpu, partition, replica in deployment.places():
         mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
         shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.max_wait_ms, *times)
-        key = _Kept(node.name, gpu.index, gpu.device, mig, replica.model, shape)
+        key = _ReplicaIdentity(node.name, gpu.index, gpu.device, mig, replica.model, shape)
         seen[key] += 1
         keyed[replace(key, ordinal=seen[key])] = (node, gpu, partition, replica)
     return keyed

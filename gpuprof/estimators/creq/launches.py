@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.occupancy import occupancies
 from gpuprof.estimators.cross_gpu.op_table import Array
-from gpuprof.estimators.cross_gpu.training_data import OP_FAMILIES, Measured, neusight_launches, neusight_ops
+from gpuprof.estimators.cross_gpu.training_data import OP_FAMILIES, MeasuredOps, neusight_launches, neusight_ops
 
 #: Families whose kernels are cuBLAS's and cuDNN's: registers and shared memory stand in the libraries.
 LIBRARY_FAMILIES = ("linear", "bmm", "conv")
@@ -29,7 +29,7 @@ class Launches:
 
     Attributes
     ----------
-    measured : Measured
+    measured : MeasuredOps
         The N ops.
     warps : ndarray of shape (N,)
         Warps that an SM at work holds: of as many blocks as fit, or of those that there are.
@@ -39,7 +39,7 @@ class Launches:
         Warps of as many blocks as fit on an SM.
     """
 
-    measured: Measured
+    measured: MeasuredOps
     warps: Array
     waves: Array
     held: Array
@@ -93,7 +93,7 @@ def _launches_of(family: str) -> Launches:
     return Launches(measured, warps, waves, held).take(runs)
 
 
-def _resources(family: str, measured: Measured, kernel: NDArray[np.str_]) -> tuple[NDArray[np.int64], ...]:
+def _resources(family: str, measured: MeasuredOps, kernel: NDArray[np.str_]) -> tuple[NDArray[np.int64], ...]:
     if family not in LIBRARY_FAMILIES:
         return np.full(len(kernel), _FEW_REGISTERS), np.zeros(len(kernel), dtype=np.int64)
     known = kernel_resources()

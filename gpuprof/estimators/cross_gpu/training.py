@@ -23,7 +23,7 @@ from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training_data import (
     CHIP,
     OP_FAMILIES,
-    Measured,
+    MeasuredOps,
     aiconfigurator_ops,
     neusight_ops,
 )
@@ -70,7 +70,7 @@ class Trained:
     floor_s: Mapping[str, float]
 
 
-def published_ops() -> list[Measured]:
+def published_ops() -> list[MeasuredOps]:
     """Return all that ships with gpuprof; of AIConfigurator's so much as is learned from."""
     kinds = ("gemm", "context_attention", "generation_attention", "encoder_attention")
     found = [neusight_ops(family) for family in OP_FAMILIES]
@@ -82,7 +82,7 @@ def chip_of(name: str) -> str:
     return CHIP.get(name, name)
 
 
-def floors(measured: Measured, excluded: str | None = None) -> dict[str, float]:
+def floors(measured: MeasuredOps, excluded: str | None = None) -> dict[str, float]:
     """Return what the smallest ops took on each GPU in seconds; none where only kernels were timed or all are large."""
     if measured.kernels_only:
         return {}
@@ -95,7 +95,7 @@ def floors(measured: Measured, excluded: str | None = None) -> dict[str, float]:
     }
 
 
-def train(data: Iterable[Measured], excluded: str | None = None, rounds: int = _ROUNDS) -> Trained:
+def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int = _ROUNDS) -> Trained:
     """Return regressors learned from ``data``, nothing of the chip ``excluded`` seen.
 
     A regressor gives the logarithm of an op's time, launches taken off, over its bound: the power limit, the drawn
@@ -121,13 +121,13 @@ def train(data: Iterable[Measured], excluded: str | None = None, rounds: int = _
     return Trained(models, {name: float(np.median(found)) for name, found in floor_s.items() if found})
 
 
-def bounds_as_measured(part: Measured, rates: Any) -> OpBounds:
+def bounds_as_measured(part: MeasuredOps, rates: Any) -> OpBounds:
     """Return the bounds of measured ops under the conditions that they were measured in."""
     first = bound_times(part.ops, rates)
     return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s))
 
 
-def _preparations(part: Measured) -> dict[str, float]:
+def _preparations(part: MeasuredOps) -> dict[str, float]:
     """Return what frameworks do before ops took, by `features.preparation_names`: the middle over the GPUs."""
     if not part.kernels_only:
         return {}
@@ -142,7 +142,7 @@ def _preparations(part: Measured) -> dict[str, float]:
 
 def _add_rows(
     rows: dict[str, list[tuple[Array, Array, Array]]],
-    part: Measured,
+    part: MeasuredOps,
     name: str,
     floor: float,
     prepared: Mapping[str, float],

@@ -40,7 +40,7 @@ _REACHED = {("bmm", "test"): (0.2, 1.2), ("bmm", "train"): (-0.7, 0.3), ("conv",
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredOps:
     """Published times of ops of one family in one precision.
 
     Attributes
@@ -66,11 +66,11 @@ class Measured:
     split: NDArray[np.str_]
     kernels_only: bool
 
-    def take(self, rows: Any) -> Measured:
+    def take(self, rows: Any) -> MeasuredOps:
         """Return the rows at positions, or where a mask is true."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         kept = {name: found[name].take(rows) if name == "ops" else found[name][rows] for name in _PER_ROW}
-        return Measured(**{**found, **kept})
+        return MeasuredOps(**{**found, **kept})
 
     def estimate_throttling(self, bound_s: Array) -> Array:
         """Return how far the power limit was reached in each measurement, in [0.5, 1]; see `features.bound_times`."""
@@ -89,12 +89,12 @@ class Measured:
 _PER_ROW = ("ops", "seconds", "device", "split")
 
 
-def neusight_ops(family: str) -> Measured:
+def neusight_ops(family: str) -> MeasuredOps:
     """Return NeuSight's ops of a family of `OP_FAMILIES`, all float32 on CUDA cores."""
     with (datasets() / "neusight" / "ops.parquet").open("rb") as file:
         table = pq.read_table(file, filters=pc.field("op").isin(OP_FAMILIES[family]))
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
-    return Measured(
+    return MeasuredOps(
         family,
         "float32",
         _make_table(family, columns),
@@ -133,7 +133,7 @@ def neusight_launches(family: str) -> PublishedLaunches:
     return PublishedLaunches(kernel, blocks, threads)
 
 
-def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> list[Measured]:
+def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> list[MeasuredOps]:
     """Return AIConfigurator's ops of a kind (``"gemm"``, ``"context_attention"`` …), a precision each.
 
     Parameters
@@ -157,7 +157,7 @@ def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> lis
         seconds = part["latency_ms"].astype(float) / 1e3
         precision = {"fp8": "float8"}.get(str(kept), str(kept))
         split = np.full(len(rows), "train")
-        measured.append(Measured(kind, precision, ops, seconds, device[rows], split, kernels_only=True))
+        measured.append(MeasuredOps(kind, precision, ops, seconds, device[rows], split, kernels_only=True))
     return measured
 
 

@@ -48,7 +48,7 @@ class GkEstimator:
         self._database = DatabaseEstimator(db, graphs)
         self._tables: dict[str, KernelTable] = {}
         self._spreads: dict[str, float | None] = {}
-        self._known: dict[tuple[str, str, int], _Known] = {}
+        self._known: dict[tuple[str, str, int], _ModelWork] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class GkEstimator:
         """Return the shares worth considering, as `DatabaseEstimator` does."""
         return self._database.shares(model, device)
 
-    def _of(self, model: str, device: Device, batch: int) -> _Known:
+    def _of(self, model: str, device: Device, batch: int) -> _ModelWork:
         key = (model, device.name, batch)
         if key not in self._known:
             table = self._table(device)
@@ -103,10 +103,10 @@ class GkEstimator:
             host_ms = 1e3 * host_seconds(list_kernels(graph, "float32", mode), mode)
             required = require(graph, table, host_ms=host_ms)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)
-            self._known[key] = _Known(required, work)
+            self._known[key] = _ModelWork(required, work)
         return self._known[key]
 
-    def _figure(self, known: _Known, device: Device) -> Figure:
+    def _figure(self, known: _ModelWork, device: Device) -> Figure:
         """Return the latency on the whole device, ops without kernels by their roofline."""
         unseen = np.array([op in known.work.unknown_ops for op in known.work.op_types], dtype=bool)
         value = known.required.latency_ms + 1e3 * float(op_times_s(known.work, device, Share())[unseen].sum())
@@ -159,7 +159,7 @@ class GkEstimator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ModelWork:
     """A model at a batch size: what it needs, and its work, ops without kernels as those of unknown cost."""
 
     required: ModelRequirement

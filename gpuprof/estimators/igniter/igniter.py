@@ -82,7 +82,7 @@ class WorkloadCoefficients:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedWorkload:
     """A workload on a GPU: its coefficients, batch size and share."""
 
     workload: WorkloadCoefficients
@@ -118,7 +118,7 @@ class Predicted:
         return 1000.0 * self.batch / (self.gpu_ms + self.feedback_ms)
 
 
-def predict(hardware: HardwareCoefficients, victim: Placed, beside: Sequence[Placed]) -> Predicted:
+def predict(hardware: HardwareCoefficients, victim: PlacedWorkload, beside: Sequence[PlacedWorkload]) -> Predicted:
     """Return what ``victim`` takes beside any number of others (equations 1 to 10)."""
     together = [victim, *beside]
     workload = victim.workload

@@ -10,7 +10,7 @@ from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, PlacedWorkload, WorkloadCoefficients, predict
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.igniter.rows import imported_profile, profile_of
 from gpuprof.kernel_db.store import KernelDb
@@ -114,5 +114,5 @@ class IgniterEstimator:
             raise unknown_name(f"model with iGniter's coefficients of {device.name}", model, sorted(workloads))
         return workloads[model]
 
-    def _place_workload(self, device: Device, workload: Workload) -> Placed:
-        return Placed(self._workload(device, workload.model), workload.batch, workload.share.sm_pct / 100.0)
+    def _place_workload(self, device: Device, workload: Workload) -> PlacedWorkload:
+        return PlacedWorkload(self._workload(device, workload.model), workload.batch, workload.share.sm_pct / 100.0)

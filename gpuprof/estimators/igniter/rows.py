@@ -28,7 +28,7 @@ _PCIE_GENERATIONS = ((9.0, 5), (8.0, 4), (7.0, 3))
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _MeasuredWorkload:
     """A workload alone or beside copies of itself, with all that iGniter needs of it.
 
     Beside others ``dispatch_ms`` is None where no gap between launches could be told: it is the unprofiled latency
@@ -42,7 +42,7 @@ class _Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone(_Measured):
+class _Alone(_MeasuredWorkload):
     """A workload alone; ``row`` has what identifies it, and what need not be known."""
 
     dispatch_ms: float
@@ -130,17 +130,17 @@ def _complete(row: ModelRow) -> _Alone | None:
     return _Alone(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
 
 
-def _read_figures(row: ModelRow | ColocationRow) -> _Measured | None:
+def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
     if row.latency_mean_ms is None or row.power_w is None or row.clock_mhz is None:
         return None
-    return _Measured(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
+    return _MeasuredWorkload(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
 
 
-def _copies(alone: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured]:
+def _copies(alone: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
     """Return what was measured of a workload by the number of its copies, itself included."""
     row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
-    by_count: dict[int, _Measured] = {1: alone}
+    by_count: dict[int, _MeasuredWorkload] = {1: alone}
     for other in beside:
         same = (other.model, other.dims, other.batch, other.sm_share_pct) == (
             row.model, row.dims, row.batch, row.sm_share_pct,
@@ -176,7 +176,7 @@ def _hardware(device: Device, rows: Sequence[_Alone], beside: Sequence[Colocatio
     )
 
 
-def _count_known(copies: Mapping[int, _Measured]) -> int:
+def _count_known(copies: Mapping[int, _MeasuredWorkload]) -> int:
     """Return for how many numbers of copies a gap is known: by that the model to fit is chosen."""
     return sum(one.dispatch_ms is not None for one in copies.values())
 
@@ -185,12 +185,12 @@ def _list_counts(counts: Iterable[int]) -> str:
     return f"{', '.join(map(str, sorted(counts))) or 'no'} copies"
 
 
-def _highest_clock(rows: Sequence[_Measured]) -> float:
+def _highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
     """Return what the GPU runs at below its limits: some never reach the clock of their data sheet."""
     return max(one.clock_mhz for one in rows)
 
 
-def _steady(clock_mhz: float, rows: Sequence[_Measured]) -> float:
+def _steady(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
     highest = _highest_clock(rows)
     return highest if clock_mhz >= _SAME_CLOCK * highest else clock_mhz
 
@@ -240,6 +240,6 @@ def _l2_pct(alone: _Alone, rows: Sequence[_Alone], pcie: float) -> float:
     return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
 
 
-def _gpu_ms(measured: _Measured, copied: _Alone, pcie: float) -> float:
+def _gpu_ms(measured: _MeasuredWorkload, copied: _Alone, pcie: float) -> float:
     """Return the time on the GPU: latency less the transfers."""
     return measured.latency_ms - copied.copied_bytes / pcie

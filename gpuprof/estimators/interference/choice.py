@@ -16,7 +16,7 @@ from gpuprof.estimators.interference.judgement import (
     ratios,
 )
 from gpuprof.estimators.interference.models import (
-    Colocated,
+    ColocatedWorkload,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
@@ -35,7 +35,7 @@ _UNTESTED = 1.12
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedModel:
     """A model fitted to everything, and how far off it was for what it had not seen.
 
     Attributes
@@ -67,12 +67,12 @@ class Ranked:
         return self.name in ("linear", "traffic", "contention", "constant")
 
 
-def rank(measured: Sequence[Colocated], coefficients: Coefficients | None) -> tuple[Ranked, ...]:
+def rank(measured: Sequence[ColocatedWorkload], coefficients: Coefficients | None) -> tuple[RankedModel, ...]:
     """Return the models that can be judged on a device, the one with the least error first.
 
     Parameters
     ----------
-    measured : sequence of Colocated
+    measured : sequence of ColocatedWorkload
         Of one device.
     coefficients : (HardwareCoefficients, workloads), optional
         Of the same device; without them, iGniter's model and ours for GPUs are not asked.
@@ -82,7 +82,7 @@ def rank(measured: Sequence[Colocated], coefficients: Coefficients | None) -> tu
     if left_out is None:
         if coefficients is None:
             return ()
-        return (Ranked("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / _UNTESTED, _UNTESTED),)
+        return (RankedModel("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / _UNTESTED, _UNTESTED),)
     judged = []
     for name, make in makes.items():
         try:
@@ -106,7 +106,7 @@ def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], Int
     return makes
 
 
-def _left_out(measured: Sequence[Colocated]) -> str | None:
+def _left_out(measured: Sequence[ColocatedWorkload]) -> str | None:
     if len(measured) < ENOUGH_ROWS:
         return None
     if leave_models_out(NoInterference, measured):
@@ -117,8 +117,8 @@ def _left_out(measured: Sequence[Colocated]) -> str | None:
 
 
 def _judge_model(
-    name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
-) -> Ranked:
+    name: str, make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str
+) -> RankedModel:
     if left_out == "model":
         ratios_found = [row.ratio for row in leave_models_out(make, measured)]
         high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios_found), 0.95) or 1.0
@@ -128,7 +128,7 @@ def _judge_model(
         high = quantile(ratios_found, 0.95) or 1.0
         low = 1.0 / (quantile((1.0 / ratio for ratio in ratios_found), 0.95) or 1.0)
     error = 100.0 * np.abs(1.0 / np.array(ratios_found) - 1.0)
-    return Ranked(
+    return RankedModel(
         name,
         make().fit(measured),
         left_out,

@@ -13,8 +13,8 @@ from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
-from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
-from gpuprof.estimators.interference.models import Colocated, Running
+from gpuprof.estimators.interference.choice import Coefficients, RankedModel, rank
+from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
 from gpuprof.estimators.interference.seen_range import SeenRange
 from gpuprof.estimators.interference.sm_contention import share_all_sms, slow_by_contention
 from gpuprof.kernel_db.records import read_records
@@ -22,7 +22,7 @@ from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_labe
 from gpuprof.kernel_db.store import KernelDb
 
 #: Device and workload → how it behaves alone; None where nothing is known.
-Behaviour = Callable[[Device, Workload], Running | None]
+Behaviour = Callable[[Device, Workload], RunningWorkload | None]
 #: Device and workload → SM utilisation in percent (WSM); None where nothing is known.
 SmUtilization = Callable[[Device, Workload], float | None]
 
@@ -88,7 +88,7 @@ class Colocations:
             by_set = self._slowdowns.setdefault(device, {})
             for one in rows:
                 by_set.setdefault((one.label, tuple(sorted(one.others))), []).append(one.latency_ms / one.solo_ms)
-        self._ranked: dict[str, tuple[Ranked, ...]] = {}
+        self._ranked: dict[str, tuple[RankedModel, ...]] = {}
         self._ranges: dict[str, SeenRange | None] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
 
@@ -125,7 +125,7 @@ class Colocations:
         """Return whether ``model`` took part in a co-location on ``device``."""
         return model in self._names.get(device.name, ())
 
-    def rank_models(self, device: Device) -> tuple[Ranked, ...]:
+    def rank_models(self, device: Device) -> tuple[RankedModel, ...]:
         """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
         if device.name not in self._ranked:
             self._ranked[device.name] = rank(self.list_measured(device), self.coefficients(device))
@@ -138,7 +138,7 @@ class Colocations:
             self._ranges[device.name] = SeenRange(measured) if measured else None
         return self._ranges[device.name]
 
-    def list_measured(self, device: Device) -> list[Colocated]:
+    def list_measured(self, device: Device) -> list[ColocatedWorkload]:
         """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
         rows = self._by_device.get(device.name, [])
         alone = {row.label: row for row in rows}
@@ -151,7 +151,7 @@ class Colocations:
                 continue
             known = tuple(one for one in others if one is not None)
             if victim is not None and len(known) == len(others):
-                colocated.append(Colocated(victim, known, row.latency_ms))
+                colocated.append(ColocatedWorkload(victim, known, row.latency_ms))
         return colocated
 
     def coefficients(self, device: Device) -> Coefficients | None:
@@ -168,24 +168,26 @@ class Colocations:
             self._coefficients[device.name] = kept
         return self._coefficients[device.name]
 
-    def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> Running | None:
+    def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> RunningWorkload | None:
         """Return a workload's behaviour alone as it was when the co-location was measured."""
         running = self._running(device, workload)
         if row is None:
             return running
         if running is None:
             share = device.fraction(workload.share)
-            running = self._add_coefficients(device, Running(workload.model, workload.batch, share, row.solo_ms))
+            running = self._add_coefficients(
+                device, RunningWorkload(workload.model, workload.batch, share, row.solo_ms)
+            )
         running = replace(running, solo_ms=row.solo_ms)
         if row.l2_pct is not None:
             running = replace(running, l2_pct=row.l2_pct)
         return running if row.dram_pct is None else replace(running, dram_pct=row.dram_pct)
 
-    def _running(self, device: Device, workload: Workload) -> Running | None:
+    def _running(self, device: Device, workload: Workload) -> RunningWorkload | None:
         running = self._behaviour(device, workload)
         return None if running is None else self._add_coefficients(device, running)
 
-    def _add_coefficients(self, device: Device, running: Running) -> Running:
+    def _add_coefficients(self, device: Device, running: RunningWorkload) -> RunningWorkload:
         """Fill in what the coefficients of a calibrated model say: transfers, kernels and power."""
         known = self.coefficients(device)
         if known is None or running.model not in known[1]:

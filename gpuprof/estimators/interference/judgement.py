@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.models import Colocated, InterferenceModel, Running
+from gpuprof.estimators.interference.models import ColocatedWorkload, InterferenceModel, RunningWorkload
 
 #: Co-locations below which nothing is fitted.
 ENOUGH_ROWS = 8
@@ -37,17 +37,17 @@ class InterferenceError:
     worst_pct: float
 
 
-def by_pair(row: Colocated) -> str:
+def by_pair(row: ColocatedWorkload) -> str:
     """Return the models of a co-location as one name."""
     return "+".join(sorted([row.victim.model, *(one.model for one in row.beside)]))
 
 
-def by_victim(row: Colocated) -> str:
+def by_victim(row: ColocatedWorkload) -> str:
     """Return the model that was slowed down."""
     return row.victim.model
 
 
-_GROUPS: dict[str, Callable[[Colocated], str]] = {
+_GROUPS: dict[str, Callable[[ColocatedWorkload], str]] = {
     "pair": by_pair,
     "victim": by_victim,
     "nothing": lambda row: "all",
@@ -55,7 +55,7 @@ _GROUPS: dict[str, Callable[[Colocated], str]] = {
 
 
 def evaluate(
-    name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
+    name: str, make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str
 ) -> InterferenceError:
     """Fit a fresh model without each group in turn and predict the group.
 
@@ -70,7 +70,7 @@ def evaluate(
     )
 
 
-def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> list[float]:
+def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str) -> list[float]:
     """Return measured over predicted latency of each row, predicted by a fit without its group."""
     group = _GROUPS[left_out]
     all_ratios = []
@@ -105,7 +105,7 @@ class LeftOutRow:
     ratio: float
 
 
-def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[Colocated]) -> list[LeftOutRow]:
+def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload]) -> list[LeftOutRow]:
     """Leave every model out in turn, as victim and as neighbour, and predict all rows in which it takes part.
 
     A model is passed over where too few rows remain without it.
@@ -123,13 +123,13 @@ def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[C
     return rows
 
 
-def _takes_part(name: str, row: Colocated) -> bool:
+def _takes_part(name: str, row: ColocatedWorkload) -> bool:
     return name in (row.victim.model, *(one.model for one in row.beside))
 
 
 def read_pairs(
     path: Path, hardware: HardwareCoefficients, workloads: Mapping[str, WorkloadCoefficients]
-) -> list[Colocated]:
+) -> list[ColocatedWorkload]:
     """Read a CSV of pairs with the columns of the published V100 measurement.
 
     Parameters
@@ -161,14 +161,14 @@ def _pair(
     solo: Mapping[tuple[str, str, str], float],
     hardware: HardwareCoefficients,
     workloads: Mapping[str, WorkloadCoefficients],
-) -> Colocated:
-    def running(prefix: str, model: str, solo_ms: float) -> Running:
+) -> ColocatedWorkload:
+    def running(prefix: str, model: str, solo_ms: float) -> RunningWorkload:
         workload = workloads[model]
         batch = int(row[f"{prefix}batch"])
         moved = (workload.load_bytes + workload.feedback_bytes) * batch
         # The processing ability as it was measured, rather than by equation 11, from one step less of modelling.
         power = max(0.0, workload.power[0] * batch / solo_ms + workload.power[1])
-        return Running(
+        return RunningWorkload(
             model=model,
             batch=batch,
             share=float(row[f"{prefix}mps_share_pct"]) / 100.0,
@@ -182,4 +182,4 @@ def _pair(
 
     other = solo[row["beside"], row["beside_batch"], row["beside_mps_share_pct"]]
     victim = running("", row["model"], float(row["solo_latency_ms"]))
-    return Colocated(victim, (running("beside_", row["beside"], other),), float(row["latency_ms"]))
+    return ColocatedWorkload(victim, (running("beside_", row["beside"], other),), float(row["latency_ms"]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
-    Placed,
+    PlacedWorkload,
     WorkloadCoefficients,
     added_launch_ms,
     predict,
@@ -25,7 +25,7 @@ _SHRINKAGE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningWorkload:
     """A workload as it behaves alone under its share; what was not measured is 0.
 
     Attributes
@@ -56,11 +56,11 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Colocated:
+class ColocatedWorkload:
     """A measurement: ``victim`` took ``latency_ms`` while ``beside`` ran."""
 
-    victim: Running
-    beside: tuple[Running, ...]
+    victim: RunningWorkload
+    beside: tuple[RunningWorkload, ...]
     latency_ms: float
 
     @property
@@ -72,11 +72,11 @@ class Colocated:
 class InterferenceModel(Protocol):
     """Predicts slowdowns."""
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Learn from measurements; return self."""
         ...
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return latency beside others over latency alone, at least 1."""
         ...
 
@@ -84,11 +84,11 @@ class InterferenceModel(Protocol):
 class NoInterference:
     """Neighbours cost nothing."""
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Learn nothing."""
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return 1."""
         return 1.0
 
@@ -96,12 +96,12 @@ class NoInterference:
 class ConstantInterference:
     """Any neighbour costs the same: the mean slowdown of the measurements."""
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Take the mean."""
         self.factor_ = float(np.mean([one.slowdown for one in measured]))
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return the mean slowdown if there is a neighbour."""
         return max(1.0, self.factor_) if beside else 1.0
 
@@ -109,19 +109,19 @@ class ConstantInterference:
 class LinearInterference:
     """gpulet's model (ATC'22): a linear function of both sides' L2 and DRAM utilisation, by least squares."""
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the five coefficients."""
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         wanted = np.array([one.slowdown for one in measured])
         self.weights_ = np.linalg.lstsq(features, wanted, rcond=None)[0]
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return the linear function."""
         return max(1.0, float(self._features(victim, beside) @ self.weights_)) if beside else 1.0
 
     @staticmethod
-    def _features(victim: Running, beside: Sequence[Running]) -> Array:
+    def _features(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
         return np.array(
             [
                 1.0,
@@ -142,7 +142,7 @@ class TrafficInterference:
     alone, ``dram_pct``.
     """
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
         from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
 
@@ -151,12 +151,12 @@ class TrafficInterference:
         self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return 1 and the parts."""
         return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
 
     @staticmethod
-    def _features(victim: Running, beside: Sequence[Running]) -> Array:
+    def _features(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
         own, others = victim.dram_pct / 100.0, sum(one.dram_pct for one in beside) / 100.0
         return np.array([1.0, others, own * others, max(0.0, own + others - 1.0)])
 
@@ -168,18 +168,18 @@ class IgniterInterference:
         self._hardware = hardware
         self._workloads = workloads
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Learn nothing: its coefficients come from profiles."""
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return the ratio of the two predictions."""
         placed, others = self._place_workload(victim), [self._place_workload(one) for one in beside]
         together, alone = predict(self._hardware, placed, others), predict(self._hardware, placed, ())
         return max(1.0, together.latency_ms / alone.latency_ms)
 
-    def _place_workload(self, running: Running) -> Placed:
-        return Placed(self._workloads[running.model], running.batch, running.share)
+    def _place_workload(self, running: RunningWorkload) -> PlacedWorkload:
+        return PlacedWorkload(self._workloads[running.model], running.batch, running.share)
 
 
 class ContentionModel:
@@ -207,7 +207,7 @@ class ContentionModel:
     def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:
         self._hardware, self._shrinkage = hardware, shrinkage
 
-    def fit(self, measured: Sequence[Colocated]) -> Self:
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
         from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
 
@@ -224,11 +224,11 @@ class ContentionModel:
         self.weights_ = found / size
         return self
 
-    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return 1 and the parts of the resources."""
         return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
 
-    def _features(self, victim: Running, beside: Sequence[Running]) -> Array:
+    def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
         hardware = self._hardware
         demand = hardware.idle_power_w + victim.power_w + sum(one.power_w for one in beside)
         over = max(0.0, demand - hardware.max_power_w)

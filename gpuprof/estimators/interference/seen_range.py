@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuprof.estimators.interference.models import Colocated, Running
+from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
 
 #: How far beyond the least and the most that was seen still counts as seen, in parts of the range between.
 _MARGIN = 0.1
@@ -15,15 +15,15 @@ class SeenRange:
 
     Parameters
     ----------
-    measured : sequence of Colocated
+    measured : sequence of ColocatedWorkload
         At least one.
     """
 
-    def __init__(self, measured: Sequence[Colocated]) -> None:
+    def __init__(self, measured: Sequence[ColocatedWorkload]) -> None:
         rows = [_describe(one.victim, one.beside) for one in measured]
         self._range = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
 
-    def list_beyond(self, victim: Running, beside: Sequence[Running]) -> tuple[str, ...]:
+    def list_beyond(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> tuple[str, ...]:
         """Return the names of what no measured co-location had as little or as much of; none: it is within them."""
         names = []
         for name, value in _describe(victim, beside).items():
@@ -34,7 +34,7 @@ class SeenRange:
         return tuple(names)
 
 
-def _describe(victim: Running, beside: Sequence[Running]) -> Mapping[str, float]:
+def _describe(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Mapping[str, float]:
     return {
         "the victim's use of DRAM": victim.dram_pct,
         "the victim's use of the L2": victim.l2_pct,

@@ -210,7 +210,7 @@ def graph_facts(graph: ModelGraph) -> list[OpFacts]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _TimedOp:
     """A measured op, alone or with what is fused into it."""
 
     model: str
@@ -226,12 +226,12 @@ class _Timed:
         return self.model, str(self.share), self.signature, *fusion
 
 
-def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_Timed]:
+def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_TimedOp]:
     """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
     groups = measured_groups(graph, rows) if graph is not None else None
     facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
     return [
-        _Timed(
+        _TimedOp(
             row.model,
             Share(row.sm_share_pct, row.mig_profile),
             row.signature,
@@ -243,9 +243,9 @@ def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[
     ]
 
 
-def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
+def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
     """Return executed ops, those that are alike in an architecture once: the median of their times."""
-    same: dict[tuple[object, ...], list[_Timed]] = {}
+    same: dict[tuple[object, ...], list[_TimedOp]] = {}
     for op_time in timed:
         same.setdefault(op_time.kind, []).append(op_time)
     if not same:

@@ -141,7 +141,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningTask:
     group: _Group
     place: Any
     task: Task
@@ -192,7 +192,7 @@ class RaySweep:
         for group in groups:
             group.waiting = [(task, 1) for task in tasks]
         failures: list[GpuprofError] = []
-        running: dict[Any, _Running] = {}
+        running: dict[Any, _RunningTask] = {}
         while True:
             for group in groups:
                 self._begin(group, running)
@@ -213,15 +213,15 @@ class RaySweep:
         if failures:
             raise failures[0]
 
-    def _begin(self, group: _Group, running: dict[Any, _Running]) -> None:
+    def _begin(self, group: _Group, running: dict[Any, _RunningTask]) -> None:
         """Give every idle place a task."""
         while group.idle and group.waiting:
             place, (task, attempt) = group.idle.pop(), group.waiting.pop(0)
             measuring = place.measure.remote(task, group.device, self._seed_tables())
-            running[measuring] = _Running(group, place, task, attempt)
+            running[measuring] = _RunningTask(group, place, task, attempt)
 
     def _measure_elsewhere(
-        self, ended: _Running, busy: Sequence[_Group], tell: Callable[[str], None]
+        self, ended: _RunningTask, busy: Sequence[_Group], tell: Callable[[str], None]
     ) -> list[GpuprofError]:
         """Have a task whose place has gone measured elsewhere; return the failure when that cannot be."""
         group, task = ended.group, ended.task

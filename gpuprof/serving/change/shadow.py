@@ -25,7 +25,7 @@ CONFIRM_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """Counts at a moment."""
 
     at: float
@@ -68,11 +68,11 @@ class Shadows:
             else:
                 LOGGER.info("p99 passed the SLO, and no longer does", extra={"model": model.name})
 
-    def _breaks(self, model: ServedModel, before: _Look) -> bool:
+    def _breaks(self, model: ServedModel, before: _Snapshot) -> bool:
         seen = _since(before.models, model.name, model.counts(), before.at)
         return seen is not None and seen.breaks_slo(model.percentile)
 
-    async def _take_over(self, model: ServedModel, start: _Look) -> None:
+    async def _take_over(self, model: ServedModel, start: _Snapshot) -> None:
         seen = _since(start.models, model.name, model.counts(), start.at)
         assert seen is not None
         p99_ms = seen.percentile_ms(model.percentile)
@@ -94,7 +94,7 @@ class Shadows:
                 extra={**log_fields, "replica": worst.plan.name, "standby": took.name, **shares},
             )
 
-    def _worst(self, model: ServedModel, start: _Look) -> AnyReplica | None:
+    def _worst(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
         """Return the replica with a standby that was late most often; among equals the one that has most to do."""
         able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
 
@@ -105,9 +105,9 @@ class Shadows:
 
         return max(able, key=rate_lateness, default=None)
 
-    def _now(self) -> _Look:
+    def _now(self) -> _Snapshot:
         models = self._router.all()
-        return _Look(
+        return _Snapshot(
             time.monotonic(),
             {model.name: Counted.of(model.counts()) for model in models},
             {r.plan.name: Counted.of([r.statistics]) for model in models for r in model.replicas},

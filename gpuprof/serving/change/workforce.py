@@ -41,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Staffed:
+class _StaffedReplica:
     """A replica that has its workers, and each model that it serves as that model sees it."""
 
     planned: PlannedReplica
@@ -70,11 +70,11 @@ class Workforce:
         self._routing = routing
         self._hang_s = hang_s
         self._drain_s = drain_s
-        self._staffed: list[_Staffed] = []
+        self._staffed: list[_StaffedReplica] = []
         self._moving = asyncio.Lock()
         # Loading takes a core: all at once, each model would load as long as all of them together.
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
-        self._standbys: dict[str, _Staffed] = {}
+        self._standbys: dict[str, _StaffedReplica] = {}
         self._claimed: dict[str, float] = {}
         self.workers: list[WorkerHandle] = []
 
@@ -137,7 +137,9 @@ class Workforce:
         """End every worker and everything that held them."""
         await self._dismiss(list(self.workers))
 
-    def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
+    def _compare(
+        self, plan: Sequence[PlannedReplica]
+    ) -> tuple[list[_StaffedReplica], list[PlannedReplica], list[_StaffedReplica]]:
         """Return what goes on, what is new, and what is no longer wanted."""
         unmatched = list(self._staffed)
         kept, fresh = [], []
@@ -150,7 +152,7 @@ class Workforce:
                 kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
         return kept, fresh, unmatched
 
-    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
+    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_StaffedReplica]) -> list[PlannedReplica]:
         """Give new replicas names, and groups, that no replica of this server has."""
         taken = {staffed.planned.plan.name for staffed in self._staffed}
         renamed = []
@@ -172,7 +174,7 @@ class Workforce:
             *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)
         )
 
-    async def _start_standby(self, staffed: _Staffed, wanted: Standby) -> None:
+    async def _start_standby(self, staffed: _StaffedReplica, wanted: Standby) -> None:
         """Start the standby of a replica; one that cannot start is done without."""
         planned, name = staffed.planned, staffed.planned.plan.name
         group = f"{planned.orders[0].group}-shadow"
@@ -211,7 +213,7 @@ class Workforce:
         rule = routing_rule(self._routing)
         return ServedModel(name, asked.slo_ms, rule, self._router.arena, asked.percentile, public)
 
-    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
+    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _StaffedReplica:
         workers = [
             WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
@@ -219,12 +221,14 @@ class Workforce:
         self.workers += workers
         if planned.members:
             merged = MergedReplica(planned.plan, workers, [(one, models[one.model]) for one in planned.members])
-            return _Staffed(planned, merged, tuple((models[member.member.model], member) for member in merged.members))
+            return _StaffedReplica(
+                planned, merged, tuple((models[member.member.model], member) for member in merged.members)
+            )
         model = models[planned.model]
         replica = ServedReplica(planned.plan, workers, model, ModelStatistics())
-        return _Staffed(planned, replica, ((model, replica),))
+        return _StaffedReplica(planned, replica, ((model, replica),))
 
-    async def _until_ready(self, started: Sequence[_Staffed]) -> None:
+    async def _until_ready(self, started: Sequence[_StaffedReplica]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
 
         async def start(worker: WorkerHandle) -> None:
@@ -242,7 +246,7 @@ class Workforce:
             await self._dismiss(workers)
             raise
 
-    async def _retire(self, staffed: _Staffed) -> None:
+    async def _retire(self, staffed: _StaffedReplica) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
         replica = staffed.replica
         for model, member in staffed.members:
@@ -266,7 +270,7 @@ class Workforce:
         return lambda events: WorkerLink(machine, self._router.arena, events)
 
 
-def _join(staffed: _Staffed) -> None:
+def _join(staffed: _StaffedReplica) -> None:
     """Let the models of a replica give it requests."""
     for model, member in staffed.members:
         model.replicas.append(member)

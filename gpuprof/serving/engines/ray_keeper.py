@@ -24,7 +24,7 @@ _END_S = 15.0
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptMachine:
     order: str
     actor: Any
     serving: Any
@@ -40,7 +40,7 @@ class Keeper:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptMachine] = {}
 
     def keep(self, node: str, order: str) -> None:
         """Have Ray place the machine of a node of the map, and place it anew whenever it dies."""
@@ -54,7 +54,7 @@ class Keeper:
             return
         actor_class = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, **options)(RayMachine)
         actor = actor_class.remote()
-        self._kept[node] = _Kept(order, actor, actor.serve.remote(order))
+        self._kept[node] = _KeptMachine(order, actor, actor.serve.remote(order))
         say({"node": node, "placed": True})
 
     def look(self) -> None:
@@ -74,7 +74,7 @@ class Keeper:
         for kept in self._kept.values():
             self._ray.kill(kept.actor)
 
-    def _why(self, kept: _Kept) -> str:
+    def _why(self, kept: _KeptMachine) -> str:
         try:
             self._ray.get(kept.serving)
         except Exception as error:  # whatever the actor died of is only to be told

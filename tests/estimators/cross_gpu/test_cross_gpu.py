@@ -19,7 +19,7 @@ from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training import train
-from gpuprof.estimators.cross_gpu.training_data import Measured, attention_table, product_table
+from gpuprof.estimators.cross_gpu.training_data import MeasuredOps, attention_table, product_table
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
@@ -129,7 +129,7 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     slow = np.where(names == "v100", 2.0, 50.0)
     bounds = {name: bound_times(ops, rates_of(device(name), "float32")).expected_s for name in set(names.tolist())}
     seconds = slow * np.choose(np.arange(rows) % 3, [bounds[name] for name in ("v100", "a100-pcie-80", "a100-pcie-40")])
-    measured = Measured("gemm", "float32", ops, seconds + 1e-5, names, np.full(rows, "train"), kernels_only=True)
+    measured = MeasuredOps("gemm", "float32", ops, seconds + 1e-5, names, np.full(rows, "train"), kernels_only=True)
     from gpuprof.estimators.cross_gpu.cost_model import CostModel
 
     trained = train([measured], excluded="a100", rounds=40)
@@ -187,7 +187,7 @@ def test_what_a_framework_does_before_attention_is_learned_by_framework_and_coun
         ]
     )
     split = np.full(rows, "train")
-    data = Measured("context_attention", "bfloat16", ops, prepared + 1.5 * least, names, split, kernels_only=True)
+    data = MeasuredOps("context_attention", "bfloat16", ops, prepared + 1.5 * least, names, split, kernels_only=True)
     trained = train([data], rounds=30)
     assert trained.floor_s["context 0"] == pytest.approx(1e-5, rel=0.1)
     assert trained.floor_s["context 1"] == pytest.approx(3e-5, rel=0.1)

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile, fit_hardware, fit_workload
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
-    Placed,
+    PlacedWorkload,
     WorkloadCoefficients,
     appropriate_batch,
     clock_mhz,
@@ -24,7 +24,7 @@ from gpuprof.estimators.igniter.profile import read_coefficients, read_igniter_p
 #: Section 5.1: P, F, p_idle, B_pcie, α_f, α_sch, β_sch of a V100.
 V100 = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
 NET = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))
-FULL = Placed(NET, 8, 0.5)
+FULL = PlacedWorkload(NET, 8, 0.5)
 
 
 def test_alone_there_is_no_interference() -> None:
@@ -37,7 +37,7 @@ def test_alone_there_is_no_interference() -> None:
 
 def test_each_neighbour_adds_delay_to_each_kernel_and_cache_misses() -> None:
     idle = replace(NET, power=(0.0, 0.0), l2=(0.0, 10.0))
-    victim, other = Placed(idle, 8, 0.5), Placed(idle, 1, 0.1)
+    victim, other = PlacedWorkload(idle, 8, 0.5), PlacedWorkload(idle, 1, 0.1)
     alone = predict(V100, victim, ()).gpu_ms
     active = idle.active_ms(8, 0.5)
     for neighbours in (1, 2, 4):
@@ -53,8 +53,8 @@ def test_the_clock_falls_by_one_megahertz_for_each_watt_above_the_limit() -> Non
 
 def test_a_lower_clock_lengthens_the_execution_and_not_the_transfers() -> None:
     hungry = replace(NET, power=(0.0, 200.0), l2=(0.0, 0.0), kernels=0)
-    together = predict(V100, Placed(hungry, 8, 0.5), [Placed(hungry, 8, 0.5)])
-    alone = predict(V100, Placed(hungry, 8, 0.5), ())
+    together = predict(V100, PlacedWorkload(hungry, 8, 0.5), [PlacedWorkload(hungry, 8, 0.5)])
+    alone = predict(V100, PlacedWorkload(hungry, 8, 0.5), ())
     assert together.gpu_ms == pytest.approx(alone.gpu_ms * 1530.0 / (1530.0 - 1.025 * 153.5))
     assert together.load_ms == alone.load_ms
 
@@ -67,8 +67,8 @@ def test_the_appropriate_batch_just_meets_the_rate() -> None:
 def test_the_lower_bound_is_the_least_share_that_keeps_half_of_the_slo() -> None:
     share = lower_bound_share(V100, NET, 40.0, 8)
     assert share is not None
-    assert predict(V100, Placed(NET, 8, share), ()).latency_ms <= 20.0
-    assert predict(V100, Placed(NET, 8, share - V100.share_unit), ()).latency_ms > 20.0
+    assert predict(V100, PlacedWorkload(NET, 8, share), ()).latency_ms <= 20.0
+    assert predict(V100, PlacedWorkload(NET, 8, share - V100.share_unit), ()).latency_ms > 20.0
 
 
 def test_an_slo_that_no_share_keeps_has_no_lower_bound() -> None:
@@ -107,7 +107,7 @@ def _workload(truth: WorkloadCoefficients) -> WorkloadProfile:
         Configuration(
             batch,
             share,
-            predict(V100, Placed(truth, batch, share), ()).gpu_ms,
+            predict(V100, PlacedWorkload(truth, batch, share), ()).gpu_ms,
             53.5 + truth.power_w(batch, share),
             1530.0,
             truth.l2_pct(batch, share) if batch == 16 else None,

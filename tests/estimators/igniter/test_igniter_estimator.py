@@ -9,7 +9,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.igniter.igniter import Placed, predict
+from gpuprof.estimators.igniter.igniter import PlacedWorkload, predict
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
 from gpuprof.kernel_db.store import KernelDb
@@ -26,7 +26,9 @@ def estimator() -> IgniterEstimator:
 def test_it_says_what_the_equations_say_beside_neighbours(estimator: IgniterEstimator) -> None:
     beside = [Workload("vgg19", 6, Share(37.5))]
     said = estimator.estimate("resnet50", V100, 8, Share(30.0), beside)
-    expected = predict(HARDWARE, Placed(MODELS["resnet50"], 8, 0.3), [Placed(MODELS["vgg19"], 6, 0.375)])
+    expected = predict(
+        HARDWARE, PlacedWorkload(MODELS["resnet50"], 8, 0.3), [PlacedWorkload(MODELS["vgg19"], 6, 0.375)]
+    )
     assert said.latency_ms.value == pytest.approx(expected.latency_ms)
     assert said.throughput_rps.value == pytest.approx(expected.throughput_rps)
     assert said.latency_ms.value > estimator.estimate("resnet50", V100, 8, Share(30.0)).latency_ms.value
@@ -66,4 +68,6 @@ def test_calibrated_coefficients_are_read_from_beside_the_database(tmp_path: Pat
     write_coefficients(coefficients_path(db.path, "v100"), "v100", HARDWARE, MODELS)
     said = make_estimator("igniter", db).estimate("vgg19", V100, 4, Share(50.0))
     assert said.latency_ms.source == "iGniter"
-    assert said.latency_ms.value == pytest.approx(predict(HARDWARE, Placed(MODELS["vgg19"], 4, 0.5), []).latency_ms)
+    assert said.latency_ms.value == pytest.approx(
+        predict(HARDWARE, PlacedWorkload(MODELS["vgg19"], 4, 0.5), []).latency_ms
+    )

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import HardwareProfile, fit_all, fit_hardware
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
-    Placed,
+    PlacedWorkload,
     WorkloadCoefficients,
     added_launch_ms,
     predict,
@@ -28,7 +28,7 @@ NET = WorkloadCoefficients(6e5, 4e3, 50, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.00
 
 
 def _model(batch: int, share: float) -> ModelRow:
-    said = predict(TRUTH, Placed(NET, batch, share / 100.0), ())
+    said = predict(TRUTH, PlacedWorkload(NET, batch, share / 100.0), ())
     return replace(
         measured_row("net", batch, said.latency_ms, device=GPU.name, share=share),
         power_w=140.0,
@@ -43,7 +43,7 @@ def _model(batch: int, share: float) -> ModelRow:
 
 
 def _beside(copies: int) -> ColocationRow:
-    placed = Placed(NET, 16, 0.2)
+    placed = PlacedWorkload(NET, 16, 0.2)
     said = predict(TRUTH, placed, [placed] * (copies - 1))
     delay = (0.001 + added_launch_ms(TRUTH, copies)) * 50 * 1530.0 / said.clock_mhz
     label = " + ".join(["net:16:20%"] * (copies - 1))

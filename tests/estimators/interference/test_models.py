@@ -14,14 +14,14 @@ from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoe
 from gpuprof.estimators.interference.choice import rank
 from gpuprof.estimators.interference.judgement import evaluate, leave_models_out, read_pairs
 from gpuprof.estimators.interference.models import (
-    Colocated,
+    ColocatedWorkload,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
     InterferenceModel,
     LinearInterference,
     NoInterference,
-    Running,
+    RunningWorkload,
 )
 from gpuprof.estimators.interference.seen_range import SeenRange
 
@@ -29,9 +29,9 @@ GPU = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
 WORKLOAD = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))
 
 
-def _running(model: str, random: np.random.Generator) -> Running:
+def _running(model: str, random: np.random.Generator) -> RunningWorkload:
     solo = float(random.uniform(1.0, 30.0))
-    return Running(
+    return RunningWorkload(
         model=model,
         batch=int(random.integers(1, 33)),
         share=0.5,
@@ -44,12 +44,12 @@ def _running(model: str, random: np.random.Generator) -> Running:
     )
 
 
-def _pairs(slowdown: InterferenceModel, rows: int = 120) -> list[Colocated]:
+def _pairs(slowdown: InterferenceModel, rows: int = 120) -> list[ColocatedWorkload]:
     random = np.random.default_rng(3)
     found = []
     for i in range(rows):
         victim, other = _running("abc"[i % 3], random), _running("abc"[(i // 3) % 3], random)
-        found.append(Colocated(victim, (other,), victim.solo_ms * slowdown.slowdown(victim, (other,))))
+        found.append(ColocatedWorkload(victim, (other,), victim.solo_ms * slowdown.slowdown(victim, (other,))))
     return found
 
 
@@ -74,7 +74,7 @@ def test_the_more_is_shrunk_the_nearer_predictions_are_to_no_interference() -> N
 
 
 def test_ours_never_speeds_anybody_up() -> None:
-    faster = [Colocated(row.victim, row.beside, 0.7 * row.victim.solo_ms) for row in _pairs(NoInterference())]
+    faster = [ColocatedWorkload(row.victim, row.beside, 0.7 * row.victim.solo_ms) for row in _pairs(NoInterference())]
     model = ContentionModel(GPU).fit(faster)
     assert all(model.slowdown(row.victim, row.beside) >= 1.0 for row in faster)
 
@@ -88,7 +88,7 @@ def test_linear_learns_a_linear_law() -> None:
 def test_constant_is_the_mean_slowdown() -> None:
     random = np.random.default_rng(1)
     victim, other = _running("a", random), _running("b", random)
-    rows = [Colocated(victim, (other,), victim.solo_ms * factor) for factor in (1.1, 1.3)]
+    rows = [ColocatedWorkload(victim, (other,), victim.solo_ms * factor) for factor in (1.1, 1.3)]
     assert ConstantInterference().fit(rows).slowdown(victim, (other,)) == pytest.approx(1.2)
 
 
@@ -102,7 +102,7 @@ def test_without_neighbours_nothing_is_slower(make: type[InterferenceModel]) -> 
 
 def test_igniter_slows_down_with_each_neighbour() -> None:
     model = IgniterInterference(GPU, {"net": WORKLOAD})
-    victim = Running("net", 8, 0.3, 20.0)
+    victim = RunningWorkload("net", 8, 0.3, 20.0)
     slow = [model.slowdown(victim, [victim] * count) for count in range(4)]
     assert slow[0] == 1.0 and slow == sorted(slow) and slow[3] > slow[1] > 1.0
 
@@ -111,8 +111,8 @@ def test_what_is_left_out_is_not_learnt_from() -> None:
     random = np.random.default_rng(1)
     victims = {name: _running(name, random) for name in "ab"}
     rows = [
-        Colocated(victims["a"], (victims["b"],), victims["a"].solo_ms * 1.1),
-        Colocated(victims["b"], (victims["a"],), victims["b"].solo_ms * 1.5),
+        ColocatedWorkload(victims["a"], (victims["b"],), victims["a"].solo_ms * 1.1),
+        ColocatedWorkload(victims["b"], (victims["a"],), victims["b"].solo_ms * 1.5),
     ]
     assert (
         evaluate("constant", ConstantInterference, rows, "nothing").mean_pct
@@ -121,7 +121,7 @@ def test_what_is_left_out_is_not_learnt_from() -> None:
     )
 
 
-def _with_names(rows: list[Colocated], names: str) -> list[Colocated]:
+def _with_names(rows: list[ColocatedWorkload], names: str) -> list[ColocatedWorkload]:
     return [row for row in rows if {row.victim.model, row.beside[0].model} <= set(names)]
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None
     seen: list[set[str]] = []
 
     class RecordingInterference(ConstantInterference):
-        def fit(self, measured: Sequence[Colocated]) -> RecordingInterference:
+        def fit(self, measured: Sequence[ColocatedWorkload]) -> RecordingInterference:
             seen.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
             super().fit(measured)
             return self
@@ -146,7 +146,7 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
     random = np.random.default_rng(5)
     truth = _contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])
     rows = [
-        Colocated(row.victim, row.beside, row.latency_ms * float(random.normal(1.0, 0.02)))
+        ColocatedWorkload(row.victim, row.beside, row.latency_ms * float(random.normal(1.0, 0.02)))
         for row in _pairs(truth, 300)
     ]
     ranked = rank(rows, (GPU, {}))
