@@ -36,7 +36,7 @@ from gpuprof.serving.transport.security import OPEN, Security
 from gpuprof.serving.watch.logs import LOGGER
 
 _MAX_STREAMS = 1000
-_MAX_CONNECTIONS = 10_000
+_MAX_CONNECTIONS = 4096
 _MAX_CALLS = 20_000
 _MAX_METADATA_BYTES = 1 << 14
 #: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
