@@ -21,8 +21,9 @@ from gpuprof.graph.file import MOST_ELEMENTS, dtype_name
 
 #: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
-#: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens.
-SHORTER_DIMS = (64, 32)
+#: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens, or
+#: one whose exporter kept the length of its example.
+SHORTER_DIMS = (64, 32, 16, 8)
 #: What dimensions of unknown meaning become in a model that takes none of the default size: a second of sound.
 LONGER_DIM = 16_000
 

@@ -53,8 +53,8 @@ def load_graph(
         What to call the model; the file's stem by default.
     dims : mapping of str to int, optional
         Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
-        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or the half
-        or a quarter of that where the model takes no longer ones; the graph's ``assumed`` names them.
+        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or 64,
+        32, 16 or 8 where the model takes no longer ones; the graph's ``assumed`` names them.
 
     Raises
     ------

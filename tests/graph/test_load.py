@@ -156,6 +156,19 @@ def test_a_sequence_is_shorter_where_the_model_takes_none_of_the_default_length(
         load_graph(path, dims={"sequence_length": 128})
 
 
+@pytest.mark.parametrize("kept", [64, 32, 16, 8])
+def test_a_sequence_has_the_length_that_an_exporter_kept_of_its_example(tmp_path: Path, kept: int) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Add", ["x", "places"], ["y"])],
+        {"x": ["batch", "sequence_length", 4]},
+        {"y": None},
+        {"places": floats(kept, 4)},
+    )
+    graph = load_graph(path)
+    assert graph.inputs[0].shape == (1, kept, 4) and graph.assumed == ("sequence_length",)
+
+
 def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
