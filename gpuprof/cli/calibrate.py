@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices, complete_models
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import output_option
+from gpuprof.domain.number_format import number
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_policies
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -28,6 +27,7 @@ from gpuprof.cli.output import (
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 _COLUMNS = (

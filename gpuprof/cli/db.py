@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
 

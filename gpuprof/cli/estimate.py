@@ -10,10 +10,10 @@ import typer
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.estimate_options import ScenarioOptions, SourceOptions
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 
 
 def _short(model: object) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.table import ColumnRole
@@ -18,10 +17,10 @@ _COLUMNS = (
     Column("quantity", "quantity", right=False, role=ColumnRole.KEY),
     Column("predictor", "predictor", right=False, role=ColumnRole.SUBJECT),
     Column("count", "figures"),
-    Column("mean_pct", "mean error %", number()),
-    Column("median_pct", "median %", number()),
-    Column("p95_pct", "p95 %", number()),
-    Column("coverage_pct", "inside 90% interval, %", number()),
+    Column("mean_pct", "mean error %", lambda value: _to_tenths(value)),
+    Column("median_pct", "median %", lambda value: _to_tenths(value)),
+    Column("p95_pct", "p95 %", lambda value: _to_tenths(value)),
+    Column("coverage_pct", "inside 90% interval, %", lambda value: _to_tenths(value)),
 )
 _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
@@ -60,3 +59,7 @@ def evaluate(
     print_rows(result.rows(), columns, chosen)
     for note in result.notes:
         say_note(note)
+
+
+def _to_tenths(value: object) -> str:
+    return f"{value:,.1f}" if isinstance(value, int | float) else "–"

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_map_models
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -24,6 +23,7 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 
 _ALTERNATIVES = (
     Column("device", "device", right=False, role=ColumnRole.KEY),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.load_options import AccessOptions, PredictionOptions, TrafficOptions
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -25,6 +24,8 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.map_sources import PREDICTED_BY
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,11 +56,6 @@ _TOLD = (
         (Column("refused", "refused"), Column("predicted_refused", "predicted", number())),
     ),
 )
-_PREDICTED_BY = {
-    "replay": "the same requests, replayed through the simulator on this map",
-    "map": "what the map was planned to do at these rates",
-    "queueing": "the queueing model at these rates, which knows of no refusals",
-}
 _PERCENTILE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("answered", "requests"),
@@ -153,11 +149,12 @@ def _show(result: LoadResult, chosen: Format) -> None:
         print_rows(rows, _PERCENTILE_COLUMNS, chosen)
         print_rows(result.stage_rows(), _STAGE_COLUMNS, chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
-            say_note(f"predicted: {_PREDICTED_BY[by]}")
+            say_note(f"predicted: {PREDICTED_BY[by]}")
 
 
 def _histogram(value: object) -> str:
     if not isinstance(value, dict):
         return str(value)
     total = sum(value.values())
-    return " ".join(f"{size}:{100 * count / total:.0f}%" for size, count in sorted(value.items()))
+    parts = ((size, 100 * count / total) for size, count in sorted(value.items()) if count)
+    return " ".join(f"{size}:{part:.0f}%" if part >= 0.5 else f"{size}:<1%" for size, part in parts)

@@ -10,9 +10,9 @@ import typer
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
+from gpuprof.domain.number_format import number
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.merge import MergedFile

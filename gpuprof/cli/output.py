@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuprof.cli.number_format import NumberFormat
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, TableLayout, lay_out_columns
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:

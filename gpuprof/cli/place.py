@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -21,6 +20,7 @@ from gpuprof.cli.output import (
 from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_models
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -26,6 +25,7 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_models
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, show_progress
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:

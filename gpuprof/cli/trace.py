@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.verb_help import VerbCommand
+from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Make traces of requests, and look 
 _BLANK = "\u2800"
 _COLUMNS = (
     Column("model", "model", right=False),
-    Column("requests", "requests"),
+    Column("requests", "requests", number()),
     Column("rate_rps", "requests/s", number(4)),
     Column("peak_rps", "peak/s", number(4)),
     Column("gap_scv", "SCV of gaps", number()),

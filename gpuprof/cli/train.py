@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
+from gpuprof.domain.number_format import number
 
 _COLUMNS = (
     Column("device", "device", right=False),

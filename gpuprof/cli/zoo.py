@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_networks
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 app = typer.Typer(

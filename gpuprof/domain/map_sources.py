@@ -9,6 +9,14 @@ from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source
 from gpuprof.domain.plural import count_of
 
+#: What a load test calls the source of its predictions → what that is.
+PREDICTED_BY = {
+    "replay": "the same requests, replayed through the simulator on this map",
+    "map": "what the map was planned to do at these rates",
+    "queueing": "the queueing model at these rates, which knows of no refusals",
+}
+
+
 #: Relative: sums of rates differ by rounding.
 _ROUNDING = 1e-6
 _KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, PREDICTED)

@@ -200,7 +200,10 @@ def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> I
             yield f"{result.model}: of {result.sent} requests {said}"
         if few := [percent for percent in (95, 99) if 0 < result.answered < loadgen_count(percent)]:
             needed = " and ".join(f"{loadgen_count(percent)} for p{percent}" for percent in few)
-            yield f"{result.model}: {result.answered} requests were answered; LoadGen takes {needed} at least"
+            yield (
+                f"{result.model}: {result.answered} requests were answered; LoadGen takes {needed} at least "
+                "(give a longer --duration)"
+            )
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"

@@ -10,7 +10,8 @@ from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.file_access import refuse_pipe
-from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
+from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_sources, is_observed
+from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
@@ -235,7 +236,7 @@ def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
     text = f"{where}: what clients measured."
     if said := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
-        text += f" Predictions come from: {'; '.join(said)}."
+        text += f" Predictions come from: {'; '.join(PREDICTED_BY.get(by, by) for by in said)}."
     source = "measured, and predicted" if said else "measured"
     return Section("Load test", text, tuple(c for c in charts if c is not None), table, source)
 
@@ -280,7 +281,17 @@ _HEADINGS = {
 
 def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
     headings = tuple(_HEADINGS.get(key, key.replace("_", " ")) for key in keys)
-    return Table(headings, tuple(tuple(_number(row.get(key)) for key in keys) for row in rows))
+    columns = [_column(key, [row.get(key) for row in rows]) for key in keys]
+    return Table(headings, tuple(zip(*columns, strict=True)))
+
+
+def _column(key: str, values: Sequence[object]) -> list[str]:
+    """Return numbers with as many decimals in each row, percentages with one, and all else as it is."""
+    if key.endswith("_pct"):
+        return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        return number(4).show_column(values)
+    return [_number(value) for value in values]
 
 
 def _number(value: object) -> str:

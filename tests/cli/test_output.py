@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, percent, print_json, print_rows
+from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
 ROWS: list[dict[str, object]] = [
@@ -105,3 +105,33 @@ def test_steps_that_were_done_before_do_not_count_for_the_time_left() -> None:
     clock[0] = 8.0
     bar.update(task, completed=8, paced_s=8.0)
     assert TimeLeftColumn().render(bar.tasks[0]).plain == "0:00:08"
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_errors_of_estimates_have_one_form_and_a_line_each(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuprof.cli.evaluate import _COLUMNS
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [
+        {"setting": setting, "quantity": quantity, "predictor": "gradient_boosting", "count": 316, "mean_pct": mean,
+         "median_pct": mean, "p95_pct": 1270.95, "coverage_pct": None}
+        for setting, quantity, mean in (
+            ("architecture", "latency", 64.422), ("batch size", "memory", 0.099)
+        )
+    ]  # fmt: skip
+    print_rows(rows, _COLUMNS, Format.TABLE)
+    shown = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in shown)
+    lines = [line.split() for line in shown if "gradient_boosting" in line]
+    assert lines[0][:3] == ["architecture", "latency", "gradient_boosting"]
+    assert lines[1][:4] == ["batch", "size", "memory", "gradient_boosting"]
+    assert lines[0][4:7] == ["64.4", "64.4", "1,271.0"] and lines[1][5:8] == ["0.1", "0.1", "1,271.0"]
+    assert len(lines) == (4 if width == 80 else 2)
+
+
+def test_a_seldom_batch_size_is_not_shown_as_none() -> None:
+    from gpuprof.cli.load import _histogram
+
+    assert _histogram({1: 990, 2: 0, 3: 2, 4: 8}) == "1:99% 3:<1% 4:1%"

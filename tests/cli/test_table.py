@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.cli.number_format import number
 from gpuprof.cli.output import Column, Format, print_rows, print_text
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, lay_out_columns
+from gpuprof.domain.number_format import number
 
 _WORDS = st.text("abc 0123456789,", max_size=30)
 _COLUMN = st.builds(

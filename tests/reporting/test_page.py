@@ -336,6 +336,24 @@ def test_sources_with_sections_of_one_name_are_told_apart(tmp_path: Path) -> Non
     assert titles == ["Map of p", "Map of p, two.json", "Cost"]
 
 
+def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() -> None:
+    from gpuprof.reporting.figures import cdf_figure
+
+    chart = cdf_figure([{"model": "a", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]}], {"a": 5.0})
+    assert (chart.lines[0].x, chart.lines[0].y) == ((0.2, 0.2, 0.3), (0.0, 90.0, 100.0))
+    (section,) = sections_of([LOAD[0] | {"predicted_by": "replay"}], "x.json")[0]
+    assert "Predictions come from: the same requests, replayed through the simulator" in section.text
+
+
+def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
+    rows = [EVALUATION[0] | {"median_pct": value, "p95_pct": None} for value in (64.422, 66.0, 6.8241)]
+    (section,) = sections_of(rows, "x.json")[0]
+    assert section.table is not None
+    place = section.table.headings.index("median error %")
+    assert [row[place] for row in section.table.rows] == ["64.4", "66.0", "6.8"]
+    assert [row[place + 1] for row in section.table.rows] == ["–"] * 3
+
+
 def test_a_merged_replica_says_which_models_it_serves() -> None:
     deployment = json.loads(a_map().to_json())
     merged = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in deployment["models"]]

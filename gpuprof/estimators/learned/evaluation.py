@@ -24,8 +24,8 @@ ROOFLINE = "roofline"
 #: What `estimate` says on a device that models were measured on and nothing was trained for.
 SCALED = "roofline, scaled"
 INTERPOLATION = "interpolation"
-UNSEEN = "unseen architecture"
-NEW_BATCH = "new batch of a known model"
+UNSEEN = "architecture"
+NEW_BATCH = "batch size"
 
 
 @dataclass(frozen=True, slots=True)

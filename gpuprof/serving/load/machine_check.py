@@ -70,7 +70,7 @@ class MachineCheck:
             yield f"before anything was sent, {remark}"
         for model, factor in self.slowdowns.items():
             if abs(factor - 1.0) > OTHER_SPEED:
-                word = "longer" if factor > 1.0 else "less long"
+                word = "longer" if factor > 1.0 else "less"
                 yield (
                     f"{model}: a batch of one takes {100.0 * abs(factor - 1.0):.0f}% {word} than when it was profiled: "
                     "the machine's speed is another now, and all latencies with it"

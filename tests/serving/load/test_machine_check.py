@@ -42,7 +42,7 @@ def test_a_machine_that_is_slower_than_its_profile_or_busy_is_told_of() -> None:
     assert "1.4 of this machine's" in first
     assert second.startswith("a: a batch of one takes 30% longer than when it was profiled")
     (third,) = busy
-    assert "20% less long" in third
+    assert "takes 20% less than when it was profiled" in third
     assert not list(MachineCheck(None, {"a": 0.95}).notes())
 
 
