@@ -50,7 +50,7 @@ _WHY = (
     "AlpaServe is not there. gpulet splits a GPU once, by shares whose time is stretched from the table; the paper "
     "counts the interference against it, here there is none.",
     "gpuprof's optimal places shares of 10% and believes the stretched times, not the requirements that USHER adds up. "
-    "It and 'whole GPUs' take the batches of the table and none between them.",
+    "It takes batches between those of the table, too; 'whole GPUs' and gpulet take none.",
 )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+#: Seconds for each of processor time that must be granted; whoever waits for something takes none.
+_MOST_WAITED = 5.0
+
 
 class TimeUpError(Exception):
     """The time is up. Whoever set the limit catches it and takes what was found before; no user sees it."""
@@ -12,6 +15,10 @@ class TimeUpError(Exception):
 
 def _now() -> float:
     return time.monotonic()
+
+
+def _cpu_now() -> float:
+    return time.process_time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +29,43 @@ class Limit:
     ----------
     seconds : float or None
         None: no limit; searches then stop by counts, so that the same problem has the same answer everywhere.
+    least_cpu_s : float
+        Processor time that may be taken in any case, within five times as many seconds: where other programs have the
+        processors, the clock would end a search before it has begun.
     """
 
     seconds: float | None = None
+    least_cpu_s: float = 0.0
     _started: float = field(default_factory=_now, compare=False)
+    _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
     @property
     def left_s(self) -> float | None:
         """Seconds left, at least a thousandth; None without a limit."""
-        return None if self.seconds is None else max(1e-3, self._started + self.seconds - _now())
+        if self.seconds is None:
+            return None
+        return max(1e-3, self._started + self.seconds - _now(), self._least_left_s)
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up."""
-        return self.seconds is not None and _now() - self._started >= self.seconds
+        return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
 
     @property
     def spent_s(self) -> float:
         """Seconds since the limit was made."""
         return _now() - self._started
+
+    @property
+    def _least_left_s(self) -> float:
+        if self.least_cpu_s <= 0.0:
+            return 0.0
+        clock, cpu = self._least_started
+        return min(self.least_cpu_s - (_cpu_now() - cpu), _MOST_WAITED * self.least_cpu_s - (_now() - clock))
+
+    def with_least(self, cpu_s: float) -> Limit:
+        """Return the limit that is not over before the process has taken so much processor time from now on."""
+        return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
 
     def keeping(self, seconds: float) -> Limit:
         """Return the limit that ends so much earlier, for what is still to be done then."""

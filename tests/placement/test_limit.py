@@ -14,7 +14,7 @@ from gpuprof.placement.segment import Segments
 
 def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0))
     whole = Limit(10.0)
     now[0] = 103.0
     assert whole.spent_s == 3.0
@@ -22,6 +22,25 @@ def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatc
     assert not whole.keeping(6.9).is_over
     assert whole.keeping(7.0).is_over
     assert Limit().keeping(5.0).seconds is None
+
+
+def test_what_may_be_computed_in_any_case_is_counted_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, cpu = [100.0], [7.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: cpu[0]))
+    whole = Limit(2.0)
+    now[0], cpu[0] = 103.0, 7.5  # other programs had the processors
+    least = whole.with_least(1.0)
+    assert whole.is_over and not least.is_over and not least.keeping(5.0).is_over
+    assert least.left_s == 1.0
+    now[0], cpu[0] = 106.0, 8.25
+    assert least.left_s == 0.25
+    cpu[0] = 8.5
+    assert least.is_over
+    assert Limit(20.0).with_least(1.0).left_s == 20.0
+    waiting = Limit(2.0).with_least(1.0)
+    now[0] += 5.0
+    assert waiting.is_over
+    assert Limit().with_least(1.0).left_s is None
 
 
 def test_questions_are_refused_when_the_time_is_up_and_answered_again_afterwards() -> None:

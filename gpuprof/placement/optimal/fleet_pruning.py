@@ -34,8 +34,8 @@ _TRIED = 3
 _MOST_DEMANDS = 40
 #: Load that a device is guessed to bear, and the part of the SLO that a batch may take then.
 _LIKELY, _PART = 0.7, 0.4
-#: Seconds that the map of the first kind may take in any case with so many demands, less with more: the map that comes
-#: of no look at all costs several times as much. An idle machine takes a part of it.
+#: Seconds of processor time that the map of the first kind may take in any case with so many demands, less with more:
+#: the map that comes of no look at all costs several times as much. An idle machine takes a part of it.
 _LEAST_S, _FEW_DEMANDS = 3.0, 8
 #: Of so many kinds at most, each is guessed.
 _FEW_KINDS = 6
@@ -92,9 +92,9 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     known = _try_kinds(problem, untried, limit, None, 1)
     if known is None:
         return PrunedFleet(problem)
-    known = _bound_and_improve(problem, known, limit)
+    known = _bound_and_improve(problem, known, list(untried), limit)
     if not is_proven_optimal(problem, known):
-        known = _replace_devices(problem, _try_kinds(problem, untried, limit, known, _TRIED - 1) or known, limit)
+        known = _replace_devices(problem, known, limit)
     cost, entries = _cost(problem, known), problem.fleet.entries
     kinds = {gpu.device for gpu in known.gpus}
     # A map with one device of a kind costs at least its price: at the price of the known map it cannot be cheaper.
@@ -105,20 +105,26 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     return PrunedFleet(replace(problem, fleet=Fleet(tuple(kept)), alike={}), known, left_out)
 
 
-def _bound_and_improve(problem: Problem, known: Placement, limit: Limit) -> Placement:
-    """Return the map with a bound on the cost of every map, or a cheaper one of the kinds that the bound takes."""
+def _bound_and_improve(problem: Problem, known: Placement, untried: Sequence[FleetEntry], limit: Limit) -> Placement:
+    """Return the map with a bound on the cost of every map, or a cheaper one of kinds that were not tried yet.
+
+    Those that the bound takes come first, then those that are guessed to be cheap. That of the first kind may be a poor
+    one, so that some are tried even where the limit is over.
+    """
     cost, entries = _cost(problem, known), problem.fleet.entries
     cheaper = tuple(one for one in entries if one.price_per_hour < cost * (1.0 - 1e-9))
     if len(entries) == 1 or not cheaper:
         return known  # one kind has a bound of its own
     least_s = _LEAST_S / 2.0
-    until = limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
+    until = limit.with_least(least_s)
     bound = bound_whole_devices(_restrict(problem, problem.demands, cheaper), until)
     least = min(bound.cost_per_hour, cost, *(one.price_per_hour for one in entries if one not in cheaper))
     if least < cost * (1.0 - 1e-9):
-        until = limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
-        likely = (one for one in cheaper if one.device.name in bound.kinds)
-        known = _try_kinds(problem, likely, until, known, _TRIED) or known
+        until = limit.with_least(least_s)
+        tried = {gpu.device for gpu in known.gpus}
+        taken = [one for one in cheaper if one.device.name in bound.kinds and one.device.name not in tried]
+        likely = [*taken[:_TRIED], *[one for one in untried if one not in taken][: _TRIED - 1]]
+        known = _try_kinds(problem, iter(likely), until, known, len(likely)) or known
     return replace(known, lower_bound_cost_per_hour=least)
 
 
@@ -177,8 +183,7 @@ def _restrict(problem: Problem, demands: tuple[Demand, ...], entries: tuple[Flee
 
 
 def _with_least(problem: Problem, limit: Limit) -> Limit:
-    least_s = _LEAST_S * min(1.0, _FEW_DEMANDS / len(problem.demands))
-    return limit if limit.left_s is None else Limit(max(limit.left_s, least_s))
+    return limit.with_least(_LEAST_S * min(1.0, _FEW_DEMANDS / len(problem.demands)))
 
 
 def _cost(problem: Problem, placement: Placement) -> float:

@@ -24,7 +24,7 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced, is_refused_ever
 _LIKELY = 0.7
 #: Of the SLO: what takes no longer than this for a batch likely keeps it at a high load.
 _PART = 0.4
-#: Seconds in which models are put together in any case.
+#: Seconds of processor time in which models are put together in any case.
 _LEAST_S = 0.3
 
 
@@ -39,7 +39,7 @@ def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Place
     Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models tolerate
     each other is asked while there is time, for a moment in any case; then each gets a device of its own.
     """
-    cost, until = make_cost(problem), limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
+    cost, until = make_cost(problem), limit.with_least(_LEAST_S)
     bins = FleetBins(problem, segments)
     known: dict[str, list[Segment]] = {}
     for demand in problem.by_priority():

@@ -14,10 +14,11 @@ from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal import optimal
+from gpuprof.placement.optimal import fleet_pruning, optimal
 from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
+from gpuprof.placement.optimal.whole_device_bound import WholeDeviceBound
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 from tests.placement.curved import CurvedEstimator
@@ -93,6 +94,16 @@ def test_a_short_time_limit_begins_with_the_kind_that_is_cheapest_by_itself() ->
     found = Optimal().place(quick)
     assert found.stopped and not found.unplaced
     assert math.fsum(PRICES[gpu.device] for gpu in found.gpus) <= min(alone.values()) * (1.0 + 1e-9)
+
+
+def test_a_poor_map_of_the_first_kind_is_not_the_last_however_short_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    posed = _make_problem([(400.0, 300.0)])
+    dearest_first = sorted(posed.fleet.entries, key=lambda one: -one.price_per_hour)
+    monkeypatch.setattr(fleet_pruning, "_guess_cheapest", lambda _: dearest_first)
+    monkeypatch.setattr(fleet_pruning, "bound_whole_devices", lambda *_: WholeDeviceBound(0.1))
+    found = prune_fleet(posed, Limit(1e-6)).known
+    assert found is not None and not found.unplaced
+    assert {gpu.device for gpu in found.gpus} == {"old"}
 
 
 def test_what_stands_alone_on_a_device_is_moved_to_a_cheaper_kind() -> None:

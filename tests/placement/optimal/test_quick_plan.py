@@ -85,7 +85,9 @@ def test_it_is_sound_and_its_bound_below_what_the_search_finds(
 def stopped_after(limit_s: float, disturbance: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Placement, Slow]:
     queueing = Slow()
     monkeypatch.setattr(portfolio, "_FEW_LOOKED_UP", 20)  # of more demands no policy is waited for
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s, process_time=lambda: queueing.now_s)
+    )
     posed = make_problem(30, queueing, disturbance, Options(time_limit_s=limit_s))
     placement = Optimal().place(posed)
     spent = queueing.now_s
@@ -128,9 +130,16 @@ def test_where_every_question_takes_longer_than_the_limit_no_quick_policy_has_a_
     assert check(to_map(given, hurried), evidence(given)) == ()
 
 
+def _set_clock(monkeypatch: pytest.MonkeyPatch, queueing: Slow) -> None:
+    clock = SimpleNamespace(monotonic=lambda: queueing.now_s, process_time=lambda: queueing.now_s)
+    monkeypatch.setattr(module, "time", clock)
+
+
 def test_where_figures_are_predicted_no_policy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     queueing = Slow(each_s=0.1)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s, process_time=lambda: queueing.now_s)
+    )
     asked = [demand(f"m{i}", 60.0 + 90.0 * i, 25.0 + 9.0 * i) for i in range(7)]
     posed = problem(asked, estimator=LinearEstimator(source="roofline"), options=Options(time_limit_s=4.0))
     Optimal().place(replace(posed, queueing=queueing))
@@ -145,6 +154,9 @@ class _Starving:
 
     def __init__(self, step_s: float) -> None:
         self.now_s, self._step_s = 0.0, step_s
+
+    def process_time(self) -> float:
+        return self.now_s
 
     def monotonic(self) -> float:
         self.now_s += self._step_s
