@@ -52,10 +52,10 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
                 yield Violation("figures", where, f"{model}: {message}")
         yield from _of_law(deployment, model, pool.whole)
     if evidence.host == NO_HOST_WORK:  # else what the machine does for the others was added at its worst
-        yield from _merged(deployment, evidence)
+        yield from _check_merged(deployment, evidence)
 
 
-def _merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     """Yield what is said of a replica that serves several models, by the one queue of all their requests."""
     servers = map_servers(deployment, replace(evidence, confidence=_MEANS))
     serving = Counter(name for *_, replica in deployment.places() for name in replica.rates())

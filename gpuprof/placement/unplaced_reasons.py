@@ -50,7 +50,9 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
 def is_refused_everywhere(segments: Segments, demand: Demand) -> bool:
     """Whether the estimator knows no batch of the demand's model on any kind of device."""
     devices = [entry.device for entry in segments.problem.fleet.entries]
-    return not any(_is_known(segments, device, one) for device in devices for one in _listed(segments, demand, device))
+    return not any(
+        _is_known(segments, device, one) for device in devices for one in _list_workloads(segments, demand, device)
+    )
 
 
 def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> str:
@@ -88,13 +90,13 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
     """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none."""
     least = math.inf
-    for workload in _listed(segments, demand, device):
+    for workload in _list_workloads(segments, demand, device):
         if _fits_memory(segments, device, workload):
             least = min(least, _nearly_idle_ms(segments, demand, device, workload))
     return least
 
 
-def _listed(segments: Segments, demand: Demand, device: Device) -> Iterator[Workload]:
+def _list_workloads(segments: Segments, demand: Demand, device: Device) -> Iterator[Workload]:
     for share in segments.problem.estimator.shares(demand.model, device):
         yield from segments.workloads(demand.model, device, share)
 
@@ -146,7 +148,7 @@ def _free_pct(gpu: PlacedGpu) -> float:
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
     needs, refusals = [], []
-    for workload in _listed(segments, demand, device):
+    for workload in _list_workloads(segments, demand, device):
         try:
             needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
             if needs[-1] <= device.memory_bytes(workload.share):  # then it is its time that is not known

@@ -221,10 +221,10 @@ class CrossGpuModel:
         if not rows:
             return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)), np.ones(len(rates)))] * len(batches)
         ops = stack_tables(tables * len(rates))
-        times, left, kinds = self._predict(ops, stack_rates(rates, rows))
-        scale = left.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
+        times, uncertainty, kinds = self._predict(ops, stack_rates(rates, rows))
+        scale = uncertainty.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
         starts = np.cumsum([len(one) for one in tables])[:-1]
-        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale, left))
+        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale, uncertainty))
         split = zip(*parts, strict=True)
         sums = []
         for kernel_list, (_, place), (own, scales, unsure) in zip(lists, distinct, split, strict=True):

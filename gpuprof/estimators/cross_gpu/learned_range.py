@@ -63,10 +63,10 @@ def measure_distance(device: Device, precision: str) -> Distance | None:
 
 def describe_distance(device: Device, precision: str) -> str | None:
     """Return in words by what a GPU is so far from what was learned from that it shows in intervals."""
-    found = measure_distance(device, precision)
-    if found is None or found.factor < _WORTH_TELLING:
+    most = measure_distance(device, precision)
+    if most is None or most.factor < _WORTH_TELLING:
         return None
-    return f"{device.name} is unlike the GPUs learned from ({found}): intervals reach {found.factor:.3g} times as far"
+    return f"{device.name} is unlike the GPUs learned from ({most}): intervals reach {most.factor:.3g} times as far"
 
 
 def _compare(trait: str, value: float, precision: str) -> Distance | None:
@@ -85,13 +85,13 @@ def _compare(trait: str, value: float, precision: str) -> Distance | None:
 @cache
 def _ranges(precision: str) -> Mapping[str, Mapping[str, tuple[float, float]]]:
     """Return for each trait the least and the largest of the boards of each chip."""
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    ranges_by_kind: dict[str, dict[str, tuple[float, float]]] = {}
     for chip, boards in LEARNED_FROM.items():
         for board in boards:
             for trait, value in _traits(devices()[board], precision):
-                low, high = found.setdefault(trait, {}).get(chip, (value, value))
-                found[trait][chip] = (min(low, value), max(high, value))
-    return found
+                low, high = ranges_by_kind.setdefault(trait, {}).get(chip, (value, value))
+                ranges_by_kind[trait][chip] = (min(low, value), max(high, value))
+    return ranges_by_kind
 
 
 def _traits(device: Device, precision: str) -> Iterator[tuple[str, float]]:

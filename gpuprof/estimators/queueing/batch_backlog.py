@@ -135,11 +135,11 @@ def lattice_law(mean: float, scv: float, step: float) -> Array:
     return np.asarray(mass / mass.sum(), dtype=np.float64)
 
 
-def convolve(one: Array, two: Array) -> Array:
+def convolve(first: Array, second: Array) -> Array:
     """Return the convolution of two real sequences by Fourier transforms; SciPy's own takes long to import."""
-    count = len(one) + len(two) - 1
+    count = len(first) + len(second) - 1
     size = next_fast_len(count, real=True)
-    return np.asarray(irfft(rfft(one, size) * rfft(two, size), size)[:count])
+    return np.asarray(irfft(rfft(first, size) * rfft(second, size), size)[:count])
 
 
 def toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:

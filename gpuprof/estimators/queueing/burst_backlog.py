@@ -81,10 +81,10 @@ class BurstBacklog:
         terms[:, :, 0] *= 0.5
         sums = np.cumsum(terms, axis=2)[:, :, _TERMS:]
         weights = np.array([math.comb(_AVERAGED, k) for k in range(_AVERAGED + 1)]) / 2.0**_AVERAGED
-        found = math.exp(0.5 * _DAMPING) / backlog * (sums @ weights) / self._phases()[:, None]
+        beyond = math.exp(0.5 * _DAMPING) / backlog * (sums @ weights) / self._phases()[:, None]
         # Where hardly anything is beyond, the error of the inversion exceeds it, and the result would rise or be
         # negative.
-        return np.asarray(np.minimum.accumulate(np.clip(found, 0.0, 1.0), axis=1))
+        return np.asarray(np.minimum.accumulate(np.clip(beyond, 0.0, 1.0), axis=1))
 
     def _phases(self) -> Array:
         """Return the part of the time in each phase."""
@@ -96,12 +96,12 @@ class BurstBacklog:
         leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
         idle = self._idle()
         determinant = calm * burst - leave_calm * leave_burst
-        found = (
+        transform = (
             points
             / determinant
             * np.array([idle[0] * burst - idle[1] * leave_burst, idle[1] * calm - idle[0] * leave_calm])
         )
-        return np.asarray((self._phases().reshape(2, *[1] * points.ndim) - found) / points)
+        return np.asarray((self._phases().reshape(2, *[1] * points.ndim) - transform) / points)
 
     def _diagonal(self, points: Array) -> tuple[Array, Array]:
         """Return ``s - rate (1 - E[exp(-s S)]) - 1 / stay`` of both phases."""

@@ -38,17 +38,17 @@ def sum_law(process: Renewal, count: int, step: float) -> Array:
     """
     fine = step / _FINER
     total = _split(process, fine)
-    found = np.ones(1)
+    law = np.ones(1)
     while count:  # its power, by squaring
         if count % 2:
-            found = _add(found, total)
+            law = _add(law, total)
         count //= 2
         if count:
             total = _add(total, total)
-    places = np.arange(len(found)) / _FINER
+    places = np.arange(len(law)) / _FINER
     low = places.astype(np.int64)
-    mass = np.bincount(low, found * (1.0 - places % 1.0), _LONGEST + 2)
-    mass += np.bincount(low + 1, found * (places % 1.0), _LONGEST + 2)
+    mass = np.bincount(low, law * (1.0 - places % 1.0), _LONGEST + 2)
+    mass += np.bincount(low + 1, law * (places % 1.0), _LONGEST + 2)
     return np.asarray(mass[: int(np.flatnonzero(mass)[-1]) + 1] / mass.sum())
 
 
@@ -73,11 +73,11 @@ def _shortfall(process: Renewal, times: Array) -> Array:
     return np.asarray(sum(part * (times + np.expm1(-rate * times) / rate) for part, rate in parts))
 
 
-def _add(one: Array, two: Array) -> Array:
+def _add(first: Array, second: Array) -> Array:
     """Return the law of the sum of two independent times, what is beyond the lattice at its end."""
-    count, most = len(one) + len(two) - 1, _LONGEST * _FINER + 1
+    count, most = len(first) + len(second) - 1, _LONGEST * _FINER + 1
     size = next_fast_len(count, real=True)
-    found = np.maximum(irfft(rfft(one, size) * rfft(two, size), size)[:count], 0.0)
+    law = np.maximum(irfft(rfft(first, size) * rfft(second, size), size)[:count], 0.0)
     if count > most:
-        found = np.append(found[: most - 1], found[most - 1 :].sum())
-    return np.asarray(found)
+        law = np.append(law[: most - 1], law[most - 1 :].sum())
+    return np.asarray(law)

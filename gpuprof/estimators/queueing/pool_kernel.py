@@ -243,12 +243,12 @@ def _choose(state: PoolState, now: float) -> int:
             best, equal = value, 0
         if value == best:
             equal += 1
-    left = state.counts[1] % equal
+    remaining = state.counts[1] % equal
     for j in range(count):
         if max(state.finish[j], now + state.delay[j]) == best:
-            if left == 0:
+            if remaining == 0:
                 return j
-            left -= 1
+            remaining -= 1
     return 0
 
 

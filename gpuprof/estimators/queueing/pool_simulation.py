@@ -316,15 +316,15 @@ def _merge_rare(counts: Array) -> tuple[Array, int]:
 def _sample(
     times: _Times, probabilities: Array, law: Backlog | None, replicas: Any, state: Any, duration: float
 ) -> PoolSample:
-    found = np.array([_quantiles_of(times, row, probabilities, law) for row in times.below])
-    kinds = len(found) - 1
+    quantiles = np.array([_quantiles_of(times, row, probabilities, law) for row in times.below])
+    kinds = len(quantiles) - 1
     batches = np.bincount(replicas.kind, state.batches, kinds)
     busy = np.bincount(replicas.kind, state.busy, kinds)
     processes = np.bincount(replicas.kind, np.diff(replicas.first), kinds)
     requests = len(state.next) * times.part
     all_batches, all_busy = np.append(batches, batches.sum()), np.append(busy, busy.sum())
     return PoolSample(
-        found,
+        quantiles,
         times.mean,
         times.part,
         requests / np.maximum(all_batches, 1.0),
@@ -334,12 +334,12 @@ def _sample(
 
 def _quantiles_of(times: _Times, below: Array, probabilities: Array, law: Backlog | None) -> Array:
     """Return the quantiles, those in the unseen tail at least as far above the last seen as the backlog's are."""
-    found = np.interp(probabilities, below, times.edges)
+    quantiles = np.interp(probabilities, below, times.edges)
     if law is None or times.unseen <= 0.0:
-        return found
+        return quantiles
     last = np.array([1.0 - min(3.0 * times.unseen, 0.5)])
     further = float(np.interp(last, below, times.edges)[0]) + law.quantile(probabilities) - law.quantile(last)
-    return np.where(probabilities > last, np.maximum(found, further), found)
+    return np.where(probabilities > last, np.maximum(quantiles, further), quantiles)
 
 
 def _strata(law: Backlog | None) -> _Strata:

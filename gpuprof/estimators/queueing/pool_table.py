@@ -123,11 +123,11 @@ class _Row:
         return _Row(np.array(times), *(one + part * (two - one) for one, two in pairs))
 
 
-def _mix_times(one: Array, two: Array, part: float) -> Array:
+def _mix_times(first: Array, second: Array, part: float) -> Array:
     """Return times at `PROBABILITIES` between two laws: by how probable each time is, in the tail by the times."""
-    times = np.union1d(one, two)
-    below = (1.0 - part) * np.interp(times, one, PROBABILITIES) + part * np.interp(times, two, PROBABILITIES)
-    mixed, between = np.interp(PROBABILITIES, below, times), one + part * (two - one)
+    times = np.union1d(first, second)
+    below = (1.0 - part) * np.interp(times, first, PROBABILITIES) + part * np.interp(times, second, PROBABILITIES)
+    mixed, between = np.interp(PROBABILITIES, below, times), first + part * (second - first)
     return np.asarray(np.maximum.accumulate(mixed + _TAIL * (between - mixed)))
 
 

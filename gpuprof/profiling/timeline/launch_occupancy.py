@@ -57,7 +57,7 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
         for kind in ("static", "dynamic")
     ]
     try:
-        found = occupancies(
+        occupancies_known = occupancies(
             device,
             blocks=chosen["grid_x"] * chosen["grid_y"] * chosen["grid_z"],
             threads_per_block=chosen["block_x"] * chosen["block_y"] * chosen["block_z"],
@@ -67,7 +67,7 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
         )
     except InputError:  # a compute capability whose rules are not known
         return None, nothing
-    return found, known
+    return occupancies_known, known
 
 
 def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:

@@ -35,7 +35,7 @@ WIDTHS = (1, 2)
 TOKEN = b"Bearer right"
 
 
-class Model:
+class RememberingModel:
     """Gives back its input, later, and notes all else that a request was."""
 
     def __init__(self, name: str, version: str, width: int, remembers: bool) -> None:
@@ -68,13 +68,13 @@ class Model:
             inference.on_done(inference, [OutputTensor(0, tensor.shape, bytes(tensor.data))], None)
 
 
-def models_of(change: int, remembers: bool) -> list[Model]:
+def models_of(change: int, remembers: bool) -> list[RememberingModel]:
     """Return what is served after the change of this number: models come, go, and change their inputs."""
-    models = [Model("m", "1", WIDTHS[change % 2], remembers)]
+    models = [RememberingModel("m", "1", WIDTHS[change % 2], remembers)]
     if change % 3:
-        models.append(Model("m", "2", WIDTHS[change // 2 % 2], remembers))
+        models.append(RememberingModel("m", "2", WIDTHS[change // 2 % 2], remembers))
     if change % 4 != 1:
-        models.append(Model("other", "1", 1, remembers))
+        models.append(RememberingModel("other", "1", 1, remembers))
     return models
 
 
@@ -195,7 +195,7 @@ class HttpSide:
         self._connections: dict[int, tuple[HttpConnection, HeldTransport]] = {}
         self.written: list[bytes] = []
         self.noted: list[object] = []
-        self.models: list[Model] = []
+        self.models: list[RememberingModel] = []
 
     def change_models(self, change: int) -> None:
         """Serve others, while requests to those before wait."""
@@ -396,7 +396,7 @@ async def play_grpc(steps: Iterable[tuple[bytes, int, float | None, str, bool, b
     return [*told, *(model.noted for model in every)]
 
 
-async def answer_all(models: list[Model]) -> None:
+async def answer_all(models: list[RememberingModel]) -> None:
     for _ in range(10):
         await asyncio.sleep(0)
         for model in models:
