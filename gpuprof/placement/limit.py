@@ -35,8 +35,8 @@ class Limit:
     """
 
     seconds: float | None = None
-    least_cpu_s: float = 0.0
     _started: float = field(default_factory=_now, compare=False)
+    least_cpu_s: float = 0.0
     _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
     @property
