@@ -88,7 +88,7 @@ class ReplicaPrediction(_Part):
     latency_ms: NonNegative
     latency_ms_interval: Interval | None = None
     latency_cv: NonNegative = 0.0
-    pause_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    pause_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = 1.0
     pause_cv: NonNegative | None = None
     p50_ms: NonNegative | None = None
     p95_ms: NonNegative | None = None

@@ -73,6 +73,7 @@ NUMBERS = (
     Breakage("a batch in digits", in_replica(batch="4")),
     Breakage("a share in digits", in_replica(sm_share_pct="50")),
     Breakage("an SLO in digits", in_model(slo_ms="100")),
+    Breakage("a pause that makes a batch take for ever", in_prediction(pause_factor=1e300)),
     Breakage("requests that are called true", in_replica(rate_rps=True)),
 )
 NAMES = (
