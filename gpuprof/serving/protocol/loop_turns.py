@@ -88,17 +88,16 @@ class LoopTurns:
         self._call_soon = call_soon
         self._lanes: dict[Hashable, _Lane] = {}
         self._until = 0.0
-        self._is_due = False
+        self._is_due = self._is_open = False
 
     def admits_all(self, now: float) -> bool:
         """Return whether nobody waits and any request may be read now."""
         if self._lanes:
             return False
-        if now >= self._until:
-            if now < self._until + TURN_S:  # it may be the same turn still: the next begins behind those who wait
-                return False
-            self._until = now + TURN_S
-        return True
+        if not self._is_open:
+            self._open_turn(now)
+            return True
+        return now < self._until
 
     def admits(self, lane: Hashable, now: float) -> bool:
         """Return whether a request may be read now beside those that wait; else its reader is to call `wait`."""
@@ -114,11 +113,21 @@ class LoopTurns:
             self._is_due = True
             (self._call_soon or asyncio.get_running_loop().call_soon)(self._begin_turn)
 
+    def _open_turn(self, now: float) -> None:
+        """Begin to count the time of a turn, which lasts until the loop has called all that had something."""
+        self._until = now + TURN_S
+        if not self._is_open:
+            self._is_open = True
+            (self._call_soon or asyncio.get_running_loop().call_soon)(self._close_turn)
+
+    def _close_turn(self) -> None:
+        self._is_open = False
+
     def _begin_turn(self) -> None:
         """Read what waits, for as long as a turn is; called when all connections that had something were called."""
         self._is_due = False
         now = time.monotonic()
-        self._until = now + TURN_S
+        self._open_turn(now)
         try:
             while self._lanes and now < self._until:
                 self._read_next(now)

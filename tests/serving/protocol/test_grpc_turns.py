@@ -93,7 +93,8 @@ def run(test: Any) -> None:
 def test_a_request_is_read_at_once_where_nobody_waits() -> None:
     async def test(calls: Calls) -> None:
         await calls.ask("cheap")
-        assert calls.submitted == ["cheap"] and not calls.due
+        assert calls.submitted == ["cheap"]
+        assert calls.due == [calls.turns._close_turn]
 
     run(test)
 

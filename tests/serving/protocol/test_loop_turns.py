@@ -77,6 +77,17 @@ def test_what_waits_is_read_in_its_order_until_all_is_read(monkeypatch: pytest.M
     run(test)
 
 
+def test_what_comes_in_the_next_turn_is_read_at_once_however_soon_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = StubRouter(monkeypatch)
+        for number in range(20):
+            router.ask("m", number, 1.5 * TURN_S)
+            assert len(router.read) == number + 1
+            await asyncio.sleep(0)
+
+    run(test)
+
+
 def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
