@@ -37,18 +37,19 @@ _COLUMNS = (
     Column("goodput_rps", "goodput/s", number(4)),
     Column("missing_rps", "missing/s", number(4)),
     Column("internal_slack", "unused in shares", lambda value: _to_percent(value)),
-    Column("external_fragmentation", "unallocated", lambda value: _to_percent(value)),
+    Column("external_fragmentation", "not allocated", lambda value: _to_percent(value)),
     Column("fairness", "fairness", number(3)),
     Column("lower_bound_gpus", "bound"),
-    Column("gpus_at_lower_ends", "at lower ends"),
-    Column("gpus_at_upper_ends", "at upper ends"),
+    Column("gpus_at_lower_ends", "GPUs at lower ends", role=ColumnRole.DERIVED),
+    Column("gpus_at_upper_ends", "GPUs at upper ends"),
     Column("seconds", "seconds", lambda value: _to_hundredths(value)),
     Column("sources", "times", lambda value: _shorten_sources(value), right=False),
     Column("remark", "remark", right=False),
 )
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
-#: Columns of what a plan comes to at the ends of the estimates' intervals, where not everything was measured.
-_ENDS = frozenset({"gpus_at_lower_ends", "gpus_at_upper_ends"})
+#: Columns that not every comparison has: least numbers, which few policies give, and what a plan comes to at the ends
+#: of the estimates' intervals, where not everything was measured.
+_SOMETIMES = frozenset({"lower_bound_gpus", "gpus_at_lower_ends", "gpus_at_upper_ends"})
 
 _GPU_COLUMNS = (
     Column("device", "device", right=False),
@@ -169,7 +170,7 @@ def compare(
             note=say_note,
         )
     rows = result.rows()
-    _print(rows, [one for one in _COLUMNS if one.key not in _ENDS or _has_values(rows, one)], chosen)
+    _print(rows, [one for one in _COLUMNS if one.key not in _SOMETIMES or _has_values(rows, one)], chosen)
     if picture is not None:
         result.draw(picture)
         if chosen is Format.TABLE:

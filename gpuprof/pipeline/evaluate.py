@@ -128,5 +128,5 @@ def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
             for one in predictions
             if (one.setting, one.quantity, one.predictor) == (setting, quantity, predictor)
         ]
-        charts.append(prediction_figure(f"{quantity}: {setting}, {predictor}", _UNITS[quantity], pairs))
+        charts.append(prediction_figure(f"{quantity} by {predictor}, {setting} left out", _UNITS[quantity], pairs))
     return [chart for chart in charts if chart is not None]

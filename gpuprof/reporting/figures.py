@@ -216,7 +216,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     upright = group_bars(groups, parts, "%")
     boxes = tuple(Box(b.name, b.y0, b.y1, b.x0, b.x1, b.tip, b.color) for b in upright)
     return Chart(
-        "Median error of estimates",
+        "Median error of estimates, by what was left out",
         Axis("error in %", low=0.0),
         Axis("", names=groups),
         boxes=boxes,

@@ -135,3 +135,22 @@ def test_a_seldom_batch_size_is_not_shown_as_none() -> None:
     from gpuprof.cli.load import _histogram
 
     assert _histogram({1: 990, 2: 0, 3: 2, 4: 8}) == "1:99% 3:<1% 4:1%"
+
+
+def test_a_comparison_stands_in_one_table_at_100_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuprof.cli.compare import _COLUMNS
+
+    monkeypatch.setenv("COLUMNS", "100")
+    row = {"policy": "mig-serving", "gpus": 12, "cost_per_hour": 41.172, "goodput_rps": 1500.0, "missing_rps": 0.0,
+           "internal_slack": 0.0000069, "external_fragmentation": 0.634, "fairness": 0.93, "seconds": 11.02,
+           "gpus_at_lower_ends": 11, "gpus_at_upper_ends": 14,
+           "sources": "3 replicas (100% of the requests) predicted"}  # fmt: skip
+    columns = [one for one in _COLUMNS if one.key not in ("lower_bound_gpus", "remark")]
+    print_rows([row, row | {"policy": "ffd", "internal_slack": 0.41}], columns, Format.TABLE)
+    told = capsys.readouterr()
+    lines = [line.split() for line in told.out.splitlines() if line.startswith(("ffd", "mig-serving"))]
+    assert len(lines) == 2 and all(len(line) <= 100 for line in told.out.splitlines())
+    assert lines[0][5:7] == ["0%", "63%"] and lines[1][5:7] == ["41%", "63%"]
+    assert "not shown at this width: GPUs at lower ends" in told.err

@@ -425,7 +425,10 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
         "press({shiftKey:true});shown.push(seen());"
         "var part=document.querySelector('details');location.hash='#'+part.id;"
         "document.title='probe:'+JSON.stringify({errors:window.errors,"
-        "shown:shown,"
+        "shown:shown,clipped:Array.from(document.querySelectorAll('svg text')).filter(function(text){"
+        "var own=text.getBoundingClientRect(),all=text.ownerSVGElement.getBoundingClientRect();"
+        "return own.width&&(own.left<all.left-1||own.right>all.right+1||own.top<all.top-1||own.bottom>all.bottom+1)})"
+        ".map(function(text){return text.textContent}),"
         "asked:performance.getEntriesByType('resource').length,tip:document.getElementById('tip').textContent,"
         "theme:document.documentElement.dataset.theme})})</script>"
     )
@@ -459,6 +462,7 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
     seen = json.loads(found[1])
     assert seen["errors"] == []
     assert seen["asked"] == 0
+    assert seen["clipped"] == []
     assert seen["tip"]
     before, without, again, alone = (set(names) for names in seen["shown"])
     assert "0" in before and without == before - {"0"} and again == before and alone == {"0"}
