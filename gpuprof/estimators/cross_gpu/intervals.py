@@ -156,6 +156,9 @@ class ErrorScales:
         ndarray of shape (N,)
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
+        if not any(kind + one in self.model_factors for one in ("", _OLD)):
+            # Nothing says that the errors of its ops cancel, as they do in kinds of models that were measured.
+            factor = max(factor, self.op_factors[generation])
         high = np.maximum(kernels_s * np.exp(factor * scale), host_s * np.exp(self.host))
         total = np.maximum(kernels_s, host_s)
         return np.asarray(np.divide(high, total, out=np.ones(len(high)), where=total > 0.0))
