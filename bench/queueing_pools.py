@@ -61,7 +61,8 @@ class PoolComparison:
 
     ``met``: the part of the simulated requests that meet the model's p99, where it is far off; ``uncertainty``: the
     standard errors of the simulated p99 (relative) and of the simulated goodput; ``fluid``: how far the model's p99 is
-    off what a fluid waits and up to a batch more, relative, where that decides.
+    off what a fluid waits and up to a batch more, relative, where that decides; ``fluid_goodput``: the same of the part
+    of the requests that are in time.
     """
 
     shape: str
@@ -73,11 +74,12 @@ class PoolComparison:
     uncertainty: tuple[float, float]
     seconds: float
     fluid: float | None = None
+    fluid_goodput: float | None = None
 
     def __str__(self) -> str:
         met = f" (met by {self.met:.2%})" if self.met is not None else ""
         if self.fluid is not None:
-            met += f" (off a fluid's by {self.fluid:+.1%})"
+            met += f" (off a fluid's by {self.fluid:+.1%}, its goodput by {self.fluid_goodput or 0.0:+.2%})"
         p99_known, goodput_known = self.uncertainty
         return (
             f"p99 {self.p99_error:+.1%} ± {2.0 * p99_known:.1%}{met}, goodput {self.goodput_error:+.2%} ± "
@@ -130,7 +132,12 @@ def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed:
         if p99_error <= _SURE * p99_ms or 2 * requests > _MOST_REQUESTS:
             break
         requests *= 2
-    error = float(tail_ms / p99_ms - 1.0)
+    error, fluid, goodput = float(tail_ms / p99_ms - 1.0), None, None
+    if abs(error) > _MUCH and isinstance(process, Bursts):
+        fluid = compare_fluid(servers, process, tail_ms)
+        goodput = (
+            None if fluid is None else _compare_fluid_goodput(servers, process, slo_ms, said.fraction_within(slo_ms))
+        )
     met = _simulate(servers, process, tail_ms, seed, requests)[1] if abs(error) > _MUCH else None
     return PoolComparison(
         shape,
@@ -141,7 +148,8 @@ def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed:
         met,
         (p99_error / float(p99_ms), goodput_error),
         seconds,
-        compare_fluid(servers, process, tail_ms) if met is not None and isinstance(process, Bursts) else None,
+        fluid,
+        goodput,
     )
 
 
@@ -160,15 +168,29 @@ def fluid_wait_ms(process: Bursts, capacity_rps: float, part: float) -> float:
     What is waiting in a burst that brings more than is taken is exponentially distributed; in the calm it crosses each
     level downwards as often as upwards in bursts.
     """
+    waiting, decay = _fluid_law(process, capacity_rps)
+    return max(0.0, math.log(waiting / (1.0 - part))) / decay if waiting else 0.0
+
+
+def _compare_fluid_goodput(servers: Sequence[BatchServer], process: Bursts, slo_ms: float, within: float) -> float:
+    """Return how far a part of requests in time is off that of a fluid, whose requests take up to a batch more."""
+    longest_ms = max(one.latency_ms[-1] for one in servers)
+    waiting, decay = _fluid_law(process, math.fsum(one.capacity_rps for one in servers))
+    least, most = (1.0 - min(1.0, waiting * math.exp(-decay * max(0.0, ms))) for ms in (slo_ms - longest_ms, slo_ms))
+    return min(0.0, within - least) + max(0.0, within - most)
+
+
+def _fluid_law(process: Bursts, capacity_rps: float) -> tuple[float, float]:
+    """Return the part of a fluid that waits, and how fast the part that waits longer falls with the milliseconds."""
     calm_s, burst_s = process.calm_s, process.burst_s
     calm_rps = process.rate_rps * (burst_s + calm_s) / (process.ratio * burst_s + calm_s)
     burst_rps = process.ratio * calm_rps
     growth_rps, fall_rps = burst_rps - capacity_rps, capacity_rps - calm_rps
     if growth_rps <= 0.0:
-        return 0.0
+        return 0.0, 1.0
     decay = 1.0 / (burst_s * growth_rps) - 1.0 / (calm_s * fall_rps)
     waiting = burst_s * (burst_rps + calm_rps * growth_rps / fall_rps) / ((burst_s + calm_s) * process.rate_rps)
-    return 1000.0 * max(0.0, math.log(waiting / (1.0 - part))) / (decay * capacity_rps)
+    return waiting, decay * capacity_rps / 1000.0
 
 
 def _simulate(
@@ -252,6 +274,8 @@ def _is_p99_off(one: PoolComparison) -> bool:
 
 
 def _is_goodput_off(one: PoolComparison) -> bool:
+    if one.fluid_goodput is not None:
+        return abs(one.fluid_goodput) > _MUCH_GOODPUT
     return abs(one.goodput_error) > _MUCH_GOODPUT + 2.0 * one.uncertainty[1]
 
 
