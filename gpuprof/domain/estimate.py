@@ -18,6 +18,8 @@ UNCALIBRATED = "roofline, uncalibrated"
 PREDICTED = "predicted"
 #: Stands in the source of a latency beside neighbours as none were measured together.
 BEYOND_SEEN = "beyond what was co-located"
+#: Stands before the model of interference in the source of a time that it has stretched.
+BESIDE = " × "
 
 
 def kind_of_source(source: str) -> str:
@@ -30,6 +32,17 @@ def kind_of_source(source: str) -> str:
     """
     last = source.rsplit(", ", 1)[-1]
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
+
+
+def source_alone(source: str) -> str:
+    """Return where the time without neighbours comes from, of a time that a model of interference has stretched.
+
+    Examples
+    --------
+    >>> source_alone("measured × linear"), source_alone("interpolated")
+    ('measured', 'interpolated')
+    """
+    return source.split(BESIDE, 1)[0]
 
 
 #: The largest coefficient of variation of a time. Beyond it units were mistaken, or a machine that stood still once

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source, source_alone
 from gpuprof.domain.plural import count_of
 
 #: What a load test calls the source of its predictions → what that is.
@@ -59,10 +59,18 @@ def describe_sources(deployment: DeploymentMap) -> str:
     parts = split_by_source(deployment)
     total_rps = sum(part.rate_rps for part in parts)
     return "; ".join(
-        f"{count_of(part.replicas, 'replica')} "
-        f"({part.rate_rps / total_rps if total_rps else 1.0:.0%} of the requests) {part.kind}"
+        f"{count_of(part.replicas, 'replica')} ({part.rate_rps / total_rps if total_rps else 1.0:.0%} of the requests) "
+        f"{_describe_kind(deployment, part.kind)}"
         for part in parts
     )
+
+
+def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
+    sources = [replica.predicted.source for *_, replica in deployment.places()]
+    predicted = [source for source in sources if kind_of_source(source) == PREDICTED]
+    if kind == PREDICTED and all(kind_of_source(source_alone(source)) != PREDICTED for source in predicted):
+        return "measured alone, predicted beside their neighbours"
+    return kind
 
 
 def describe_basis(deployment: DeploymentMap) -> str:
@@ -159,7 +167,7 @@ def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
     """Return for each kind of device which of its models have only times that rest on measurements."""
     known = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
-        is_measured = kind_of_source(replica.predicted.source) != PREDICTED
+        is_measured = kind_of_source(source_alone(replica.predicted.source)) != PREDICTED
         known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and is_measured
     return known
 

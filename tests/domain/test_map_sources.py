@@ -64,6 +64,17 @@ def test_a_map_says_which_models_were_measured_and_what_other_ends_would_take() 
     assert describe_basis(with_ends(with_sources("measured", "measured"), None, part)) == text
 
 
+def test_models_measured_alone_are_not_called_unmeasured_beside_others() -> None:
+    both = with_sources("measured × linear", "interpolated × traffic, beyond what was co-located")
+    assert (
+        describe_sources(both) == "2 replicas (100% of the requests) measured alone, predicted beside their neighbours"
+    )
+    assert "measured on plain" not in describe_basis(both)
+    one = with_sources("measured × linear", "roofline, uncalibrated")
+    assert describe_sources(one) == "2 replicas (100% of the requests) predicted"
+    assert "1 of 2 models measured on plain" in describe_basis(one)
+
+
 def test_programs_get_what_a_map_rests_on_and_both_ends() -> None:
     half = with_sources("measured", "roofline, uncalibrated")
     lower, upper = (PlanAtEnds(gpus=count, served_rps=40.0, lower_bound_gpus=count) for count in (1, 6))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import BEYOND_SEEN, Figure, Workload
+from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -111,7 +111,7 @@ class Colocations:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
                 except KeyError:  # a model that was never calibrated
                     continue
-                source = f"{alone.source} × {model.name}"
+                source = f"{alone.source}{BESIDE}{model.name}"
                 seen_range = self._seen_range(device) if model.learns else None
                 beyond = () if seen_range is None else seen_range.list_beyond(victim, running)
                 if not beyond:
