@@ -5,8 +5,14 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Nothing asserts on wall-clock time, and hypothesis does so unless told otherwise.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Nothing asserts on wall-clock time, and hypothesis does so unless told otherwise. The same examples are drawn each
+# time, so that a change fails for what it changed; HYPOTHESIS_SEARCH=1 draws others, to find what nobody thought of.
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not os.environ.get("HYPOTHESIS_SEARCH"),
+)
 settings.load_profile("unhurried")
 
 

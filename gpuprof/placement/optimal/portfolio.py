@@ -16,7 +16,7 @@ from gpuprof.placement.problem import Problem
 #: Policies that take time in proportion to the demands.
 _QUICKEST = "igniter"
 _QUICK = (_QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
-#: Baselines that are as quick: `optimal` with a time limit must not fall behind them either.
+#: Baselines that are as quick: `optimal` must not fall behind them either.
 _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
 #: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
 _FEW = 20
@@ -32,7 +32,7 @@ _MOST_DEVICES = 12
 
 def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
-    for name in (*_QUICK, *_SEARCHING):
+    for name in (*_QUICK, *_BASELINES, *_SEARCHING):
         if name in BUILTIN and _is_meant_for(name, problem):
             options = replace(problem.options, time_limit_s=limit.left_s)
             try:
