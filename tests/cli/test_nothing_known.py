@@ -51,6 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
           for name in ("database", "measured", "usher", "gk", "igniter")),
         *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator {name} -o x.json", 1, _RULED_OUT)
           for name in ("database", "measured", "usher", "gk")),
+        *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator measured {more} -o x", 1, _RULED_OUT)
+          for more in ("--time-limit 5", "--latency-budget 0.5 --time-limit 5", "-O pooled=true --policy shepherd",
+                       *(f"--policy {name}" for name in ("alpaserve", "paris-elsa", "shepherd", "gpulet")))),
         *((f"place --slo-file slo.csv --db failed-db --gpus any --time-limit {limit} -o x.json", 1,
            "net is known to run on") for limit in ("0.001", "60")),
         ("compare --slo-file slo.csv --db failed-db --gpus a100-80 --policies ffd,parvagpu,gpulet", 0,

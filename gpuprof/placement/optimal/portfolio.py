@@ -72,10 +72,10 @@ def _are_looked_up(problem: Problem) -> bool:
     """Whether the figures of every demand were measured or lie between such, on each kind that is known to run it."""
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
-            share = problem.estimator.shares(demand.model, entry.device)[-1]
-            batch = problem.estimator.batches(demand.model, entry.device, share)[0]
-            if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
-                return False
+            for share in problem.estimator.shares(demand.model, entry.device)[-1:]:
+                batch = problem.estimator.batches(demand.model, entry.device, share)[0]
+                if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
+                    return False
     return True
 
 

@@ -54,8 +54,8 @@ def _find_whole(problem: Problem, segments: Segments, demand: Demand) -> list[Se
     choices = []
     for entry in problem.fleet.entries:
         with suppress(InputError):
-            share = max(problem.estimator.shares(demand.model, entry.device), key=entry.device.fraction)
-            segment = segments.best_of(demand, entry.device, share)
+            share = max(problem.estimator.shares(demand.model, entry.device), key=entry.device.fraction, default=None)
+            segment = None if share is None else segments.best_of(demand, entry.device, share)
             if segment is not None:
                 choices.append(segment)
     return choices
