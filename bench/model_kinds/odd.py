@@ -178,7 +178,7 @@ def _point_outside(name: str, offset: int, model: ModelProto) -> None:
         held.external_data.add(key=key, value=value)
 
 
-def _changed(name: str, change: Callable[[ModelProto], object]) -> Kind:
+def _make_damaged(name: str, change: Callable[[ModelProto], object]) -> Kind:
     return Kind(name, partial(_change, _PLAIN, _W, change))
 
 
@@ -259,21 +259,21 @@ def _drop_graph(model: ModelProto) -> None:
 
 #: Files that something happened to.
 _FILES = (
-    _changed("spaces, colons and bars in names", _rename),
-    _changed("nodes of one name", _name_alike),
-    _changed("a value that two nodes give", _give_twice),
-    _changed("nodes out of order", _swap_nodes),
-    _changed("circle", _close_circle),
-    _changed("output that nothing gives", _forget_output),
-    _changed("output of another shape than declared", _declare_wrongly),
-    _changed("free batch written as -1", _make_free),
-    _changed("fixed batch of 10^12", _make_huge),
-    _changed("no opset", _forget_opset),
-    _changed("no graph", _drop_graph),
-    _changed("chain of 5,000 nodes", _grow),
-    _changed("weights in a file that is missing", partial(_point_outside, "gone.bin", 0)),
-    _changed("weights outside the folder", partial(_point_outside, "../../../../etc/passwd", 0)),
-    _changed("weights beyond the end of their file",
+    _make_damaged("spaces, colons and bars in names", _rename),
+    _make_damaged("nodes of one name", _name_alike),
+    _make_damaged("a value that two nodes give", _give_twice),
+    _make_damaged("nodes out of order", _swap_nodes),
+    _make_damaged("circle", _close_circle),
+    _make_damaged("output that nothing gives", _forget_output),
+    _make_damaged("output of another shape than declared", _declare_wrongly),
+    _make_damaged("free batch written as -1", _make_free),
+    _make_damaged("fixed batch of 10^12", _make_huge),
+    _make_damaged("no opset", _forget_opset),
+    _make_damaged("no graph", _drop_graph),
+    _make_damaged("chain of 5,000 nodes", _grow),
+    _make_damaged("weights in a file that is missing", partial(_point_outside, "gone.bin", 0)),
+    _make_damaged("weights outside the folder", partial(_point_outside, "../../../../etc/passwd", 0)),
+    _make_damaged("weights beyond the end of their file",
              partial(_point_outside, "weights-beyond-the-end-of-their-file.onnx", 10**6)),
     Kind("cut file", _cut),
     Kind("compressed file", _compress),

@@ -81,17 +81,17 @@ def test_the_time_left_is_told_after_one_step() -> None:
     bar, column = Progress(get_time=lambda: clock[0], disable=True), TimeLeftColumn()
     task = bar.add_task("fitting", total=3, completed=0, first=0)
 
-    def shown(after_s: float, done: int | None = None) -> str:
+    def render_time_left(after_s: float, done: int | None = None) -> str:
         clock[0] = 100.0 + after_s
         if done is not None:
             bar.update(task, completed=done, paced_s=bar.tasks[0].elapsed)
         return column.render(bar.tasks[0]).plain
 
-    assert shown(5.0, 0) == "-:--:--"
-    assert shown(20.0, 1) == "0:00:40"
-    assert shown(25.0) == "0:00:35"
-    assert shown(90.0) == "0:00:00"
-    assert shown(100.0, 2) == "0:00:50"
+    assert render_time_left(5.0, 0) == "-:--:--"
+    assert render_time_left(20.0, 1) == "0:00:40"
+    assert render_time_left(25.0) == "0:00:35"
+    assert render_time_left(90.0) == "0:00:00"
+    assert render_time_left(100.0, 2) == "0:00:50"
 
 
 def test_steps_that_were_done_before_do_not_count_for_the_time_left() -> None:

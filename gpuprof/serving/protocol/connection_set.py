@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from gpuprof.serving.protocol.peer_counts import PeerCounts
 
-if TYPE_CHECKING:
-    from gpuprof.serving.protocol.http_connection import HttpConnection
+
+class PeerConnection(Hashable, Protocol):
+    """What is known of a connection here: the address at its other end."""
+
+    peer: str
 
 
-class ConnectionSet:
+ConnectionT = TypeVar("ConnectionT", bound=PeerConnection)
+
+
+class ConnectionSet(Generic[ConnectionT]):
     """The connections that are open, of which one address may have only so many."""
 
     def __init__(self, per_peer: int) -> None:
-        self._connections: set[HttpConnection] = set()
+        self._connections: set[ConnectionT] = set()
         self._counts = PeerCounts(per_peer)
 
-    def __iter__(self) -> Iterator[HttpConnection]:
+    def __iter__(self) -> Iterator[ConnectionT]:
         return iter(list(self._connections))
 
     @property
@@ -26,14 +32,14 @@ class ConnectionSet:
         """How many connections there would have been more."""
         return self._counts.turned_away
 
-    def add(self, connection: HttpConnection) -> bool:
+    def add(self, connection: ConnectionT) -> bool:
         """Take in a connection; False when its address has too many."""
         if not self._counts.add(connection.peer):
             return False
         self._connections.add(connection)
         return True
 
-    def discard(self, connection: HttpConnection) -> None:
+    def discard(self, connection: ConnectionT) -> None:
         """Forget a connection."""
         if connection in self._connections:
             self._connections.discard(connection)

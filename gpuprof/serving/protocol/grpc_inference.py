@@ -160,7 +160,7 @@ class InferenceCalls:
     ) -> Inference:
         if call.size > INLINE_BYTES:
             model.foresee(partial(read_urgency, call.message), peer_of(context))
-        return self._submit(model, self._known.read(model.spec, call), context, settle, arrived)
+        return self._submit(model, self._known.read_request(model.spec, call), context, settle, arrived)
 
     def _submit(
         self,

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.connection_set import ConnectionSet
-from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES, HttpConnection
 from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
@@ -76,7 +76,7 @@ class HttpApi:
         self.router = router
         self.arena = router.arena
         self.scratch, self.waste = bytearray(SCRATCH_BYTES), bytearray(WASTE_BYTES)
-        self.connections = ConnectionSet(connections_per_peer)
+        self.connections = ConnectionSet[HttpConnection](connections_per_peer)
         self.turns, self.discards = LoopTurns(), DiscardTurns()
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts

@@ -50,7 +50,7 @@ class ConnectionOwner(Protocol):
     arena: Arena
     scratch: bytearray
     waste: bytearray
-    connections: ConnectionSet
+    connections: ConnectionSet[HttpConnection]
     turns: LoopTurns
     discards: DiscardTurns
     known_heads: dict[bytes, KnownHead]

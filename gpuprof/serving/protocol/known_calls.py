@@ -48,7 +48,7 @@ class KnownCalls:
                 return InferCall(known.message, [tensor], data)
         return None
 
-    def read(self, spec: ModelSpec, call: InferCall) -> InferRequest:
+    def read_request(self, spec: ModelSpec, call: InferCall) -> InferRequest:
         """Read and check a request that `find` or `open_call` made of a message.
 
         Raises

@@ -39,7 +39,7 @@ def outcome(spec: ModelSpec, data: bytes, calls: KnownCalls | None) -> object:
     try:
         if calls is None:
             return plain(read_infer(spec, InferCall.decode(data)))
-        return plain(calls.read(spec, calls.find(data) or InferCall.decode(data)))
+        return plain(calls.read_request(spec, calls.find(data) or InferCall.decode(data)))
     except RefusedError as refusal:
         return refusal.status, refusal.message
 
