@@ -13,16 +13,10 @@ from gpuprof.domain.share import Share
 
 @dataclass(frozen=True, slots=True)
 class IntervalEndEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator`: times and memory at an end of their intervals, without intervals.
-
-    Attributes
-    ----------
-    estimator : Estimator
-    end : {"lower", "upper"}
-    """
+    """Times and memory at an end of their intervals, without intervals; a `gpuprof.domain.estimate.Estimator`."""
 
     estimator: Estimator
-    end: Literal["lower", "upper"]
+    end: Literal["lower", "upper"]  #: .
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1

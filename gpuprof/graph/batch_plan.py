@@ -39,16 +39,10 @@ class NoBatchError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class BatchAxis:
-    """Where the batch is in a tensor.
-
-    Attributes
-    ----------
-    axis : int
-    outer : int
-        How many times the axis repeats the whole batch: 5 where a sequence of 5 steps, then the batch, fill it.
-    """
+    """Where the batch is in a tensor."""
 
     axis: int
+    #: How many times the axis repeats the whole batch: 5 where a sequence of 5 steps, then the batch, fill it.
     outer: int
 
     def before(self, shape: Sequence[int]) -> int:
@@ -58,24 +52,12 @@ class BatchAxis:
 
 @dataclass(frozen=True, slots=True)
 class BatchRewrite:
-    """What has to change in a model for its batch to be free.
+    """What has to change in a model for its batch to be free."""
 
-    Attributes
-    ----------
-    batch : int
-        The batch that the file fixes; 1 where it is free already.
-    nodes : dict of str to tuple of NodeProto
-        What takes the place of a node, by the node's first output.
-    initializers : tuple of TensorProto
-        New constants.
-    places : dict of str to BatchAxis
-        Where the batch is in each input and output that has it.
-    """
-
-    batch: int
-    nodes: dict[str, tuple[NodeProto, ...]]
-    initializers: tuple[TensorProto, ...]
-    places: dict[str, BatchAxis]
+    batch: int  #: The batch that the file fixes; 1 where it is free already.
+    nodes: dict[str, tuple[NodeProto, ...]]  #: What takes the place of a node, by the node's first output.
+    initializers: tuple[TensorProto, ...]  #: New constants.
+    places: dict[str, BatchAxis]  #: Where the batch is in each input and output that has it.
 
 
 def plan_rewrite(file: OnnxFile) -> BatchRewrite:

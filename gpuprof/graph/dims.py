@@ -37,23 +37,12 @@ _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORE
 
 @dataclass(frozen=True, slots=True)
 class FreeDim:
-    """A dimension that a model leaves open, beside its batch.
+    """A dimension that a model leaves open, beside its batch."""
 
-    Attributes
-    ----------
-    name : str
-        By which it is given a size: its own, or ``"input:axis"``.
-    source : str
-        The first input that has it.
-    axis : int
-        Where.
-    is_usual : bool
-        Whether models with such a dimension have a usual size: tokens of a text, sides and colours of a picture.
-    """
-
-    name: str
-    source: str
-    axis: int
+    name: str  #: By which it is given a size: its own, or ``"input:axis"``.
+    source: str  #: The first input that has it.
+    axis: int  #: Where.
+    #: Whether models with such a dimension have a usual size: tokens of a text, sides and colours of a picture.
     is_usual: bool
 
 

@@ -31,35 +31,19 @@ class ExecutedNode:
 
 @dataclass(slots=True)
 class Group:
-    """Ops that were executed together.
+    """Ops that were executed together."""
 
-    Attributes
-    ----------
-    ops : list of int
-        Positions in ``ModelGraph.ops``, ascending.
-    executed : list of int
-        Positions in the executed graph.
-    """
-
-    ops: list[int] = field(default_factory=list)
-    executed: list[int] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)  #: Positions in ``ModelGraph.ops``, ascending.
+    executed: list[int] = field(default_factory=list)  #: Positions in the executed graph.
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """How the executed graph and the model belong together.
-
-    Attributes
-    ----------
-    groups : tuple of Group
-    untied : tuple of int
-        Executed nodes that belong to no op: layout changes between several, for example.
-    unexecuted : tuple of int
-        Ops that no executed node computes: views, or what the runtime computed once when it loaded the model.
-    """
+    """How the executed graph and the model belong together."""
 
     groups: tuple[Group, ...]
-    untied: tuple[int, ...]
+    untied: tuple[int, ...]  #: Executed nodes that belong to no op: layout changes between several, for example.
+    #: Ops that no executed node computes: views, or what the runtime computed once when it loaded the model.
     unexecuted: tuple[int, ...]
 
 

@@ -44,28 +44,14 @@ _ELEMENT_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """A model read from a file.
+    """A model read from a file."""
 
-    Attributes
-    ----------
-    model : ModelProto
-        Without the data of large weights, which stand in ``weights`` instead; do not change it.
-    weights : dict of str to Tensor
-        Weights of the main graph by name.
-    path : Path
-    sha256 : str
-        Of the file, continued over its external data files in the order of their names.
-    external : tuple of str
-        Names of the external data files, relative to the model's directory.
-    stamp : tuple
-        Size and time of change of the file and of each external one when they were read.
-    """
-
-    model: ModelProto
-    weights: dict[str, Tensor]
+    model: ModelProto  #: Without the data of large weights, which stand in ``weights`` instead; do not change it.
+    weights: dict[str, Tensor]  #: Weights of the main graph by name.
     path: Path
-    sha256: str
-    external: tuple[str, ...]
+    sha256: str  #: Of the file, continued over its external data files in the order of their names.
+    external: tuple[str, ...]  #: Names of the external data files, relative to the model's directory.
+    #: Size and time of change of the file and of each external one when they were read.
     stamp: tuple[tuple[int, int], ...]
 
 

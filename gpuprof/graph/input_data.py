@@ -36,22 +36,13 @@ _MOST_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """What a model takes as one of its inputs.
+    """What a model takes as one of its inputs."""
 
-    Attributes
-    ----------
-    name, dtype : str
-        As `gpuprof.domain.model.Tensor` has them.
-    dims : tuple of int, str or None
-        Sizes; a name, or None, where any will do.
-    batch_axis : int or None
-        Which of them is the batch.
-    """
-
+    #: ``name``, ``dtype``: As `gpuprof.domain.model.Tensor` has them.
     name: str
     dtype: str
-    dims: tuple[Dim, ...]
-    batch_axis: int | None
+    dims: tuple[Dim, ...]  #: Sizes; a name, or None, where any will do.
+    batch_axis: int | None  #: Which of them is the batch.
 
     def check(self, array: Array, where: str) -> None:
         """Do nothing where a request may bring the array.
@@ -72,19 +63,11 @@ class InputShape:
 
 @dataclass(frozen=True, slots=True)
 class InputData:
-    """Samples of a file.
-
-    Attributes
-    ----------
-    path : Path
-    sha256 : str
-        Of the file.
-    sequences : tuple of tuple of Sample
-        Requests that belong together, in their order; samples that do not are sequences of one.
-    """
+    """Samples of a file."""
 
     path: Path
-    sha256: str
+    sha256: str  #: Of the file.
+    #: Requests that belong together, in their order; samples that do not are sequences of one.
     sequences: tuple[tuple[Sample, ...], ...]
 
     @property

@@ -143,17 +143,10 @@ def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTexts:
-    """Texts that ops behind an input tell apart.
-
-    Attributes
-    ----------
-    texts : tuple of str
-    are_words : bool
-        Whether they are words of longer texts, and not whole values.
-    """
+    """Texts that ops behind an input tell apart."""
 
     texts: tuple[str, ...]
-    are_words: bool
+    are_words: bool  #: Whether they are words of longer texts, and not whole values.
 
 
 def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:

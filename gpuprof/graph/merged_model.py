@@ -26,46 +26,27 @@ SCHEMA = "gpuprof.merged/1"
 
 @dataclass(frozen=True, slots=True)
 class MergedValue:
-    """An input or output of a model and what it is called in the merged file.
-
-    Attributes
-    ----------
-    name, merged : str
-    dtype : str
-    shape : tuple of int or None
-        None where it follows the model's batch.
-    """
+    """An input or output of a model and what it is called in the merged file."""
 
     name: str
     merged: str
     dtype: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...]  #: None where it follows the model's batch.
 
 
 @dataclass(frozen=True, slots=True)
 class MergedMember:
-    """One of the models in a merged file.
+    """One of the models in a merged file."""
 
-    Attributes
-    ----------
-    name : str
-        The model's name, which is the prefix of its inputs and outputs.
-    path, sha256 : str
-        The file that it was read from.
-    inputs, outputs : tuple of MergedValue
-    fixed_batch : int or None
-        The batch of a model that has a fixed one; None where any will do.
-    absent_rows : int
-        What stands for the model in a call without it: batches of 0 rows, or of 1 row of zeros where one of its
-        ops cannot do with an empty batch. Models with a fixed batch get zeros of that batch.
-    """
-
-    name: str
+    name: str  #: The model's name, which is the prefix of its inputs and outputs.
+    #: ``path``, ``sha256``: The file that it was read from.
     path: str
     sha256: str
     inputs: tuple[MergedValue, ...]
     outputs: tuple[MergedValue, ...]
-    fixed_batch: int | None = None
+    fixed_batch: int | None = None  #: The batch of a model that has a fixed one; None where any will do.
+    #: What stands for the model in a call without it: batches of 0 rows, or of 1 row of zeros where one of its ops
+    #: cannot do with an empty batch. Models with a fixed batch get zeros of that batch.
     absent_rows: int = 0
 
     def nothing(self) -> dict[str, Array]:

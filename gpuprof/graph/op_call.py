@@ -11,18 +11,11 @@ from gpuprof.domain.model import Tensor
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """A node with its shapes.
-
-    Attributes
-    ----------
-    op_type, domain : str
-    inputs, outputs : sequence of Tensor or None
-        By the positions that ONNX gives them; None where an optional one is absent.
-    attributes : mapping of str to object
-    """
+    """A node with its shapes."""
 
     op_type: str
     domain: str
+    #: ``inputs``, ``outputs``: By the positions that ONNX gives them; None where an optional one is absent.
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor | None]
     attributes: Mapping[str, object]

@@ -18,16 +18,9 @@ from gpuprof.graph.op_call import OpCall, count_slices
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What one op costs at its shapes.
+    """What one op costs at its shapes."""
 
-    Attributes
-    ----------
-    flops : int or None
-        None where no formula is known.
-    bytes_read, bytes_written : int
-    """
-
-    flops: int | None
+    flops: int | None  #: None where no formula is known.
     bytes_read: int
     bytes_written: int
 

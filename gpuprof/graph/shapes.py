@@ -50,22 +50,12 @@ class UnknownShapeError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What was found inside a node that holds a graph.
-
-    Attributes
-    ----------
-    shapes : Shapes
-    nodes : tuple of NodeProto
-        Its ops.
-    outputs : tuple of Tensor
-    times : int
-        How often it runs.
-    """
+    """What was found inside a node that holds a graph."""
 
     shapes: Shapes
-    nodes: tuple[NodeProto, ...]
+    nodes: tuple[NodeProto, ...]  #: Its ops.
     outputs: tuple[Tensor, ...]
-    times: int
+    times: int  #: How often it runs.
 
 
 class Shapes:

@@ -23,18 +23,10 @@ _MAX_PERIOD_US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CpuQuota:
-    """A control group of this process's own that caps its CPU time.
+    """A control group of this process's own that caps its CPU time."""
 
-    Attributes
-    ----------
-    path : Path
-        Directory of the group.
-    version : int
-        1 or 2.
-    """
-
-    path: Path
-    version: int
+    path: Path  #: Directory of the group.
+    version: int  #: 1 or 2.
 
     @classmethod
     @contextmanager

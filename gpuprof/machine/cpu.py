@@ -32,29 +32,14 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class CpuInfo:
-    """What ``/proc/cpuinfo`` says of the processors that this process may run on.
+    """What ``/proc/cpuinfo`` says of the processors that this process may run on."""
 
-    Attributes
-    ----------
-    model : str
-        ``"AMD EPYC"``; the machine's architecture where there is no name.
-    vendor : str
-    family : int
-        0 where the vendor has none.
-    flags : frozenset of str
-        Vector extensions and the like.
-    mhz : float or None
-        Clock now; on virtual machines the nominal one.
-    physical_cores : int
-        Cores behind the usable processors: two hyper-threads share one.
-    """
-
-    model: str
+    model: str  #: ``"AMD EPYC"``; the machine's architecture where there is no name.
     vendor: str
-    family: int
-    flags: frozenset[str]
-    mhz: float | None
-    physical_cores: int
+    family: int  #: 0 where the vendor has none.
+    flags: frozenset[str]  #: Vector extensions and the like.
+    mhz: float | None  #: Clock now; on virtual machines the nominal one.
+    physical_cores: int  #: Cores behind the usable processors: two hyper-threads share one.
 
 
 def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Device:

@@ -29,26 +29,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report.
+    """One line of the doctor's report."""
 
-    Attributes
-    ----------
-    topic : str
-        ``"gpu"``, ``"profilers"``, ``"runtime"``, ``"cpu"`` or ``"storage"``.
-    name : str
-        What was looked at.
-    status : Status
-    detail : str
-        What was found.
-    fix : str
-        What to do about it; empty when nothing is wrong.
-    """
-
-    topic: str
-    name: str
+    topic: str  #: ``"gpu"``, ``"profilers"``, ``"runtime"``, ``"cpu"`` or ``"storage"``.
+    name: str  #: What was looked at.
     status: Status
-    detail: str
-    fix: str = ""
+    detail: str  #: What was found.
+    fix: str = ""  #: What to do about it; empty when nothing is wrong.
 
 
 def _load_module(name: str) -> Any:
@@ -89,35 +76,18 @@ def _affinity() -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """The ways in which the doctor looks at a machine.
+    """The ways in which the doctor looks at a machine."""
 
-    Attributes
-    ----------
-    root : Path
-        Root of its file system.
-    environment : mapping of str to str
-    which : callable
-        Name of a program → its path, or None.
-    load : callable
-        Name of a module → the module, or None when it cannot be imported.
-    version : callable
-        Name of a distribution → its version, or None when it is not installed.
-    requirements : callable
-        Name of a distribution → its requirements, in the words of its metadata.
-    affinity : callable
-        → the processors that this process may run on.
-    execute : callable
-        A command → what it prints, or None when it cannot be run, fails or hangs.
-    is_root : bool
-    """
-
-    root: Path = Path("/")
+    root: Path = Path("/")  #: Root of its file system.
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    which: Callable[[str], str | None] = shutil.which
-    load: Callable[[str], Any] = _load_module
+    which: Callable[[str], str | None] = shutil.which  #: Name of a program → its path, or None.
+    load: Callable[[str], Any] = _load_module  #: Name of a module → the module, or None when it cannot be imported.
+    #: Name of a distribution → its version, or None when it is not installed.
     version: Callable[[str], str | None] = _version
+    #: Name of a distribution → its requirements, in the words of its metadata.
     requirements: Callable[[str], Sequence[str]] = _requirements
-    affinity: Callable[[], Sequence[int]] = _affinity
+    affinity: Callable[[], Sequence[int]] = _affinity  #: → the processors that this process may run on.
+    #: A command → what it prints, or None when it cannot be run, fails or hangs.
     execute: Callable[[Sequence[str]], str | None] = _execute_command
     is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 

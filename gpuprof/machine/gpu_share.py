@@ -19,18 +19,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class MigInstanceId:
-    """A MIG instance that exists.
+    """A MIG instance that exists."""
 
-    Attributes
-    ----------
-    uuid : str
-        ``"MIG-…"``, by which a process is bound to it.
-    profile : str
-        ``"3g.40gb"``.
-    """
-
-    uuid: str
-    profile: str
+    uuid: str  #: ``"MIG-…"``, by which a process is bound to it.
+    profile: str  #: ``"3g.40gb"``.
 
 
 def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:

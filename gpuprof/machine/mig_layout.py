@@ -22,18 +22,10 @@ _NO_INSTANCES = "No GPU instances found"
 
 @dataclass(frozen=True, slots=True)
 class MigLayout:
-    """How a GPU is cut.
+    """How a GPU is cut."""
 
-    Attributes
-    ----------
-    enabled : bool
-        Whether MIG is on.
-    instances : tuple of (str, int)
-        Profile and first memory slice of each instance, sorted by slice.
-    """
-
-    enabled: bool
-    instances: tuple[tuple[str, int], ...] = ()
+    enabled: bool  #: Whether MIG is on.
+    instances: tuple[tuple[str, int], ...] = ()  #: Profile and first memory slice of each instance, sorted by slice.
 
     @classmethod
     def of(cls, instances: Sequence[tuple[str, int]]) -> MigLayout:

@@ -32,20 +32,11 @@ _LOG_TAIL = 300
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """A control daemon that clients can be sent to.
+    """A control daemon that clients can be sent to."""
 
-    Attributes
-    ----------
-    pipe_directory : str
-        How clients find it.
-    log_directory : str or None
-    ours : bool
-        Whether it was started here, and will be stopped here.
-    """
-
-    pipe_directory: str
+    pipe_directory: str  #: How clients find it.
     log_directory: str | None = None
-    ours: bool = False
+    ours: bool = False  #: Whether it was started here, and will be stopped here.
 
     def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
         """Return what a client's environment must have, before it makes its CUDA context.

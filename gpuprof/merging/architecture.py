@@ -29,17 +29,10 @@ DEFAULT_EPS = 0.25
 
 @dataclass(frozen=True)
 class OperatorTypeGraph:
-    """A model as the graph of its operators' types.
-
-    Attributes
-    ----------
-    types : tuple of str
-    edges : tuple of (int, int)
-        Producer, consumer.
-    """
+    """A model as the graph of its operators' types."""
 
     types: tuple[str, ...]
-    edges: tuple[tuple[int, int], ...]
+    edges: tuple[tuple[int, int], ...]  #: Producer, consumer.
 
     @cached_property
     def around(self) -> tuple[tuple[Counter[str], Counter[str]], ...]:

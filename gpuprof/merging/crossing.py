@@ -11,26 +11,13 @@ from gpuprof.merging.step_gain import CONVOLUTIONS, GainContext, absorbed_input,
 
 @dataclass(slots=True)
 class Crossing:
-    """One value of every model that can lie end to end.
-
-    Attributes
-    ----------
-    models : tuple of int
-    names : tuple of str
-        Of the value, in each model.
-    producer : int or None
-        The step that makes it for all models; None where each makes its own.
-    consumers : list of int
-        Steps that would take it as one.
-    outside : bool
-        Whether it is needed apart, too: as an output, or by an op that runs for each model.
-    """
+    """One value of every model that can lie end to end."""
 
     models: tuple[int, ...]
-    names: tuple[str, ...]
-    producer: int | None
-    consumers: list[int] = field(default_factory=list)
-    outside: bool = False
+    names: tuple[str, ...]  #: Of the value, in each model.
+    producer: int | None  #: The step that makes it for all models; None where each makes its own.
+    consumers: list[int] = field(default_factory=list)  #: Steps that would take it as one.
+    outside: bool = False  #: Whether it is needed apart, too: as an output, or by an op that runs for each model.
 
 
 def find_crossings(plan: MergePlan) -> list[Crossing]:

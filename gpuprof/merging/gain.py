@@ -15,25 +15,15 @@ from gpuprof.domain.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a device is.
+    """How fast a device is."""
 
-    Attributes
-    ----------
-    flops_per_s, bytes_per_s : float
-        Of float32 arithmetic, and of memory.
-    launch_s : float
-        What an op costs beside its work.
-    cache_bytes : float
-        Of the last level.
-    blocked_images : bool
-        Whether convolutions keep images in a layout of their own, which other ops must leave and enter by copies:
-        so ONNX Runtime on CPUs.
-    """
-
+    #: ``flops_per_s``, ``bytes_per_s``: Of float32 arithmetic, and of memory.
     flops_per_s: float
     bytes_per_s: float
-    launch_s: float
-    cache_bytes: float = float(2**25)
+    launch_s: float  #: What an op costs beside its work.
+    cache_bytes: float = float(2**25)  #: Of the last level.
+    #: Whether convolutions keep images in a layout of their own, which other ops must leave and enter by copies: so
+    #: ONNX Runtime on CPUs.
     blocked_images: bool = True
 
     def moved_bytes(self, nbytes: float, working_bytes: float) -> float:
@@ -70,24 +60,15 @@ def device_rates(device: Device) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class MergeGain:
-    """What merging some steps saves and adds at one call with every model present.
+    """What merging some steps saves and adds at one call with every model present."""
 
-    Attributes
-    ----------
-    saved_bytes, added_bytes : int
-        Weights read less often; copies, and what caches no longer hold.
-    saved_launches, added_launches : int
-    added_flops : int
-        Sums that put results together.
-    measured_s : float
-        Seconds that measurements of the ops say they save, of those that have any; nothing else counts these.
-    """
-
+    #: ``saved_bytes``, ``added_bytes``: Weights read less often; copies, and what caches no longer hold.
     saved_bytes: int = 0
     added_bytes: int = 0
     saved_launches: int = 0
     added_launches: int = 0
-    added_flops: int = 0
+    added_flops: int = 0  #: Sums that put results together.
+    #: Seconds that measurements of the ops say they save, of those that have any; nothing else counts these.
     measured_s: float = 0.0
 
     def __add__(self, other: MergeGain) -> MergeGain:

@@ -18,26 +18,14 @@ from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 @dataclass(slots=True)
 class NodeGroup:
-    """Nodes of different models that correspond.
+    """Nodes of different models that correspond."""
 
-    Attributes
-    ----------
-    nodes : dict of int to int
-        Model → position of its node.
-    moment : Moment
-        When all of them start.
-    operators : dict of int to WeightedOperator
-        Of a group of weighted operators, else empty.
-    similarity : float
-        The least similarity of two of them; 1 for nodes without large weights.
-    blocks : dict of (int, int) to CommonBlock
-        Longest common submatrix of each two of the weights, by models.
-    """
-
-    nodes: dict[int, int]
-    moment: Moment
+    nodes: dict[int, int]  #: Model → position of its node.
+    moment: Moment  #: When all of them start.
+    #: Of a group of weighted operators, else empty.
     operators: dict[int, WeightedOperator] = field(default_factory=dict)
-    similarity: float = 1.0
+    similarity: float = 1.0  #: The least similarity of two of them; 1 for nodes without large weights.
+    #: Longest common submatrix of each two of the weights, by models.
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
 

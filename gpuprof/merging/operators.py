@@ -40,25 +40,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class WeightedOperator:
-    """A weighted operator.
+    """A weighted operator."""
 
-    Attributes
-    ----------
-    position : int
-        Of its node in the source.
-    node : NodeProto
-    kind : {"conv", "matmul"}
-    weight : str
-        The constant; behind a DequantizeLinear the quantised one.
-    level : int
-        Its start time: how many weighted operators come before it on the longest way from an input.
-    """
-
-    position: int
+    position: int  #: Of its node in the source.
     node: NodeProto
-    kind: str
-    weight: str
-    level: int
+    kind: str  #: One of "conv", "matmul".
+    weight: str  #: The constant; behind a DequantizeLinear the quantised one.
+    level: int  #: Its start time: how many weighted operators come before it on the longest way from an input.
 
     @property
     def name(self) -> str:

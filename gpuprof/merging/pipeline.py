@@ -39,42 +39,21 @@ _RAISED_OPSET = 13
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """How to merge.
+    """How to merge."""
 
-    Attributes
-    ----------
-    omega : float
-        Least similarity of operators to merge, the paper's ω.
-    weight_tolerance : float
-        Weights that differ by no more are the same.
-    eps : float
-        Largest relative edit distance inside an architectural group.
-    proof_tolerance : float or None
-        Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
-    force : bool
-        Merge what is predicted to cost time, too.
-    dims : mapping of str to int
-        Sizes of free dimensions beside the batch.
-    batches : mapping of str to int
-        Batch of each model for the predicted gain; 1 where absent.
-    rates : Rates
-        Of the device, for the predicted gain.
-    measured : mapping
-        What ops of the models were measured to take on the device, where they were.
-    threads : int
-        For the proof.
-    """
-
-    omega: float = OMEGA
-    weight_tolerance: float = TOLERANCE
-    eps: float = DEFAULT_EPS
+    omega: float = OMEGA  #: Least similarity of operators to merge, the paper's ω.
+    weight_tolerance: float = TOLERANCE  #: Weights that differ by no more are the same.
+    eps: float = DEFAULT_EPS  #: Largest relative edit distance inside an architectural group.
+    #: Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
     proof_tolerance: float | None = None
-    force: bool = False
-    dims: Mapping[str, int] = field(default_factory=dict)
+    force: bool = False  #: Merge what is predicted to cost time, too.
+    dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions beside the batch.
+    #: Batch of each model for the predicted gain; 1 where absent.
     batches: Mapping[str, int] = field(default_factory=dict)
-    rates: Rates = TYPICAL_CPU
+    rates: Rates = TYPICAL_CPU  #: Of the device, for the predicted gain.
+    #: What ops of the models were measured to take on the device, where they were.
     measured: OpSeconds = field(default_factory=dict)
-    threads: int = 1
+    threads: int = 1  #: For the proof.
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega <= 1.0:

@@ -15,38 +15,20 @@ from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
 
 @dataclass(slots=True)
 class Step:
-    """How a group runs.
-
-    Attributes
-    ----------
-    group : int
-    models : tuple of int
-    node_positions : dict of int to int
-    once : bool
-        Whether one op does it for all models.
-    super_operator : SuperOperator or None
-        Where only a part of the weights is shared.
-    input_axes : tuple of int or None
-        Along which axis each input is concatenated; None: shared, or absent.
-    output_axes : tuple of int or None
-    reason : str
-        Why it runs apart; empty where it does not.
-    shares_weight : bool
-        Whether the weights of its operators, or those that its ops hold, are the same, so that one initializer does
-        for them, however they run.
-    held : dict of int to tuple of str
-        Weights that each model's op holds, where they are worth sharing.
-    """
+    """How a group runs."""
 
     group: int
     models: tuple[int, ...]
     node_positions: dict[int, int]
-    once: bool = False
-    super_operator: SuperOperator | None = None
-    input_axes: Axes = ()
+    once: bool = False  #: Whether one op does it for all models.
+    super_operator: SuperOperator | None = None  #: Where only a part of the weights is shared.
+    input_axes: Axes = ()  #: Along which axis each input is concatenated; None: shared, or absent.
     output_axes: Axes = ()
-    reason: str = ""
+    reason: str = ""  #: Why it runs apart; empty where it does not.
+    #: Whether the weights of its operators, or those that its ops hold, are the same, so that one initializer does for
+    #: them, however they run.
     shares_weight: bool = False
+    #: Weights that each model's op holds, where they are worth sharing.
     held: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -57,24 +39,14 @@ class Step:
 
 @dataclass(slots=True)
 class MergePlan:
-    """How all groups run.
-
-    Attributes
-    ----------
-    sources : sequence of SourceModel
-    grouping : Grouping
-    steps : list of Step
-        In an order in which they can run.
-    produced_once : dict of (int, str) to (int, int)
-        Step and output that give a value that is computed once: by the model and the name that it has there.
-    shared : dict of (int, str) to (int, str)
-        Weights that stand for others, which are the same within the tolerance.
-    """
+    """How all groups run."""
 
     sources: Sequence[SourceModel]
     grouping: Grouping
-    steps: list[Step]
+    steps: list[Step]  #: In an order in which they can run.
+    #: Step and output that give a value that is computed once: by the model and the name that it has there.
     produced_once: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    #: Weights that stand for others, which are the same within the tolerance.
     shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
     def group(self, step: Step) -> NodeGroup:

@@ -30,25 +30,16 @@ _SCALES = (1.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far an output of the merged model lies from the original's.
-
-    Attributes
-    ----------
-    model, output, dtype : str
-    relative : float
-        Largest difference divided by the largest absolute value of the original output; for whole numbers the
-        part of entries that differ. NaN in one of them only counts as infinitely far.
-    tolerance : float
-    call : str
-        The call in which it was largest: which models at which batch.
-    """
+    """How far an output of the merged model lies from the original's."""
 
     model: str
     output: str
     dtype: str
+    #: Largest difference divided by the largest absolute value of the original output; for whole numbers the part of
+    #: entries that differ. NaN in one of them only counts as infinitely far.
     relative: float
     tolerance: float
-    call: str
+    call: str  #: The call in which it was largest: which models at which batch.
 
     @property
     def is_within(self) -> bool:
@@ -58,23 +49,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the comparison found.
+    """What the comparison found."""
 
-    Attributes
-    ----------
-    differences : tuple of Difference
-        The largest for each output.
-    calls : tuple of str
-        What was run.
-    absent_rows : dict of str to int
-        For each model with a free batch how many rows stand for it when it is absent: 0 or 1.
-    needless_rows : tuple of str
-        Those of them that need a row here but can do with an empty batch by themselves.
-    """
-
-    differences: tuple[Difference, ...]
-    calls: tuple[str, ...]
+    differences: tuple[Difference, ...]  #: The largest for each output.
+    calls: tuple[str, ...]  #: What was run.
+    #: For each model with a free batch how many rows stand for it when it is absent: 0 or 1.
     absent_rows: dict[str, int]
+    #: Those of them that need a row here but can do with an empty batch by themselves.
     needless_rows: tuple[str, ...] = ()
 
     @property

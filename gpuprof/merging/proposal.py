@@ -20,21 +20,11 @@ from gpuprof.merging.source import SourceModel
 
 @dataclass(frozen=True, slots=True)
 class MergeProposal:
-    """Models that share weights and that one graph is predicted to run faster than several.
+    """Models that share weights and that one graph is predicted to run faster than several."""
 
-    Attributes
-    ----------
-    models : tuple of str
-        Their names in the merged model.
-    paths : tuple of Path
-    merged : MergedInMemory
-        The merged model in memory.
-    options : MergeOptions
-    """
-
-    models: tuple[str, ...]
+    models: tuple[str, ...]  #: Their names in the merged model.
     paths: tuple[Path, ...]
-    merged: MergedInMemory
+    merged: MergedInMemory  #: The merged model in memory.
     options: MergeOptions
 
     @property
@@ -57,18 +47,10 @@ class MergeProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """What can be merged, and why the rest cannot.
+    """What can be merged, and why the rest cannot."""
 
-    Attributes
-    ----------
-    merges : tuple of MergeProposal
-        No model is in two of them.
-    left_out : tuple of (str, str)
-        Each other model and the reason.
-    """
-
-    merges: tuple[MergeProposal, ...]
-    left_out: tuple[tuple[str, str], ...]
+    merges: tuple[MergeProposal, ...]  #: No model is in two of them.
+    left_out: tuple[tuple[str, str], ...]  #: Each other model and the reason.
 
 
 def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) -> Proposals:

@@ -21,64 +21,35 @@ MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """What became of one weighted operator or op that holds weights, or of several that were matched.
+    """What became of one weighted operator or op that holds weights, or of several that were matched."""
 
-    Attributes
-    ----------
-    models, operators : tuple of str
-        Of each member.
-    op_type : str
-    how : {"merged", "super-operator", "shared", "apart"}
-        Shared: each model runs its own, on one weight that all of them have.
-    similarity : float or None
-        The least of any two members; None for an operator without a partner.
-    weight_bytes : int
-        Of all members before.
-    saved_bytes : int
-        Weights that are no longer held twice.
-    reason : str
-        Why it runs apart, else empty.
-    """
-
+    #: ``models``, ``operators``: Of each member.
     models: tuple[str, ...]
     operators: tuple[str, ...]
     op_type: str
+    #: One of "merged", "super-operator", "shared", "apart". Shared: each model runs its own, on one weight that all of
+    #: them have.
     how: str
-    similarity: float | None
-    weight_bytes: int
-    saved_bytes: int
-    reason: str
+    similarity: float | None  #: The least of any two members; None for an operator without a partner.
+    weight_bytes: int  #: Of all members before.
+    saved_bytes: int  #: Weights that are no longer held twice.
+    reason: str  #: Why it runs apart, else empty.
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did.
-
-    Attributes
-    ----------
-    models : tuple of str
-    operators : tuple of OperatorRow
-        Every weighted operator, and every op that holds weights, in the order in which they start.
-    other_ops_merged : int
-        Ops without large weights that run once for several models.
-    weight_bytes_before, weight_bytes_after : int
-        Of all constants of all models, and of the merged model.
-    gain : MergeGain
-        Of what was merged.
-    gain_s : float
-        The time it is predicted to save in a call with every model at its batch.
-    proof : Proof or None
-        None where nothing was merged.
-    """
+    """What a merge did."""
 
     models: tuple[str, ...]
+    #: Every weighted operator, and every op that holds weights, in the order in which they start.
     operators: tuple[OperatorRow, ...]
-    other_ops_merged: int
+    other_ops_merged: int  #: Ops without large weights that run once for several models.
+    #: ``weight_bytes_before``, ``weight_bytes_after``: Of all constants of all models, and of the merged model.
     weight_bytes_before: int
     weight_bytes_after: int
-    gain: MergeGain
-    gain_s: float
-    proof: Proof | None = None
+    gain: MergeGain  #: Of what was merged.
+    gain_s: float  #: The time it is predicted to save in a call with every model at its batch.
+    proof: Proof | None = None  #: None where nothing was merged.
 
     @property
     def merged(self) -> tuple[OperatorRow, ...]:

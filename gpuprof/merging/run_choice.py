@@ -30,22 +30,12 @@ _Edge = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Groups that run once and hand each other concatenated values, or one Super-Operator, and what that is worth.
-
-    Attributes
-    ----------
-    groups : tuple of int
-    weighted : tuple of int
-        Those with weighted operators, or with ops that hold weights.
-    gain : MergeGain
-    is_constant : bool
-        Whether it works on constants alone, which all models then share without any copy.
-    """
+    """Groups that run once and hand each other concatenated values, or one Super-Operator, and what that is worth."""
 
     groups: tuple[int, ...]
-    weighted: tuple[int, ...]
+    weighted: tuple[int, ...]  #: Those with weighted operators, or with ops that hold weights.
     gain: MergeGain
-    is_constant: bool = False
+    is_constant: bool = False  #: Whether it works on constants alone, which all models then share without any copy.
 
 
 class PlanGain:

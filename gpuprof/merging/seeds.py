@@ -30,18 +30,11 @@ _SIFTINGS = 2
 
 @dataclass(slots=True)
 class Pool:
-    """Matrices compared with one another.
+    """Matrices compared with one another."""
 
-    Attributes
-    ----------
-    matrices : sequence of ndarray, shape (rows, columns)
-    asks : sequence of bool
-        Which of them are looked up, and in ``answers`` which are looked up in. One may be both; it is then
-        compared with every other one, but not with itself.
-    tolerance : float
-    """
-
-    matrices: Sequence[Matrix]
+    matrices: Sequence[Matrix]  #: Sequence of ndarray, shape (rows, columns).
+    #: Which of them are looked up, and in ``answers`` which are looked up in. One may be both; it is then compared with
+    #: every other one, but not with itself.
     asks: Sequence[bool]
     answers: Sequence[bool]
     tolerance: float
@@ -53,22 +46,15 @@ class Pool:
 
 @dataclass(slots=True)
 class Matches:
-    """Pairs of neighbours that two matrices share.
+    """Pairs of neighbours that two matrices share."""
 
-    Attributes
-    ----------
-    first, second : ndarray of int
-        Positions of the two matrices in the pool; ``second`` came later in its order.
-    first_at, second_at : ndarray of int
-        Flat position of the upper or left entry in each.
-    unfinished : set of (int, int)
-        Pairs of matrices of which some matches were not compared because their values repeat too often.
-    """
-
+    #: ``first``, ``second``: Positions of the two matrices in the pool; ``second`` came later in its order.
     first: Index
     second: Index
+    #: ``first_at``, ``second_at``: Flat position of the upper or left entry in each.
     first_at: Index
     second_at: Index
+    #: Pairs of matrices of which some matches were not compared because their values repeat too often.
     unfinished: set[tuple[int, int]] = field(default_factory=set)
 
 

@@ -14,55 +14,34 @@ from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 @dataclass(frozen=True, slots=True)
 class LayerSimilarity:
-    """How similar two layers are.
+    """How similar two layers are."""
 
-    Attributes
-    ----------
-    first, second : str
-        Names of the operators.
-    kind : {"conv", "matmul"}
-    first_shape, second_shape : (int, int)
-        Of the weight matrices.
-    block : CommonBlock
-        The longest common submatrix.
-    similarity : float
-        2 × its entries / the entries of both matrices, in [0, 1]; a lower bound where the block is not exact.
-    """
-
+    #: ``first``, ``second``: Names of the operators.
     first: str
     second: str
-    kind: str
+    kind: str  #: One of "conv", "matmul".
+    #: ``first_shape``, ``second_shape``: Of the weight matrices.
     first_shape: tuple[int, int]
     second_shape: tuple[int, int]
-    block: CommonBlock
+    block: CommonBlock  #: The longest common submatrix.
+    #: 2 × its entries / the entries of both matrices, in [0, 1]; a lower bound where the block is not exact.
     similarity: float
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSimilarity:
-    """How similar two models are.
-
-    Attributes
-    ----------
-    first, second : str
-    layers : tuple of LayerSimilarity
-        Every pair of layers of one kind, by the order of the layers.
-    all_pairs : float or None
-        Mean over all pairs of layers, the definition of §2.4; of a model with n different layers and itself it is
-        about 1/n. None without a pair.
-    matched : float or None
-        Mean over the layers of the smaller model, each with its partner in the best one-to-one matching (none
-        counts 0): 1 for a model and itself. It says how much can be merged.
-    exact : bool
-        False where some layer's similarity is a lower bound.
-    """
+    """How similar two models are."""
 
     first: str
     second: str
-    layers: tuple[LayerSimilarity, ...]
+    layers: tuple[LayerSimilarity, ...]  #: Every pair of layers of one kind, by the order of the layers.
+    #: Mean over all pairs of layers, the definition of §2.4; of a model with n different layers and itself it is about
+    #: 1/n. None without a pair.
     all_pairs: float | None
+    #: Mean over the layers of the smaller model, each with its partner in the best one-to-one matching (none counts 0):
+    #: 1 for a model and itself. It says how much can be merged.
     matched: float | None
-    exact: bool
+    exact: bool  #: False where some layer's similarity is a lower bound.
 
 
 def block_similarity(area: int, first: int, second: int) -> float:

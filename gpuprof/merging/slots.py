@@ -19,21 +19,11 @@ class UnmergeableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpInput:
-    """One input of an op that is to run once for several models.
+    """One input of an op that is to run once for several models."""
 
-    Attributes
-    ----------
-    axis : int or None
-        Along which the models' values are concatenated; None: all models share one value.
-    dims : tuple of tuple of Size
-        Of each model's value; equal but along ``axis``.
-    value : ndarray or None
-        Where it is a constant.
-    """
-
-    axis: int | None
-    dims: tuple[tuple[Size, ...], ...]
-    value: Array | None = None
+    axis: int | None  #: Along which the models' values are concatenated; None: all models share one value.
+    dims: tuple[tuple[Size, ...], ...]  #: Of each model's value; equal but along ``axis``.
+    value: Array | None = None  #: Where it is a constant.
 
     @property
     def rank(self) -> int:

@@ -55,43 +55,22 @@ class Value:
 
 @dataclass(slots=True)
 class SourceModel:
-    """A model read for merging.
+    """A model read for merging."""
 
-    Attributes
-    ----------
-    name : str
-        What the merged model calls it: the prefix of its inputs and outputs.
-    path, sha256 : Path, str
-    opsets : dict of str to int
-        Version by domain.
-    ir_version : int
-    nodes : list of NodeProto
-        In topological order, cleaned up by `gpuprof.merging.normal`.
-    weights : dict of str to TensorProto
-        Constants by name, with their data.
-    inputs, outputs : tuple of str
-    values : dict of str to Value
-    known : dict of str to ndarray
-        Small values that hang on shapes and constants only and are the same at every batch.
-    batch_input : (str, int) or None
-        The input and the axis of it that tell the batch at run time; None where the batch is fixed.
-    fixed_batch : int
-        The batch of a model that has a fixed one, else 1.
-    """
-
-    name: str
+    name: str  #: What the merged model calls it: the prefix of its inputs and outputs.
     path: Path
     sha256: str
-    opsets: dict[str, int]
+    opsets: dict[str, int]  #: Version by domain.
     ir_version: int
-    nodes: list[NodeProto]
-    weights: dict[str, TensorProto]
+    nodes: list[NodeProto]  #: In topological order, cleaned up by `gpuprof.merging.normal`.
+    weights: dict[str, TensorProto]  #: Constants by name, with their data.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     values: dict[str, Value]
-    known: dict[str, Array]
+    known: dict[str, Array]  #: Small values that hang on shapes and constants only and are the same at every batch.
+    #: The input and the axis of it that tell the batch at run time; None where the batch is fixed.
     batch_input: tuple[str, int] | None
-    fixed_batch: int
+    fixed_batch: int  #: The batch of a model that has a fixed one, else 1.
     external: bool = False
     _digests: dict[str, str] = field(default_factory=dict)
     _arrays: dict[str, Array] = field(default_factory=dict)

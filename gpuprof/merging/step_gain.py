@@ -25,19 +25,11 @@ OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class GainContext:
-    """What the gain of a merge depends on beside the models.
+    """What the gain of a merge depends on beside the models."""
 
-    Attributes
-    ----------
-    batches : sequence of int
-        One a model.
-    rates : Rates
-    measured : mapping
-        What ops were measured to take on the device; empty where nothing was.
-    """
-
-    batches: Sequence[int]
+    batches: Sequence[int]  #: One a model.
     rates: Rates
+    #: What ops were measured to take on the device; empty where nothing was.
     measured: OpSeconds = field(default_factory=dict)
 
 

@@ -30,22 +30,13 @@ _DIVISIBLE = {"MatMul", "Gemm", "Conv"}
 
 @dataclass(frozen=True, slots=True)
 class SuperOperator:
-    """What several weighted operators share.
+    """What several weighted operators share."""
 
-    Attributes
-    ----------
-    inputs, outputs : int
-        Input features (channels) and output features (filters) of the shared block.
-    places : dict of int to (int, int)
-        Model → where the block begins among its input and output features.
-    totals : dict of int to (int, int)
-        Model → how many input and output features it has.
-    """
-
+    #: ``inputs``, ``outputs``: Input features (channels) and output features (filters) of the shared block.
     inputs: int
     outputs: int
-    places: dict[int, tuple[int, int]]
-    totals: dict[int, tuple[int, int]]
+    places: dict[int, tuple[int, int]]  #: Model → where the block begins among its input and output features.
+    totals: dict[int, tuple[int, int]]  #: Model → how many input and output features it has.
 
     def takes_all(self, model: int) -> bool:
         """Return whether the block spans all input features of a model."""
@@ -58,16 +49,9 @@ class SuperOperator:
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """A weight by (input feature, output feature), whatever its op keeps where.
+    """A weight by (input feature, output feature), whatever its op keeps where."""
 
-    Attributes
-    ----------
-    data : ndarray
-        Of shape (inputs, outputs) for products, (filters, channels, …) for convolutions.
-    is_conv : bool
-    """
-
-    data: Array
+    data: Array  #: Of shape (inputs, outputs) for products, (filters, channels, …) for convolutions.
     is_conv: bool
 
     @property

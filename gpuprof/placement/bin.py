@@ -16,18 +16,11 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class Bin:
-    """A device and the partitions that were put on it: MIG instances, or the whole device shared by percentage.
-
-    Attributes
-    ----------
-    device : Device
-    partitions : list of PlacedPartition
-    unshared : bool
-        Whether the replicas of the whole device are held to no shares, each free to use all of it.
-    """
+    """A device and the partitions that were put on it: MIG instances, or the whole device shared by percentage."""
 
     device: Device
     partitions: list[PlacedPartition] = field(default_factory=list)
+    #: Whether the replicas of the whole device are held to no shares, each free to use all of it.
     unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:

@@ -18,21 +18,12 @@ _LONGEST_NAME = 50
 
 @dataclass(slots=True)
 class Bundle:
-    """An export.
+    """An export."""
 
-    Attributes
-    ----------
-    files : dict of str to str
-        Texts, by their path below the folder of the export.
-    models : dict of str to Path
-        Files of models by the same kind of path, to be linked or copied.
-    notes : list of str
-        What whoever deploys it should know.
-    """
-
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  #: Texts, by their path below the folder of the export.
+    #: Files of models by the same kind of path, to be linked or copied.
     models: dict[str, Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  #: What whoever deploys it should know.
 
 
 class UniqueNames:

@@ -17,25 +17,13 @@ from gpuprof.placement.problem import Problem, collect_evidence
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one policy made of a problem.
-
-    Attributes
-    ----------
-    policy : str
-    deployment : DeploymentMap or None
-        None when the policy cannot work on the problem; then ``reason`` says why.
-    objective : Objective or None
-    violations : tuple of Violation
-        Rules that its map breaks; a map with any must not be deployed.
-    seconds : float
-        Wall-clock time of the decision.
-    """
+    """What one policy made of a problem."""
 
     policy: str
-    deployment: DeploymentMap | None
+    deployment: DeploymentMap | None  #: None when the policy cannot work on the problem; then ``reason`` says why.
     objective: Objective | None
-    violations: tuple[Violation, ...]
-    seconds: float
+    violations: tuple[Violation, ...]  #: Rules that its map breaks; a map with any must not be deployed.
+    seconds: float  #: Wall-clock time of the decision.
     reason: str = ""
 
     @property

@@ -34,34 +34,18 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class LinearEstimator:
-    """A batch of n under a fraction f of the device takes (start + n · each) / f milliseconds.
-
-    Attributes
-    ----------
-    start_ms, each_ms : float
-    memory_bytes : int
-        Of one process, at any batch.
-    slowdown : float
-        Factor added for every workload beside it.
-    models : tuple of str
-        Empty: any model is known.
-    sizes, percents : tuple
-        Batch sizes and shares that are known; on a device with MIG also every profile.
-    interval : float
-        Half width of the 90% interval, relative.
-    source : str
-        Of times and memory.
-    """
+    """A batch of n under a fraction f of the device takes (start + n · each) / f milliseconds."""
 
     start_ms: float = 2.0
     each_ms: float = 1.0
-    memory_bytes: int = _GIB
-    slowdown: float = 0.0
-    models: tuple[str, ...] = ()
+    memory_bytes: int = _GIB  #: Of one process, at any batch.
+    slowdown: float = 0.0  #: Factor added for every workload beside it.
+    models: tuple[str, ...] = ()  #: Empty: any model is known.
+    #: ``sizes``, ``percents``: Batch sizes and shares that are known; on a device with MIG also every profile.
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     percents: tuple[float, ...] = (25.0, 50.0, 100.0)
-    interval: float = 0.1
-    source: str = MEASURED
+    interval: float = 0.1  #: Half width of the 90% interval, relative.
+    source: str = MEASURED  #: Of times and memory.
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -192,13 +176,12 @@ class PolicyContract:
 
     Attributes
     ----------
-    fleet : tuple of (Device, int or None)
-        Devices that the policy plans for, with their counts where it plans for fixed fleets only.
     options : Options
     many : int
         Demands that it must place at once.
     """
 
+    #: Devices that the policy plans for, with their counts where it plans for fixed fleets only.
     fleet: tuple[tuple[Device, int | None], ...] = ((plain_device(), None),)
     options = Options()
     many = 100

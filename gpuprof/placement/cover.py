@@ -19,17 +19,10 @@ MOST_REPLICAS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Segments of one demand and the rate that each of them is to serve.
-
-    Attributes
-    ----------
-    parts : tuple of (Segment, float)
-    missing_rps : float
-        What they cannot serve.
-    """
+    """Segments of one demand and the rate that each of them is to serve."""
 
     parts: tuple[tuple[Segment, float], ...]
-    missing_rps: float = 0.0
+    missing_rps: float = 0.0  #: What they cannot serve.
 
     def replicas(self) -> tuple[tuple[str, PlacedReplica], ...]:
         """Return (device, replica) for each part."""

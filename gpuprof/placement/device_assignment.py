@@ -30,18 +30,11 @@ class DeviceAddress:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """Where the devices of a placement stand.
+    """Where the devices of a placement stand."""
 
-    Attributes
-    ----------
-    gpus : tuple of (PlacedGpu, DeviceAddress or None)
-        MIG instances may have other starts than in the placement; None: on no device of the older map.
-    moves : int
-        Replicas that do not stand in the older map as they are and where they are: they have to be started.
-    """
-
+    #: MIG instances may have other starts than in the placement; None: on no device of the older map.
     gpus: tuple[tuple[PlacedGpu, DeviceAddress | None], ...]
-    moves: int
+    moves: int  #: Replicas that do not stand in the older map as they are and where they are: they have to be started.
 
 
 def assign_devices(

@@ -16,22 +16,12 @@ from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that a map breaks.
+    """A rule that a map breaks."""
 
-    Attributes
-    ----------
-    rule : str
-        ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"fleet"`` or
-        ``"figures"``.
-    where : str
-        ``"node0 gpu 1"``, or a model.
-    message : str
-        The rule and the value that breaks it.
-    """
-
+    #: ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"fleet"`` or ``"figures"``.
     rule: str
-    where: str
-    message: str
+    where: str  #: ``"node0 gpu 1"``, or a model.
+    message: str  #: The rule and the value that breaks it.
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.where}: {self.message}"
@@ -39,38 +29,20 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a map is checked against.
+    """What a map is checked against."""
 
-    Attributes
-    ----------
-    devices : mapping of str to Device
-        By name.
-    estimator : Estimator or None
-        None: the times written in the map are believed.
-    queueing : QueueModel
-    confidence, latency_budget : float or None
-        As in `gpuprof.placement.problem.Options`.
-    overhead_ms : float
-    host : HostWork
-        As in `gpuprof.placement.problem.Options`.
-    demands : tuple of Demand or None
-        None: what the map itself says was asked for.
-    tried : TriedRuns
-        What is known to fail, whatever the estimator says of it.
-    counts : mapping of str to int or None
-        Devices that there are, by name; None or absent: as many as needed.
-    """
-
-    devices: Mapping[str, Device]
+    devices: Mapping[str, Device]  #: By name.
     queueing: QueueModel
-    estimator: Estimator | None = None
+    estimator: Estimator | None = None  #: None: the times written in the map are believed.
+    #: ``confidence``, ``latency_budget``: As in `gpuprof.placement.problem.Options`.
     confidence: float | None = None
     latency_budget: float | None = None
     overhead_ms: float = 0.0
-    host: HostWork = NO_HOST_WORK
-    demands: tuple[Demand, ...] | None = None
+    host: HostWork = NO_HOST_WORK  #: As in `gpuprof.placement.problem.Options`.
+    demands: tuple[Demand, ...] | None = None  #: None: what the map itself says was asked for.
+    #: Devices that there are, by name; None or absent: as many as needed.
     counts: Mapping[str, int | None] | None = None
-    tried: TriedRuns = NOTHING_TRIED
+    tried: TriedRuns = NOTHING_TRIED  #: What is known to fail, whatever the estimator says of it.
 
     def __post_init__(self) -> None:
         if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:

@@ -28,76 +28,36 @@ _Kind = tuple[str, float, str | None]  # device, percent, MIG profile
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A share that the model could have had, with the best batch for it.
+    """A share that the model could have had, with the best batch for it."""
 
-    Attributes
-    ----------
-    segment : Segment
-        With the rate of one replica among so many.
-    replicas : int
-        How many of it would serve the demand together.
-    cost : float
-        Devices' worth of all of them.
-    tail_ms : float
-        Time at the demand's percentile when they do; with a latency budget of one batch.
-    chosen : int
-        How many replicas of the map have this device and share.
-    source : str
-        Of the time of its batch.
-    at_upper_end : bool
-        Whether that time is planned above its mean, towards the upper end of its interval.
-    """
-
-    segment: Segment
-    replicas: int
-    cost: float
-    tail_ms: float
-    chosen: int
-    source: str
-    at_upper_end: bool
+    segment: Segment  #: With the rate of one replica among so many.
+    replicas: int  #: How many of it would serve the demand together.
+    cost: float  #: Devices' worth of all of them.
+    tail_ms: float  #: Time at the demand's percentile when they do; with a latency budget of one batch.
+    chosen: int  #: How many replicas of the map have this device and share.
+    source: str  #: Of the time of its batch.
+    at_upper_end: bool  #: Whether that time is planned above its mean, towards the upper end of its interval.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLocation:
-    """Where a replica of the model stands, beside whom, and what is left there.
+    """Where a replica of the model stands, beside whom, and what is left there."""
 
-    Attributes
-    ----------
-    where : str
-        Node, device and MIG instance.
-    share, batch : str, int
-    rate_rps : float
-    beside : tuple of str
-        The other replicas in the same partition, by model and share.
-    free_pct : float
-        Of the partition, given to nobody.
-    """
-
-    where: str
+    where: str  #: Node, device and MIG instance.
     share: str
     batch: int
     rate_rps: float
-    beside: tuple[str, ...]
-    free_pct: float
+    beside: tuple[str, ...]  #: The other replicas in the same partition, by model and share.
+    free_pct: float  #: Of the partition, given to nobody.
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a changed demand would do.
-
-    Attributes
-    ----------
-    change : str
-    gpus : int
-        Devices of the new map, of all models.
-    shares : tuple of (str, int)
-        The model's replicas then: share and batch, and how many.
-    missing_rps : float
-    """
+    """What a changed demand would do."""
 
     change: str
-    gpus: int
-    shares: tuple[tuple[str, int], ...]
+    gpus: int  #: Devices of the new map, of all models.
+    shares: tuple[tuple[str, int], ...]  #: The model's replicas then: share and batch, and how many.
     missing_rps: float
 
 

@@ -18,27 +18,16 @@ Series = tuple[object, ...]
 
 @dataclass(slots=True)
 class AnswersOfOne:
-    """What one estimator said.
+    """What one estimator said."""
 
-    Attributes
-    ----------
-    estimator : Estimator
-        Kept, so that its number stays its own.
-    estimates : dict
-        By question.
-    refusals : dict
-        By question, of those that it refused to answer.
-    alone_ms : dict
-        Planned times of 1, 2, … requests, alone, as far as they were asked for.
-    reasons : dict
-        Why a kind of device serves none of a demand (None where it does), by the demand, the device's name and what
-        the demand is judged by, which is kept beside the reason.
-    """
-
-    estimator: Estimator
-    estimates: dict[Question, Estimate] = field(default_factory=dict)
+    estimator: Estimator  #: Kept, so that its number stays its own.
+    estimates: dict[Question, Estimate] = field(default_factory=dict)  #: By question.
+    #: By question, of those that it refused to answer.
     refusals: dict[Question, InputError] = field(default_factory=dict)
+    #: Planned times of 1, 2, … requests, alone, as far as they were asked for.
     alone_ms: dict[Series, list[float]] = field(default_factory=dict)
+    #: Why a kind of device serves none of a demand (None where it does), by the demand, the device's name and what the
+    #: demand is judged by, which is kept beside the reason.
     reasons: dict[tuple[object, ...], tuple[object, str | None]] = field(default_factory=dict)
 
 

@@ -23,19 +23,13 @@ def _cpu_now() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A time limit that runs from when it is made.
+    """A time limit that runs from when it is made."""
 
-    Attributes
-    ----------
-    seconds : float or None
-        None: no limit; searches then stop by counts, so that the same problem has the same answer everywhere.
-    least_cpu_s : float
-        Processor time that may be taken in any case, within five times as many seconds: where other programs have the
-        processors, the clock would end a search before it has begun.
-    """
-
+    #: None: no limit; searches then stop by counts, so that the same problem has the same answer everywhere.
     seconds: float | None = None
     _started: float = field(default_factory=_now, compare=False)
+    #: Processor time that may be taken in any case, within five times as many seconds: where other programs have the
+    #: processors, the clock would end a search before it has begun.
     least_cpu_s: float = 0.0
     _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 

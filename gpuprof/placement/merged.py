@@ -41,20 +41,11 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class MergeOffer:
-    """A merged file that could take the place of several replicas.
+    """A merged file that could take the place of several replicas."""
 
-    Attributes
-    ----------
-    name : str
-        Of the merge in the map.
-    merge : Merge
-    file : Path
-        Where the file is now.
-    """
-
-    name: str
+    name: str  #: Of the merge in the map.
     merge: Merge
-    file: Path
+    file: Path  #: Where the file is now.
 
 
 def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, ...]]]:

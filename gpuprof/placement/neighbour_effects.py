@@ -19,32 +19,19 @@ UNKNOWN = "nothing is known"
 
 @dataclass(frozen=True, slots=True)
 class NeighbourEffect:
-    """What equal neighbours of a replica add to its batch time, of all of them together.
+    """What equal neighbours of a replica add to its batch time, of all of them together."""
 
-    Attributes
-    ----------
-    where, share, batch : str, str, int
-        Of the replica.
-    neighbour : str
-        Model, share and batch, with how many there are.
-    alone_ms, beside_ms : float
-        Mean time of a batch alone on the device, and beside all neighbours.
-    added_ms : float
-        What the batch would take less without these neighbours, beside the others.
-    interval_ms : (float, float) or None
-        90% interval of ``beside_ms``.
-    basis : str
-        Where the slow-down comes from: `TOGETHER`, `UNKNOWN`, or the source of the time, with the model of the effect.
-    """
-
+    #: ``where``, ``share``, ``batch``: Of the replica.
     where: str
     share: str
     batch: int
-    neighbour: str
+    neighbour: str  #: Model, share and batch, with how many there are.
+    #: ``alone_ms``, ``beside_ms``: Mean time of a batch alone on the device, and beside all neighbours.
     alone_ms: float
     beside_ms: float
-    added_ms: float
-    interval_ms: tuple[float, float] | None
+    added_ms: float  #: What the batch would take less without these neighbours, beside the others.
+    interval_ms: tuple[float, float] | None  #: 90% interval of ``beside_ms``.
+    #: Where the slow-down comes from: `TOGETHER`, `UNKNOWN`, or the source of the time, with the model of the effect.
     basis: str
 
 

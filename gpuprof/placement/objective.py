@@ -11,36 +11,22 @@ from gpuprof.domain.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Figures of a deployment map.
+    """Figures of a deployment map."""
 
-    Attributes
-    ----------
-    gpus : int
-        Devices that hold something.
-    cost_per_hour : float
-    goodput_rps : float
-        Requests per second predicted to be answered within their SLOs.
-    internal_slack : float
-        1 − Σ SMᵢ·Aᵢ / Σ SMᵢ over the replicas (ParvaGPU, SC'24, equation 3). The activity Aᵢ is the fraction of time
-        that the replica is busy; on GPUs whose profile knows the SMs' activity while busy, times that.
-    external_fragmentation : float
-        1 − Σ SMᵢ / (G·S): compute units of the devices used that belong to no replica. ParvaGPU's equation 4 prints
-        the ratio without "1 −", its Figure 7 and its text speak of what is left over; the latter is meant.
-    compute_utilization, memory_utilization : float
-        USHER's Cuti and Muti (OSDI'24 §2): compute busy and memory held, as fractions of the devices used.
-        Memory of replicas whose need is not known counts as none.
-    fairness : float
-        Jain's index of the fractions of their demands that the models get, 1.0 when all get the same.
-    """
-
-    gpus: int
+    gpus: int  #: Devices that hold something.
     cost_per_hour: float
-    goodput_rps: float
+    goodput_rps: float  #: Requests per second predicted to be answered within their SLOs.
+    #: 1 − Σ SMᵢ·Aᵢ / Σ SMᵢ over the replicas (ParvaGPU, SC'24, equation 3). The activity Aᵢ is the fraction of time
+    #: that the replica is busy; on GPUs whose profile knows the SMs' activity while busy, times that.
     internal_slack: float
+    #: 1 − Σ SMᵢ / (G·S): compute units of the devices used that belong to no replica. ParvaGPU's equation 4 prints the
+    #: ratio without "1 −", its Figure 7 and its text speak of what is left over; the latter is meant.
     external_fragmentation: float
+    #: ``compute_utilization``, ``memory_utilization``: USHER's Cuti and Muti (OSDI'24 §2): compute busy and memory
+    #: held, as fractions of the devices used. Memory of replicas whose need is not known counts as none.
     compute_utilization: float
     memory_utilization: float
-    fairness: float
+    fairness: float  #: Jain's index of the fractions of their demands that the models get, 1.0 when all get the same.
 
 
 def measure(

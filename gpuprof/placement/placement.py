@@ -12,32 +12,16 @@ from gpuprof.domain.share import Share
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """One server of a model.
-
-    Attributes
-    ----------
-    model : str
-    batch, processes : int
-    share : Share
-        Of all its processes together; its ``mig`` is that of the partition.
-    rate_rps : float
-        The part of the demand that it is planned to serve.
-    max_wait_ms : float
-        How long a request waits for its batch to fill.
-    memory_bytes : int or None
-        Of all its processes together; None where nothing is known of it.
-    creq : Figure or None
-        What it was taken to require of the device in percent, by ``creq_metric``; None where no policy asked for it.
-    creq_metric : str or None
-    """
+    """One server of a model."""
 
     model: str
     batch: int
     processes: int
-    share: Share
-    rate_rps: float
-    max_wait_ms: float = 0.0
-    memory_bytes: int | None = None
+    share: Share  #: Of all its processes together; its ``mig`` is that of the partition.
+    rate_rps: float  #: The part of the demand that it is planned to serve.
+    max_wait_ms: float = 0.0  #: How long a request waits for its batch to fill.
+    memory_bytes: int | None = None  #: Of all its processes together; None where nothing is known of it.
+    #: What it was taken to require of the device in percent, by ``creq_metric``; None where no policy asked for it.
     creq: Figure | None = None
     creq_metric: str | None = None
 
@@ -79,35 +63,18 @@ class PlacedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The answer of a policy.
-
-    Attributes
-    ----------
-    policy : str
-    gpus : tuple of PlacedGpu
-        Only devices that hold something.
-    unplaced : tuple of Unplaced
-        Every demand, or part of one, that is not served, with the reason.
-    lower_bound_gpus : int or None
-        No placement that meets as much of the demands has fewer devices; None where the policy proves nothing.
-    lower_bound_cost_per_hour : float or None
-        Likewise for the cost.
-    upper_bound_goodput_rps : float or None
-        No placement on a fixed fleet serves more requests per second within the SLOs; None where nothing is proven.
-    found_by : str or None
-        How a policy that tries several ways came to this placement.
-    stopped : bool
-        Whether a time limit ended the search.
-    """
+    """The answer of a policy."""
 
     policy: str
-    gpus: tuple[PlacedGpu, ...]
-    unplaced: tuple[Unplaced, ...] = ()
+    gpus: tuple[PlacedGpu, ...]  #: Only devices that hold something.
+    unplaced: tuple[Unplaced, ...] = ()  #: Every demand, or part of one, that is not served, with the reason.
+    #: No placement that meets as much of the demands has fewer devices; None where the policy proves nothing.
     lower_bound_gpus: int | None = None
-    lower_bound_cost_per_hour: float | None = None
+    lower_bound_cost_per_hour: float | None = None  #: Likewise for the cost.
+    #: No placement on a fixed fleet serves more requests per second within the SLOs; None where nothing is proven.
     upper_bound_goodput_rps: float | None = None
-    found_by: str | None = None
-    stopped: bool = False
+    found_by: str | None = None  #: How a policy that tries several ways came to this placement.
+    stopped: bool = False  #: Whether a time limit ended the search.
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""

@@ -27,18 +27,10 @@ _NO_RATE = 1e-4
 
 @dataclass(slots=True)
 class Pools:
-    """Judges maps by the queues that the models' replicas have in common.
+    """Judges maps by the queues that the models' replicas have in common."""
 
-    Parameters
-    ----------
-    problem : Problem
-        Without a latency budget.
-    segments : Segments
-        Of the same problem.
-    """
-
-    problem: Problem
-    segments: Segments
+    problem: Problem  #: Without a latency budget.
+    segments: Segments  #: Of the same problem.
     _kept: dict[tuple[str, frozenset[tuple[BatchServer, int]]], float] = field(default_factory=dict)
     _late: dict[tuple[str, frozenset[tuple[BatchServer, int]], float], bool] = field(default_factory=dict)
 

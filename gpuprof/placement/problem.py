@@ -26,41 +26,23 @@ MEANS = 0.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How carefully to plan; every policy obeys all of it.
+    """How carefully to plan; every policy obeys all of it."""
 
-    Attributes
-    ----------
-    confidence : float or None
-        Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
-        the mean of what was measured or interpolated, at the upper ends of all other estimates.
-    latency_budget : float or None
-        None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must
-        keep its SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO
-        and the replicas' throughput must cover the rate (ParvaGPU, iGniter and USHER say one half).
-    max_batch : int
-        Largest batch of one replica that is considered.
-    max_processes : int or None
-        Most processes of one replica that are considered; None: three within a MIG instance (as many as ParvaGPU
-        takes), one elsewhere.
-    overhead_ms : float
-        Spent by every request outside the replica.
-    host : HostWork
-        What serving costs the machine beside the batches.
-    gpus_per_node : int
-        How the devices of an elastic fleet are grouped into machines.
-    time_limit_s : float or None
-        For policies that search: stop then with the best found.
-    seed : int
-    """
-
+    #: Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
+    #: the mean of what was measured or interpolated, at the upper ends of all other estimates.
     confidence: float | None = None
+    #: None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must keep its
+    #: SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO and the replicas'
+    #: throughput must cover the rate (ParvaGPU, iGniter and USHER say one half).
     latency_budget: float | None = None
-    max_batch: int = 256
+    max_batch: int = 256  #: Largest batch of one replica that is considered.
+    #: Most processes of one replica that are considered; None: three within a MIG instance (as many as ParvaGPU takes),
+    #: one elsewhere.
     max_processes: int | None = None
-    overhead_ms: float = 0.0
-    host: HostWork = NO_HOST_WORK
-    gpus_per_node: int = 8
-    time_limit_s: float | None = None
+    overhead_ms: float = 0.0  #: Spent by every request outside the replica.
+    host: HostWork = NO_HOST_WORK  #: What serving costs the machine beside the batches.
+    gpus_per_node: int = 8  #: How the devices of an elastic fleet are grouped into machines.
+    time_limit_s: float | None = None  #: For policies that search: stop then with the best found.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,46 +68,25 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Demands to be placed on a fleet.
+    """Demands to be placed on a fleet."""
 
-    Attributes
-    ----------
-    demands : tuple of Demand
-        Each model once.
-    fleet : Fleet
-    estimator : Estimator
-        Time of a batch; interference comes through its ``beside``.
-    queueing : QueueModel
-        Time in a replica beyond that.
-    options : Options
-    files : mapping of str to ModelFile
-        By model; what the map says of the files to serve.
-    planned_with : PlannedWith
-        Hashes and settings that the map records.
-    previous : DeploymentMap or None
-        What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
-    tried : TriedRuns
-        What the database knows to fail; estimators refuse it, and the check of a map looks again.
-    limits : RateLimits
-        What was found out about queues; problems made from this one share it.
-    answers : KnownAnswers
-        What estimators said of workloads, for every policy that looks at this problem or one made from it.
-    alike : dict
-        Which of some demands are alike (`gpuprof.placement.alike`), by the demands and what they are judged by, which
-        is kept beside the answer; shared in the same way.
-    """
-
-    demands: tuple[Demand, ...]
+    demands: tuple[Demand, ...]  #: Each model once.
     fleet: Fleet
-    estimator: Estimator
-    queueing: QueueModel
+    estimator: Estimator  #: Time of a batch; interference comes through its ``beside``.
+    queueing: QueueModel  #: Time in a replica beyond that.
     options: Options = field(default_factory=Options)
-    files: Mapping[str, ModelFile] = field(default_factory=dict)
-    planned_with: PlannedWith = field(default_factory=PlannedWith)
+    files: Mapping[str, ModelFile] = field(default_factory=dict)  #: By model; what the map says of the files to serve.
+    planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings that the map records.
+    #: What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
     previous: DeploymentMap | None = None
+    #: What the database knows to fail; estimators refuse it, and the check of a map looks again.
     tried: TriedRuns = NOTHING_TRIED
+    #: What was found out about queues; problems made from this one share it.
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
+    #: What estimators said of workloads, for every policy that looks at this problem or one made from it.
     answers: KnownAnswers = field(default_factory=KnownAnswers, repr=False, compare=False)
+    #: Which of some demands are alike (`gpuprof.placement.alike`), by the demands and what they are judged by, which is
+    #: kept beside the answer; shared in the same way.
     alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 

@@ -30,25 +30,13 @@ EXACT = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What the solver found.
+    """What the solver found."""
 
-    Attributes
-    ----------
-    values : tuple of float
-        By column; integers are whole.
-    objective : float
-    bound : float
-        No solution has a smaller objective; of a relaxed program recomputed from the duals.
-    proven : bool
-        Whether the objective is the smallest there is, up to the gaps that were allowed.
-    duals : tuple of float
-        By row, of a relaxed program: what the objective grows by when the row's bound does.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  #: By column; integers are whole.
     objective: float
-    bound: float
-    proven: bool
+    bound: float  #: No solution has a smaller objective; of a relaxed program recomputed from the duals.
+    proven: bool  #: Whether the objective is the smallest there is, up to the gaps that were allowed.
+    #: By row, of a relaxed program: what the objective grows by when the row's bound does.
     duals: tuple[float, ...] = ()
 
 

@@ -19,24 +19,18 @@ _PASSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A program: minimise ``costs · x`` with ``row_lows <= A x <= row_highs`` and ``0 <= x <= highs``.
+    """A program: minimise ``costs · x`` with ``row_lows <= A x <= row_highs`` and ``0 <= x <= highs``."""
 
-    Attributes
-    ----------
-    costs, highs : ndarray of shape (n_columns,)
-    integer : ndarray of bool, shape (n_columns,)
-    starts : ndarray of int, shape (n_columns + 1,)
-        Where the entries of each column begin in ``rows`` and ``values``.
-    rows, values : ndarray of shape (n_entries,)
-    row_lows, row_highs : ndarray of shape (n_rows,)
-    """
-
+    #: ``costs``, ``highs``: Shape (n_columns,).
     costs: Vector
     highs: Vector
-    integer: NDArray[np.bool_]
+    integer: NDArray[np.bool_]  #: Shape (n_columns,).
+    #: Shape (n_columns + 1,). Where the entries of each column begin in ``rows`` and ``values``.
     starts: NDArray[np.int64]
+    #: ``rows``, ``values``: Shape (n_entries,).
     rows: NDArray[np.int32]
     values: Vector
+    #: ``row_lows``, ``row_highs``: Shape (n_rows,).
     row_lows: Vector
     row_highs: Vector
 
@@ -48,18 +42,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Powers of two, so that scaling rounds nothing: what rows, columns and the objective are multiplied by.
+    """Powers of two, so that scaling rounds nothing: what rows, columns and the objective are multiplied by."""
 
-    Attributes
-    ----------
-    rows : ndarray of shape (n_rows,)
-    columns : ndarray of shape (n_columns,)
-        A column is this times its scaled self; 1.0 of integers.
-    objective : float
-    """
-
-    rows: Vector
-    columns: Vector
+    rows: Vector  #: Shape (n_rows,).
+    columns: Vector  #: Shape (n_columns,). A column is this times its scaled self; 1.0 of integers.
     objective: float
 
 

@@ -28,33 +28,19 @@ class Segment:
     """A replica that could be: a share of a device with a batch size and a number of processes.
 
     ParvaGPU (SC'24) §III calls a MIG instance with processes in it a segment; here a share without MIG is one too.
-
-    Attributes
-    ----------
-    model, device : str
-    share : Share
-        Of all processes together.
-    batch, processes : int
-    capacity_rps : float
-        The largest rate of Poisson arrivals that it serves within the demand's SLO; where it was looked for with
-        ``capped``, no more than the demand asks for.
-    fraction : float
-        Of the device's compute units.
-    memory_bytes : int or None
-        Of all processes together.
-    latency_ms : float
-        Planned mean time of a full batch.
     """
 
     model: str
     device: str
-    share: Share
+    share: Share  #: Of all processes together.
     batch: int
     processes: int
+    #: The largest rate of Poisson arrivals that it serves within the demand's SLO; where it was looked for with
+    #: ``capped``, no more than the demand asks for.
     capacity_rps: float
-    fraction: float
-    memory_bytes: int | None
-    latency_ms: float
+    fraction: float  #: Of the device's compute units.
+    memory_bytes: int | None  #: Of all processes together.
+    latency_ms: float  #: Planned mean time of a full batch.
 
     @property
     def workload(self) -> Workload:

@@ -32,25 +32,17 @@ COLLECTORS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collector measured of one request.
+    """What a collector measured of one request."""
 
-    Attributes
-    ----------
-    models, ops, kernels, colocations, devices
-        Rows with the request's ``run_id``.
-    settings : mapping of str to object
-        What else decides the figures; goes into the run as JSON.
-    notes : tuple of str
-        What a reader must know of them.
-    """
-
+    #: ``models``, ``ops``, ``kernels``, ``colocations``, ``devices``: Rows with the request's ``run_id``.
     models: tuple[ModelRow, ...] = ()
     ops: tuple[OpRow, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     colocations: tuple[ColocationRow, ...] = ()
     devices: tuple[DeviceRow, ...] = ()
+    #: What else decides the figures; goes into the run as JSON.
     settings: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  #: What a reader must know of them.
 
 
 def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
@@ -119,17 +111,10 @@ class Collector(Protocol):
     """Measures requests with one tool; plug-ins of the group ``gpuprof.collectors`` implement it.
 
     `gpuprof.profiling.contract.CollectorContract` holds the tests that each must pass.
-
-    Attributes
-    ----------
-    name : str
-        As it stands in the database.
-    kinds : tuple of str
-        Kinds of devices that it measures: ``"cpu"``, ``"gpu"``.
     """
 
-    name: str
-    kinds: tuple[str, ...]
+    name: str  #: As it stands in the database.
+    kinds: tuple[str, ...]  #: Kinds of devices that it measures: ``"cpu"``, ``"gpu"``.
 
     def available(self) -> str | None:
         """Return None when it can work here, else why it cannot and what to do about it, in one line."""

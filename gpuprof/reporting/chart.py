@@ -11,52 +11,28 @@ from gpuprof.reporting.palette import shade_of
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Attributes
-    ----------
-    label : str
-        What it shows, with its unit.
-    log : bool
-    low, high : float or None
-        Ends; None: from the marks.
-    names : tuple of str
-        Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
-    marks : tuple of float
-        The values that are labelled; empty: round ones.
-    downwards : bool
-        Whether a vertical axis begins at the top.
-    """
-
-    label: str
+    label: str  #: What it shows, with its unit.
     log: bool = False
+    #: ``low``, ``high``: Ends; None: from the marks.
     low: float | None = None
     high: float | None = None
-    names: tuple[str, ...] = ()
-    marks: tuple[float, ...] = ()
-    downwards: bool = False
+    names: tuple[str, ...] = ()  #: Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
+    marks: tuple[float, ...] = ()  #: The values that are labelled; empty: round ones.
+    downwards: bool = False  #: Whether a vertical axis begins at the top.
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points that are joined.
-
-    Attributes
-    ----------
-    color : int
-        Counts the series: beyond the palette, dashes and marks tell them apart.
-    dashed : bool
-        Whether it is a bound or an objective instead of a series.
-    series : str
-        Name in the legend of the series that it belongs to; empty: its own.
-    """
+    """Points that are joined."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    color: int
-    dashed: bool = False
-    series: str = ""
+    color: int  #: Counts the series: beyond the palette, dashes and marks tell them apart.
+    dashed: bool = False  #: Whether it is a bound or an objective instead of a series.
+    series: str = ""  #: Name in the legend of the series that it belongs to; empty: its own.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +49,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle in the units of the axes, with a text in it and one when it is pointed at.
-
-    Attributes
-    ----------
-    shade : float
-        Of its colour, from 0, that of the ground, to 1.
-    framed : bool
-        An edge around nothing instead of a filled rectangle.
-    strip : bool
-        Pale, with an edge and a label: names what stands below it.
-    """
+    """A rectangle in the units of the axes, with a text in it and one when it is pointed at."""
 
     name: str
     x0: float
@@ -93,27 +59,16 @@ class Box:
     tip: str
     color: int
     label: str = ""
-    shade: float = 1.0
-    framed: bool = False
-    strip: bool = False
+    shade: float = 1.0  #: Of its colour, from 0, that of the ground, to 1.
+    framed: bool = False  #: An edge around nothing instead of a filled rectangle.
+    strip: bool = False  #: Pale, with an edge and a label: names what stands below it.
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture.
+    """A picture."""
 
-    Attributes
-    ----------
-    title, note : str
-        What is seen; and what must be known to read it.
-    x, y : Axis
-    lines, points, boxes : tuples
-    height : int
-        Of the drawing area, in pixels.
-    width : int
-        Of the whole, in pixels.
-    """
-
+    #: ``title``, ``note``: What is seen; and what must be known to read it.
     title: str
     x: Axis
     y: Axis
@@ -121,8 +76,8 @@ class Chart:
     points: tuple[Points, ...] = ()
     boxes: tuple[Box, ...] = field(default=())
     note: str = ""
-    height: int = 260
-    width: int = 580
+    height: int = 260  #: Of the drawing area, in pixels.
+    width: int = 580  #: Of the whole, in pixels.
 
     def legend(self) -> dict[str, Line | Points | Box]:
         """Return a mark of each series, the first."""

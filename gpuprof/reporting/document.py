@@ -48,26 +48,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report.
+    """A part of a report."""
 
-    Attributes
-    ----------
-    title, text : str
-        Its heading, and a sentence on what it is.
-    charts : tuple of Chart
-    table : Table or None
-    source : str
-        Where its figures come from: ``"measured"``, ``"predicted"``, ``"simulated"`` …
-    folded : bool
-        Whether a page shows its heading alone until it is opened.
-    """
-
+    #: ``title``, ``text``: Its heading, and a sentence on what it is.
     title: str
     text: str
     charts: tuple[Chart, ...]
     table: Table | None = None
-    source: str = ""
-    folded: bool = False
+    source: str = ""  #: Where its figures come from: ``"measured"``, ``"predicted"``, ``"simulated"`` …
+    folded: bool = False  #: Whether a page shows its heading alone until it is opened.
 
 
 def read_result(path: Path) -> Any:

@@ -50,19 +50,11 @@ _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """An input or an output, as ONNX Runtime's sessions describe theirs.
-
-    Attributes
-    ----------
-    type : str
-        ``"tensor(float)"`` and the like.
-    shape : tuple of int, str or None
-        A free dimension has its name, or none.
-    """
+    """An input or an output, as ONNX Runtime's sessions describe theirs."""
 
     name: str
-    type: str
-    shape: tuple[int | str | None, ...]
+    type: str  #: ``"tensor(float)"`` and the like.
+    shape: tuple[int | str | None, ...]  #: A free dimension has its name, or none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +72,12 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One node in a plan.
-
-    Attributes
-    ----------
-    known : mapping of int to Tensor
-        Inputs by their position that follow from weights and shapes alone, where the node reads them.
-    over : tuple of str
-        Values that nobody needs after it.
-    """
+    """One node in a plan."""
 
     node: _Node
+    #: Inputs by their position that follow from weights and shapes alone, where the node reads them.
     known: Mapping[int, torch.Tensor]
-    over: tuple[str, ...]
+    over: tuple[str, ...]  #: Values that nobody needs after it.
 
 
 @dataclass(frozen=True, slots=True)

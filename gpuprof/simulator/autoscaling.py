@@ -10,41 +10,24 @@ from gpuprof.simulator.reschedule import Timetable
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """One policy's way through a load.
-
-    Attributes
-    ----------
-    policy : str
-    maps, started : int
-        Maps that followed one another, and replicas that had to be started for them.
-    mean_gpus : float
-        Devices of the maps, over time.
-    most_gpus : int
-    gpu_hours, held_gpu_hours : float
-        Devices of the maps, times how long; and with the time in which old and new replicas both stand.
-    cost : float or None
-        Of the maps, in $; None where a device has no price.
-    goodput_rps : float
-    in_time_pct : float or None
-        Of the requests; None without any.
-    wait_ms : float or None
-        Mean time of an answered request before its batch starts: for others to fill it and for a process.
-    worst_p99_ms : float or None
-        Of the model whose p99 is the largest part of its SLO.
-    """
+    """One policy's way through a load."""
 
     policy: str
+    #: ``maps``, ``started``: Maps that followed one another, and replicas that had to be started for them.
     maps: int
     started: int
-    mean_gpus: float
+    mean_gpus: float  #: Devices of the maps, over time.
     most_gpus: int
+    #: ``gpu_hours``, ``held_gpu_hours``: Devices of the maps, times how long; and with the time in which old and new
+    #: replicas both stand.
     gpu_hours: float
     held_gpu_hours: float
-    cost: float | None
+    cost: float | None  #: Of the maps, in $; None where a device has no price.
     goodput_rps: float
-    in_time_pct: float | None
+    in_time_pct: float | None  #: Of the requests; None without any.
+    #: Mean time of an answered request before its batch starts: for others to fill it and for a process.
     wait_ms: float | None
-    worst_p99_ms: float | None
+    worst_p99_ms: float | None  #: Of the model whose p99 is the largest part of its SLO.
 
 
 def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:

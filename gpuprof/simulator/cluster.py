@@ -22,65 +22,36 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """At a time some replicas begin to take requests, and others finish what they have and take none any more.
-
-    Attributes
-    ----------
-    at_s : float
-    begin, end : tuple of int
-        Positions in `places_of` the map.
-    """
+    """At a time some replicas begin to take requests, and others finish what they have and take none any more."""
 
     at_s: float
+    #: ``begin``, ``end``: Positions in `places_of` the map.
     begin: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """How to simulate.
+    """How to simulate."""
 
-    Attributes
-    ----------
-    duration_s : float
-        How long requests arrive; those in the system then are followed to their end.
-    warmup_s : float
-        Requests that arrive before this are not counted.
-    seed : int
-    routing : str
-        Name of a rule of `gpuprof.rules.routing`.
-    refuse_hopeless : bool
-        Whether the router refuses a request that is expected to miss its SLO where others wait already.
-    batch_timeout_ms : float or None
-        Every batch waits so long to be filled, whatever the deadline: what routers do that know no SLOs (Elvinger's
-        thesis, section 4.3.3). None: as long as the map says of each replica, and the deadline allows.
-    router_ms : float
-        Time that the router, one server for all, takes for a request.
-    legs_ms : mapping of str to (float, float)
-        Model → time of a request to its replica and of the answer back; 0 where it is not named.
-    host : HostWork
-        What serving costs the machine beside the batches; its ``handover_ms`` is in the map's batch times already.
-        Nothing is disturbed where replicas come and go.
-    failures : tuple of Failure
-    switches : tuple of Switch
-    absent : tuple of int
-        Replicas that do not take requests until a switch begins them.
-    max_in_system : int
-        More requests at a time are turned away: the bound on memory.
-    """
-
-    duration_s: float
-    warmup_s: float = 0.0
+    duration_s: float  #: How long requests arrive; those in the system then are followed to their end.
+    warmup_s: float = 0.0  #: Requests that arrive before this are not counted.
     seed: int = 0
-    routing: str = "fastest"
+    routing: str = "fastest"  #: Name of a rule of `gpuprof.rules.routing`.
+    #: Whether the router refuses a request that is expected to miss its SLO where others wait already.
     refuse_hopeless: bool = True
-    router_ms: float = 0.0
+    router_ms: float = 0.0  #: Time that the router, one server for all, takes for a request.
+    #: Model → time of a request to its replica and of the answer back; 0 where it is not named.
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     switches: tuple[Switch, ...] = ()
-    absent: tuple[int, ...] = ()
-    max_in_system: int = 2**22
+    absent: tuple[int, ...] = ()  #: Replicas that do not take requests until a switch begins them.
+    max_in_system: int = 2**22  #: More requests at a time are turned away: the bound on memory.
+    #: Every batch waits so long to be filled, whatever the deadline: what routers do that know no SLOs (Elvinger's
+    #: thesis, section 4.3.3). None: as long as the map says of each replica, and the deadline allows.
     batch_timeout_ms: float | None = None
+    #: What serving costs the machine beside the batches; its ``handover_ms`` is in the map's batch times already.
+    #: Nothing is disturbed where replicas come and go.
     host: HostWork = NO_HOST_WORK
 
 

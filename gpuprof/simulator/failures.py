@@ -14,22 +14,12 @@ _FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<la
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that goes away.
-
-    Attributes
-    ----------
-    node : str
-    gpu : int or None
-        Index of the GPU; None: the whole node.
-    at_s : float
-    lasts_s : float or None
-        None: it does not come back.
-    """
+    """Something that goes away."""
 
     node: str
-    gpu: int | None
+    gpu: int | None  #: Index of the GPU; None: the whole node.
     at_s: float
-    lasts_s: float | None = None
+    lasts_s: float | None = None  #: None: it does not come back.
 
 
 def parse_failure(text: str, deployment: DeploymentMap) -> Failure:

@@ -18,18 +18,10 @@ from gpuprof.simulator.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class MergedQueues:
-    """A map in which each merge is one model.
+    """A map in which each merge is one model."""
 
-    Attributes
-    ----------
-    deployment : DeploymentMap
-        Without merges.
-    queue_of : mapping of str to str
-        Each merged model → the model that stands for it; empty for maps without merges.
-    """
-
-    deployment: DeploymentMap
-    queue_of: Mapping[str, str]
+    deployment: DeploymentMap  #: Without merges.
+    queue_of: Mapping[str, str]  #: Each merged model → the model that stands for it; empty for maps without merges.
 
     def rates(self, original: DeploymentMap, rates: Mapping[str, float]) -> dict[str, float]:
         """Return rates by queue; merged models that have none here keep the map's."""

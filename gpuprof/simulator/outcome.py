@@ -19,45 +19,32 @@ _CDF_POINTS = 400
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """What one model's clients saw.
-
-    Attributes
-    ----------
-    requests, answered, in_time : int
-        Arrived; answered at all; answered within the SLO.
-    rate_rps, goodput_rps : float
-        Requests, and those within the SLO, per second.
-    in_time_pct : float or None
-        Of the requests; None when there was none.
-    slo_met : bool or None
-        Whether that is at least the percentile asked for.
-    mean_ms, p50_ms, p95_ms, p99_ms, max_ms : float or None
-        Of the answered requests.
-    stage_mean_ms, stage_p99_ms : mapping of str to float
-        By stage: router, network, batching (waiting for others while a process is free), queue (waiting for a process),
-        service.
-    missed : mapping of str to int
-        Requests outside the SLO by cause: the stage that made them late, ``refused`` (hopeless), ``full`` (more in the
-        system than memory is allowed for) or ``failed`` (lost with a device, or nothing there to serve it).
-    """
+    """What one model's clients saw."""
 
     model: str
     slo_ms: float
     percentile: float
+    #: ``requests``, ``answered``, ``in_time``: Arrived; answered at all; answered within the SLO.
     requests: int
     answered: int
     in_time: int
+    #: ``rate_rps``, ``goodput_rps``: Requests, and those within the SLO, per second.
     rate_rps: float
     goodput_rps: float
-    in_time_pct: float | None
-    slo_met: bool | None
+    in_time_pct: float | None  #: Of the requests; None when there was none.
+    slo_met: bool | None  #: Whether that is at least the percentile asked for.
+    #: ``mean_ms``, ``p50_ms``, ``p95_ms``, ``p99_ms``, ``max_ms``: Of the answered requests.
     mean_ms: float | None
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
     max_ms: float | None
+    #: ``stage_mean_ms``, ``stage_p99_ms``: By stage: router, network, batching (waiting for others while a process is
+    #: free), queue (waiting for a process), service.
     stage_mean_ms: Mapping[str, float | None]
     stage_p99_ms: Mapping[str, float | None]
+    #: Requests outside the SLO by cause: the stage that made them late, ``refused`` (hopeless), ``full`` (more in the
+    #: system than memory is allowed for) or ``failed`` (lost with a device, or nothing there to serve it).
     missed: Mapping[str, int]
 
 
@@ -84,22 +71,15 @@ class ReplicaOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One model over time and its distribution.
-
-    Attributes
-    ----------
-    arrived, answered, in_time : tuple of int, one for each part of the time line
-        By the time of arrival.
-    stage_mean_ms : mapping of str to tuple of float or None
-    latency_ms, fraction : tuple of float
-        Cumulative distribution of the latency.
-    """
+    """One model over time and its distribution."""
 
     model: str
+    #: ``arrived``, ``answered``, ``in_time``: By the time of arrival.
     arrived: tuple[int, ...]
     answered: tuple[int, ...]
     in_time: tuple[int, ...]
     stage_mean_ms: Mapping[str, tuple[float | None, ...]]
+    #: ``latency_ms``, ``fraction``: Cumulative distribution of the latency.
     latency_ms: tuple[float, ...]
     fraction: tuple[float, ...]
 

@@ -28,54 +28,38 @@ WINDOWS = 60
 
 
 class ClusterArrays(NamedTuple):
-    """What is simulated; nothing of it changes between two changes of the cluster.
+    """What is simulated; nothing of it changes between two changes of the cluster."""
 
-    Attributes
-    ----------
-    slo, late_part : ndarray of shape (M,)
-        What a request may take, and which part of a model's requests may take longer.
-    request_leg, answer_leg : ndarray of shape (M,)
-        The way of a request to its replica, and of its answer back.
-    choice, choice_start : ndarray of shape (R,), (M + 1,)
-        The replicas of model m are ``choice[choice_start[m]:choice_start[m + 1]]``.
-    replica_model, batch : ndarray of shape (R,)
-    latency_ms : ndarray of shape (R, B)
-        Mean time of a batch by how many are in it.
-    max_wait_ms, cv, pause_factor, pause_cv : ndarray of shape (R,)
-        As in `gpuprof.domain.sojourn.BatchServer`.
-    first_process, process_replica : ndarray of shape (R + 1,), (P,)
-        The processes of replica r are those from ``first_process[r]`` to before ``first_process[r + 1]``.
-    router_ns : int
-        Time of the router for a request.
-    round_robin : bool
-        Each replica in turn instead of the fastest.
-    refuse_hopeless : bool
-        See `gpuprof.simulator.cluster.SimulationOptions`.
-    host_event : ndarray of shape (1,)
-        What router and clients take of a CPU twice for a request, 0 where they disturb nobody.
-    core_start, core_process : ndarray
-        The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
-    """
-
+    #: ``slo``, ``late_part``: Shape (M,). What a request may take, and which part of a model's requests may take
+    #: longer.
     slo: Ints
     late_part: Floats
+    #: ``request_leg``, ``answer_leg``: Shape (M,). The way of a request to its replica, and of its answer back.
     request_leg: Ints
     answer_leg: Ints
+    #: ``choice``, ``choice_start``: Shape (R,), (M + 1,). The replicas of model m are
+    #: ``choice[choice_start[m]:choice_start[m + 1]]``.
     choice_start: Ints
     choice: Ints
+    #: ``replica_model``, ``batch``: Shape (R,).
     replica_model: Ints
     batch: Ints
-    latency_ms: Floats
+    latency_ms: Floats  #: Shape (R, B). Mean time of a batch by how many are in it.
+    #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). As in `gpuprof.domain.sojourn.BatchServer`.
     max_wait_ms: Floats
     cv: Floats
     pause_factor: Floats
     pause_cv: Floats
+    #: ``first_process``, ``process_replica``: Shape (R + 1,), (P,). The processes of replica r are those from
+    #: ``first_process[r]`` to before ``first_process[r + 1]``.
     first_process: Ints
     process_replica: Ints
-    router_ns: int
-    round_robin: bool
-    refuse_hopeless: bool
+    router_ns: int  #: Time of the router for a request.
+    round_robin: bool  #: Each replica in turn instead of the fastest.
+    refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
+    #: Shape (1,). What router and clients take of a CPU twice for a request, 0 where they disturb nobody.
     host_event: Ints
+    #: ``core_start``, ``core_process``: The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
     core_start: Ints
     core_process: Ints
 
@@ -85,173 +69,125 @@ class State(NamedTuple):
 
     Requests in the system are places of a pool, chained by ``next``; -1 ends a chain. Times of events are nanoseconds;
     what ends in ``_ms`` are milliseconds, as `gpuprof.rules.routing` has them.
-
-    Attributes
-    ----------
-    calendar : Calendar
-        The events to come.
-    free : ndarray of shape (1,)
-        Starts the chain of empty places.
-    places_capped : ndarray of shape (1,)
-        1 when there may be no more places.
-    next, arrived, joined : ndarray of shape (N,)
-        The place that follows in the chain; when the request was sent, and when it is with the replicas.
-    expected_ms, expected_rows : ndarray of shape (N,)
-        When it was expected to be answered, after it was sent, in a batch of so many.
-    losses : ndarray of shape (N,)
-        How often it was lost with a device that failed.
-    pending_head, pending_tail : ndarray of shape (M,)
-        The chain of requests on their way through router and network.
-    orphans : ndarray of shape (M,)
-        Starts the chain of those that no living replica serves.
-    living, turn : ndarray of shape (M,)
-        How many of its replicas take requests, and whose turn it is where several would do.
-    reserve, usual_reserve, reserve_at : ndarray of shape (M,)
-        The part of an SLO that is kept in hand since ``reserve_at``, and that to which it relaxes.
-    store, store_position, store_size : ndarray of shape (M, A), (M,), (M,)
-        Arrivals drawn ahead, which is next, and how many there are.
-    queue_head, queue_tail, waiting : ndarray of shape (R,)
-        The chain of requests that wait, and how many do.
-    behind : ndarray of shape (R,)
-        The last of those that were put before a queue's head, -1: none.
-    lonely : ndarray of shape (R,)
-        How many in a queue were lost so often that they go alone.
-    armed, held, wait_ms : ndarray of shape (R,)
-        Whether a timer is set, whether the next batch waits to be filled, and how long one does.
-    arrival_count, refused_count, counted_at : ndarray of shape (R,)
-        Its arrivals as `gpuprof.rules.routing.decay_count` leaves them at ``counted_at``, and those of them that were
-        refused.
-    joining, left_ms : ndarray of shape (R,)
-        What its next batch is expected to hold, and how long arrivals wait for a process on average.
-    alive, idle_since, free_processes : ndarray of shape (R,)
-        1 takes requests, 0 takes none any more; since when some process has been free, and how many are.
-    takes : ndarray of shape (R,)
-        ``alive`` in the order of `ClusterArrays.choice`.
-    factors, rested, factor_position : ndarray of shape (R, F), (R, F), (R,)
-        Service times over their mean, those of batches that find their process at rest, and which is next.
-    done_at, freed_at, started_at : ndarray of shape (P,)
-        When its batch ends, -1 while it is free; since when it is free; when its batch started.
-    expected_at : ndarray of shape (P,)
-        What the router believes of ``done_at``: it knows the means alone.
-    idle_before : ndarray of shape (P,)
-        ``idle_since`` of its replica when its batch started.
-    flight, batch_size : ndarray of shape (P,)
-        The first request of its batch, and how many are in it.
-    router_until : ndarray of shape (1,)
-        When the router has done all that it was given.
-    host : ndarray of shape (3,)
-        How many answers router and clients have to hand on now, the number that is drawn from, and the core on which
-        they were last.
-    ranking : Ranking
-    slowdown : Slowdown
-    busy_ms, finish_ms : ndarray
-        Room to work in, for the processes of one replica and the replicas of one model: compiled code makes no arrays.
     """
 
-    calendar: Calendar
+    calendar: Calendar  #: The events to come.
     # The pool of requests.
-    free: Ints
-    places_capped: Ints
+    free: Ints  #: Shape (1,). Starts the chain of empty places.
+    places_capped: Ints  #: Shape (1,). 1 when there may be no more places.
+    #: ``next``, ``arrived``, ``joined``: Shape (N,). The place that follows in the chain; when the request was sent,
+    #: and when it is with the replicas.
     next: NDArray[np.int32]
     arrived: Ints
     joined: Ints
+    #: ``expected_ms``, ``expected_rows``: Shape (N,). When it was expected to be answered, after it was sent, in a
+    #: batch of so many.
     expected_ms: Floats
     expected_rows: Ints
-    losses: NDArray[np.int8]
+    losses: NDArray[np.int8]  #: Shape (N,). How often it was lost with a device that failed.
     # By model.
+    #: ``pending_head``, ``pending_tail``: Shape (M,). The chain of requests on their way through router and network.
     pending_head: Ints
     pending_tail: Ints
-    orphans: Ints
+    orphans: Ints  #: Shape (M,). Starts the chain of those that no living replica serves.
+    #: ``living``, ``turn``: Shape (M,). How many of its replicas take requests, and whose turn it is where several
+    #: would do.
     living: Ints
     turn: Ints
+    #: ``reserve``, ``usual_reserve``, ``reserve_at``: Shape (M,). The part of an SLO that is kept in hand since
+    #: ``reserve_at``, and that to which it relaxes.
     reserve: Floats
     usual_reserve: Floats
     reserve_at: Ints
+    #: ``store``, ``store_position``, ``store_size``: Shape (M, A), (M,), (M,). Arrivals drawn ahead, which is next, and
+    #: how many there are.
     store: Ints
     store_position: Ints
     store_size: Ints
     # By replica.
+    #: ``queue_head``, ``queue_tail``, ``waiting``: Shape (R,). The chain of requests that wait, and how many do.
     queue_head: Ints
     queue_tail: Ints
     waiting: Ints
-    behind: Ints
-    lonely: Ints
+    behind: Ints  #: Shape (R,). The last of those that were put before a queue's head, -1: none.
+    lonely: Ints  #: Shape (R,). How many in a queue were lost so often that they go alone.
+    #: ``armed``, ``held``, ``wait_ms``: Shape (R,). Whether a timer is set, whether the next batch waits to be filled,
+    #: and how long one does.
     armed: Ints
     held: Ints
     wait_ms: Floats
+    #: ``arrival_count``, ``refused_count``, ``counted_at``: Shape (R,). Its arrivals as
+    #: `gpuprof.rules.routing.decay_count` leaves them at ``counted_at``, and those of them that were refused.
     arrival_count: Floats
     refused_count: Floats
     counted_at: Ints
+    #: ``joining``, ``left_ms``: Shape (R,). What its next batch is expected to hold, and how long arrivals wait for a
+    #: process on average.
     joining: Ints
     left_ms: Floats
+    #: ``alive``, ``idle_since``, ``free_processes``: Shape (R,). 1 takes requests, 0 takes none any more; since when
+    #: some process has been free, and how many are.
     alive: Ints
     idle_since: Ints
     free_processes: Ints
-    takes: Ints
+    takes: Ints  #: Shape (R,). ``alive`` in the order of `ClusterArrays.choice`.
+    #: ``factors``, ``rested``, ``factor_position``: Shape (R, F), (R, F), (R,). Service times over their mean, those of
+    #: batches that find their process at rest, and which is next.
     factors: Floats
     rested: Floats
     factor_position: Ints
     # By process.
+    #: ``done_at``, ``freed_at``, ``started_at``: Shape (P,). When its batch ends, -1 while it is free; since when it is
+    #: free; when its batch started.
     done_at: Ints
     freed_at: Ints
     started_at: Ints
-    expected_at: Ints
-    idle_before: Ints
+    expected_at: Ints  #: Shape (P,). What the router believes of ``done_at``: it knows the means alone.
+    idle_before: Ints  #: Shape (P,). ``idle_since`` of its replica when its batch started.
+    #: ``flight``, ``batch_size``: Shape (P,). The first request of its batch, and how many are in it.
     flight: Ints
     batch_size: Ints
     # Of the whole machine.
-    router_until: Ints
+    router_until: Ints  #: Shape (1,). When the router has done all that it was given.
+    #: Shape (3,). How many answers router and clients have to hand on now, the number that is drawn from, and the core
+    #: on which they were last.
     host: Ints
     ranking: Ranking
     slowdown: Slowdown
+    #: ``busy_ms``, ``finish_ms``: Room to work in, for the processes of one replica and the replicas of one model:
+    #: compiled code makes no arrays.
     busy_ms: Floats
     finish_ms: Floats
 
 
 class Tally(NamedTuple):
-    """What has been counted, of requests that arrived from ``span[0]`` on.
+    """What has been counted, of requests that arrived from ``span[0]`` on."""
 
-    Attributes
-    ----------
-    span : ndarray of shape (2,)
-        Begin and end of the time line.
-    windows_per_ns : ndarray of shape (1,)
-    arrived, answered, in_time, longest : ndarray of shape (M,)
-        Requests; longest latency.
-    missed : ndarray of shape (M, 8)
-        By cause.
-    stage_ns : ndarray of shape (M, 5)
-        Sums.
-    total, stage, by_replica : ndarray of shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins)
-        Histograms: of latencies, of their stages, of latencies by replica.
-    replica_answered, replica_in_time, replica_by_end : ndarray of shape (R,)
-        Requests; ``replica_by_end`` those answered before the time line ended.
-    replica_batches, replica_busy : ndarray of shape (R,)
-        Batches, and the time that processes were busy.
-    windows : ndarray of shape (W, M, 3)
-        Of the requests that arrived in a part of the time line, all, the answered and those in time.
-    window_ns : ndarray of shape (W, M, 5)
-        Sums of their stages.
-    """
-
-    span: Ints
-    windows_per_ns: Floats
+    span: Ints  #: Shape (2,). Begin and end of the time line.
+    windows_per_ns: Floats  #: Shape (1,).
+    #: ``arrived``, ``answered``, ``in_time``, ``longest``: Shape (M,). Requests; longest latency.
     arrived: Ints
     answered: Ints
     in_time: Ints
-    missed: Ints
-    stage_ns: Floats
+    missed: Ints  #: Shape (M, 8). By cause.
+    stage_ns: Floats  #: Shape (M, 5). Sums.
     longest: Ints
+    #: ``total``, ``stage``, ``by_replica``: Shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins). Histograms: of
+    #: latencies, of their stages, of latencies by replica.
     total: Ints
     stage: Ints
     by_replica: Ints
+    #: ``replica_answered``, ``replica_in_time``, ``replica_by_end``: Shape (R,). Requests; ``replica_by_end`` those
+    #: answered before the time line ended.
     replica_answered: Ints
     replica_in_time: Ints
     replica_by_end: Ints
+    #: ``replica_batches``, ``replica_busy``: Shape (R,). Batches, and the time that processes were busy.
     replica_batches: Ints
     replica_busy: Ints
+    #: Shape (W, M, 3). Of the requests that arrived in a part of the time line, all, the answered and those in time.
     windows: Ints
-    window_ns: Floats
+    window_ns: Floats  #: Shape (W, M, 5). Sums of their stages.
 
 
 def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:

@@ -28,18 +28,12 @@ _COLUMNS = ("time_s", "model")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests by model.
+    """Requests by model."""
 
-    Attributes
-    ----------
-    times : mapping of str to ndarray of shape (requests,)
-        Model → nanoseconds from the start, ascending. The name ``""`` stands for a trace that names no model.
-    duration_s : float
-        Length of the recording, at least to the last request.
-    """
-
+    #: Mapping of str to ndarray of shape (requests,). Model → nanoseconds from the start, ascending. The name ``""``
+    #: stands for a trace that names no model.
     times: Mapping[str, Times]
-    duration_s: float
+    duration_s: float  #: Length of the recording, at least to the last request.
 
     @property
     def requests(self) -> int:

@@ -11,31 +11,17 @@ ONNX, TRANSFORMERS, OURS = "onnx", "transformers", "gpuprof"
 
 @dataclass(frozen=True, slots=True)
 class ZooArchitecture:
-    """A network of the zoo.
-
-    Attributes
-    ----------
-    name : str
-    origin : str
-        Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that
-        library's configuration and code) or ``"gpuprof"`` (ours, no published network). What is called random is
-        drawn anew for each seed, layers and all; size and input are those of seed 0.
-    stem : str
-        What the origin calls it.
-    parameters : int
-        Numbers in its weights, statistics of normalisations included.
-    input : str
-        Names and shapes of its inputs.
-    needs : str
-        The extra of gpuprof that building takes; empty for none.
-    """
+    """A network of the zoo."""
 
     name: str
+    #: Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that library's
+    #: configuration and code) or ``"gpuprof"`` (ours, no published network). What is called random is drawn anew for
+    #: each seed, layers and all; size and input are those of seed 0.
     origin: str
-    stem: str
-    parameters: int
-    input: str
-    needs: str = ""
+    stem: str  #: What the origin calls it.
+    parameters: int  #: Numbers in its weights, statistics of normalisations included.
+    input: str  #: Names and shapes of its inputs.
+    needs: str = ""  #: The extra of gpuprof that building takes; empty for none.
 
 
 _IMAGE = "{} [batch, 3, 224, 224]"

@@ -24,36 +24,16 @@ _CALIBRATION_SIDE = 224
 
 @dataclass(frozen=True, slots=True)
 class ExportedArchitecture:
-    """How one model is exported.
+    """How one model is exported."""
 
-    Attributes
-    ----------
-    config : str
-        Class of transformers that holds the configuration.
-    model : str
-        Class of transformers that makes the model of it.
-    inputs : tuple of str
-        In the order of the exported file.
-    outputs : tuple of str
-        Fields of the model's result that are exported.
-    settings : mapping
-        What differs from the configuration's defaults.
-    fixed : mapping
-        Arguments of the call that are not inputs.
-    side : int
-        Of images.
-    floats : tuple of str
-        Inputs that the model takes as floats, though they are whole numbers.
-    """
-
-    config: str
-    model: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    settings: Mapping[str, object] = field(default_factory=dict)
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    side: int = 224
-    floats: tuple[str, ...] = ()
+    config: str  #: Class of transformers that holds the configuration.
+    model: str  #: Class of transformers that makes the model of it.
+    inputs: tuple[str, ...]  #: In the order of the exported file.
+    outputs: tuple[str, ...]  #: Fields of the model's result that are exported.
+    settings: Mapping[str, object] = field(default_factory=dict)  #: What differs from the configuration's defaults.
+    fixed: Mapping[str, object] = field(default_factory=dict)  #: Arguments of the call that are not inputs.
+    side: int = 224  #: Of images.
+    floats: tuple[str, ...] = ()  #: Inputs that the model takes as floats, though they are whole numbers.
 
 
 _TEXT = ("input_ids", "attention_mask")

@@ -21,17 +21,11 @@ _WHOLE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class CreqModel:
-    """What was learned of launches, and how far models' requirements were off.
-
-    Attributes
-    ----------
-    launches : LaunchModel
-    interval : mapping of str to (float, float)
-        Metric → what is added to a prediction, in points, for the ends of the interval that held nine of ten of the
-        thesis's figures, each model's made without it.
-    """
+    """What was learned of launches, and how far models' requirements were off."""
 
     launches: LaunchModel
+    #: Metric → what is added to a prediction, in points, for the ends of the interval that held nine of ten of the
+    #: thesis's figures, each model's made without it.
     interval: Mapping[str, tuple[float, float]]
 
     def figure(self, metric: str, value: float, basis: str) -> Figure:

@@ -33,17 +33,12 @@ _WARPS = 64
 
 @dataclass(frozen=True, slots=True)
 class PredictedLaunches:
-    """Of N kernels.
+    """Of N kernels."""
 
-    Attributes
-    ----------
-    occupancy_pct : ndarray of shape (N,)
-        Achieved occupancy, as ncu counts it: warps of the SMs at work in percent of those that they can hold.
-    sm_utilization_pct : ndarray of shape (N,)
-        SMs that all blocks need in percent of the GPU's, at most 100 (thesis §5.3.2).
-    """
-
+    #: Shape (N,). Achieved occupancy, as ncu counts it: warps of the SMs at work in percent of those that they can
+    #: hold.
     occupancy_pct: Array
+    #: Shape (N,). SMs that all blocks need in percent of the GPU's, at most 100 (thesis §5.3.2).
     sm_utilization_pct: Array
 
 

@@ -25,24 +25,12 @@ _FEW_REGISTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Published launches of one family.
+    """Published launches of one family."""
 
-    Attributes
-    ----------
-    measured : MeasuredOps
-        The N ops.
-    warps : ndarray of shape (N,)
-        Warps that an SM at work holds: of as many blocks as fit, or of those that there are.
-    waves : ndarray of shape (N,)
-        Blocks in units of what the whole GPU holds at once.
-    held : ndarray of shape (N,)
-        Warps of as many blocks as fit on an SM.
-    """
-
-    measured: MeasuredOps
-    warps: Array
-    waves: Array
-    held: Array
+    measured: MeasuredOps  #: The N ops.
+    warps: Array  #: Shape (N,). Warps that an SM at work holds: of as many blocks as fit, or of those that there are.
+    waves: Array  #: Shape (N,). Blocks in units of what the whole GPU holds at once.
+    held: Array  #: Shape (N,). Warps of as many blocks as fit on an SM.
 
     def take(self, rows: Any) -> Launches:
         """Return the rows at positions, or where a mask is true."""

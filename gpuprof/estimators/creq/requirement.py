@@ -17,21 +17,13 @@ from gpuprof.estimators.cross_gpu.rates import rates_of
 
 @dataclass(frozen=True, slots=True)
 class KernelFill:
-    """The kernels of one batch.
+    """The kernels of one batch."""
 
-    Attributes
-    ----------
-    busy_s : ndarray of shape (N,)
-        Time of each, all its runs.
-    occupancy_pct, sm_utilization_pct : ndarray of shape (N,)
-    host_s : float
-        What the host takes to launch all.
-    """
-
-    busy_s: Array
+    busy_s: Array  #: Shape (N,). Time of each, all its runs.
+    #: ``occupancy_pct``, ``sm_utilization_pct``: Shape (N,).
     occupancy_pct: Array
     sm_utilization_pct: Array
-    host_s: float
+    host_s: float  #: What the host takes to launch all.
 
     @property
     def total_s(self) -> float:

@@ -33,28 +33,15 @@ _LARGEST_BLOCK = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class OpPoints:
-    """N ops as the process sees them.
+    """N ops as the process sees them."""
 
-    Attributes
-    ----------
-    kind : ndarray of shape (N,)
-        Only ops of one kind and precision have its error in common.
-    duration : ndarray of shape (N,)
-        Logarithm to ten of the predicted seconds.
-    sizes, marks : ndarray of shape (N, F)
-        Logarithms to two of the sizes; what tells ops apart beside.
-    part : ndarray of shape (N,)
-        What of the time is the kernel, and not its launch.
-    scale : ndarray of shape (N,)
-        Standard deviation of the error on GPUs left out.
-    """
-
-    kind: NDArray[np.str_]
-    duration: Array
+    kind: NDArray[np.str_]  #: Shape (N,). Only ops of one kind and precision have its error in common.
+    duration: Array  #: Shape (N,). Logarithm to ten of the predicted seconds.
+    #: ``sizes``, ``marks``: Shape (N, F). Logarithms to two of the sizes; what tells ops apart beside.
     sizes: Array
     marks: Array
-    part: Array
-    scale: Array
+    part: Array  #: Shape (N,). What of the time is the kernel, and not its launch.
+    scale: Array  #: Shape (N,). Standard deviation of the error on GPUs left out.
 
     def take(self, rows: slice | NDArray[np.int64]) -> OpPoints:
         """Return the ops at positions."""
@@ -86,20 +73,11 @@ def join_points(parts: Sequence[OpPoints]) -> OpPoints:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What measured ops say.
-
-    Attributes
-    ----------
-    seen : OpPoints
-    weights : ndarray of shape (N,)
-        Of each of them.
-    inverse : ndarray of shape (N, N)
-        Of their covariance.
-    """
+    """What measured ops say."""
 
     seen: OpPoints
-    weights: Array
-    inverse: Array
+    weights: Array  #: Shape (N,). Of each of them.
+    inverse: Array  #: Shape (N, N). Of their covariance.
 
     def correct(self, points: OpPoints) -> tuple[Array, Array]:
         """Return by what logarithm predictions are to be moved, and what part of their error is left, in (0, 1]."""

@@ -21,18 +21,11 @@ from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Regressors by name.
+    """Regressors by name."""
 
-    Attributes
-    ----------
-    forests : mapping of str to Forest
-        `features.REGRESSORS` → trees.
-    floor_s : mapping of str to float
-        What launching and timing a single op took where the published ops were measured, by family; what frameworks
-        do before attention and products in 8 bits, by `features.preparation_names`.
-    """
-
-    forests: Mapping[str, Forest]
+    forests: Mapping[str, Forest]  #: `features.REGRESSORS` → trees.
+    #: What launching and timing a single op took where the published ops were measured, by family; what frameworks do
+    #: before attention and products in 8 bits, by `features.preparation_names`.
     floor_s: Mapping[str, float]
 
     @classmethod

@@ -144,19 +144,11 @@ def _find_distinct(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArra
 
 @dataclass(frozen=True, slots=True)
 class CrossGpuModel:
-    """What was learned: regressors, and how far they are off for a GPU that they have not seen.
-
-    Attributes
-    ----------
-    costs : CostModel
-    scales : ErrorScales
-    adaptation : Adaptation, optional
-        What was measured of ops of the GPU that is asked about.
-    """
+    """What was learned: regressors, and how far they are off for a GPU that they have not seen."""
 
     costs: CostModel
     scales: ErrorScales
-    adaptation: Adaptation | None = None
+    adaptation: Adaptation | None = None  #: What was measured of ops of the GPU that is asked about.
 
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
         """Return the time of one batch in ms with its 90% interval.

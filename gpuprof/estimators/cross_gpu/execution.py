@@ -24,15 +24,9 @@ PRECISIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """In which arithmetic and how a model is run.
+    """In which arithmetic and how a model is run."""
 
-    Attributes
-    ----------
-    precision : str or None
-        A key of `PRECISIONS`; None: what the model's types give in ONNX Runtime's CUDA provider, TF32 included.
-    runtime : LaunchMode
-    """
-
+    #: A key of `PRECISIONS`; None: what the model's types give in ONNX Runtime's CUDA provider, TF32 included.
     precision: str | None = None
     runtime: LaunchMode = LaunchMode.FUSED
 

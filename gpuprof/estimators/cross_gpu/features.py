@@ -28,21 +28,14 @@ REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "nor
 
 @dataclass(frozen=True, slots=True)
 class OpBounds:
-    """Least times of N ops in seconds.
+    """Least times of N ops in seconds."""
 
-    Attributes
-    ----------
-    expected_s : ndarray of shape (N,)
-        Of arithmetic at the rate that the power limit leaves, or of the traffic at what is drawn of the bandwidth.
-    hard_s : ndarray of shape (N,)
-        At the peaks of the data sheet; traffic that fits into the L2 cache as fast as from there.
-    intensity : ndarray of shape (N,)
-        Arithmetic over traffic, of the expected times.
-    """
-
+    #: Shape (N,). Of arithmetic at the rate that the power limit leaves, or of the traffic at what is drawn of the
+    #: bandwidth.
     expected_s: Array
+    #: Shape (N,). At the peaks of the data sheet; traffic that fits into the L2 cache as fast as from there.
     hard_s: Array
-    intensity: Array
+    intensity: Array  #: Shape (N,). Arithmetic over traffic, of the expected times.
 
 
 def bound_times(ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0) -> OpBounds:

@@ -44,21 +44,15 @@ _numpy_rows = _RowBudget(_NUMPY_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """A sum of T binary trees, each padded to as many nodes.
+    """A sum of T binary trees, each padded to as many nodes."""
 
-    Attributes
-    ----------
-    feature, threshold, left, right : ndarray of shape (T, S)
-        Splits: values not above the threshold go left; a child below zero is leaf ``-child - 1``.
-    leaves : ndarray of shape (T, L)
-    features : int
-    """
-
+    #: ``feature``, ``threshold``, ``left``, ``right``: Shape (T, S). Splits: values not above the threshold go left; a
+    #: child below zero is leaf ``-child - 1``.
     feature: NDArray[np.int32]
     threshold: NDArray[np.float64]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
-    leaves: NDArray[np.float64]
+    leaves: NDArray[np.float64]  #: Shape (T, L).
     features: int
 
     def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:

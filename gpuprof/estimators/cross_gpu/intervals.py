@@ -54,21 +54,14 @@ def launched_as(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """What the time of a model is made of.
+    """What the time of a model is made of."""
 
-    Attributes
-    ----------
-    kernels_s, host_s : float
-        Seconds of all kernels one after another, and of the host that launches them: the longer counts.
-    by_kind : mapping of str to float
-        Kind of op → its part of the kernels' time.
-    unsure : float
-        What part of the kernels' error the measurements of the GPU leave; 1 where nothing was measured.
-    """
-
+    #: ``kernels_s``, ``host_s``: Seconds of all kernels one after another, and of the host that launches them: the
+    #: longer counts.
     kernels_s: float
     host_s: float
-    by_kind: Mapping[str, float]
+    by_kind: Mapping[str, float]  #: Kind of op → its part of the kernels' time.
+    #: What part of the kernels' error the measurements of the GPU leave; 1 where nothing was measured.
     unsure: float = 1.0
 
     @property
@@ -79,24 +72,13 @@ class TimeParts:
 
 @dataclass(frozen=True, slots=True)
 class ErrorScales:
-    """Errors on GPUs left out, all logarithms of factors or multiples of such.
+    """Errors on GPUs left out, all logarithms of factors or multiples of such."""
 
-    Attributes
-    ----------
-    ops : mapping of str to float
-        `name_kinds` → scale.
-    op_factors : mapping of str to float
-        `generation_of` → scales that hold nine of ten ops.
-    model_factors : mapping of str to float
-        Kind of model, or `ANY_MODEL`, and generation → mean scales of its kernels that hold nine of ten models.
-    host : float
-        Scale of models that take as long as the host.
-    """
-
-    ops: Mapping[str, float]
-    op_factors: Mapping[str, float]
+    ops: Mapping[str, float]  #: `name_kinds` → scale.
+    op_factors: Mapping[str, float]  #: `generation_of` → scales that hold nine of ten ops.
+    #: Kind of model, or `ANY_MODEL`, and generation → mean scales of its kernels that hold nine of ten models.
     model_factors: Mapping[str, float]
-    host: float
+    host: float  #: Scale of models that take as long as the host.
 
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:

@@ -60,24 +60,12 @@ class LaunchMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelList:
-    """The kernels of a graph.
+    """The kernels of a graph."""
 
-    Attributes
-    ----------
-    ops : OpTable
-        N kernels.
-    count : tuple of int, length N
-        How many times each runs: the steps of a recurrent op.
-    op_types : tuple of str, length N
-        Of the node that each is of.
-    unknown : tuple of str
-        Op types of which only the traffic is known, sorted.
-    """
-
-    ops: OpTable
-    count: tuple[int, ...]
-    op_types: tuple[str, ...]
-    unknown: tuple[str, ...]
+    ops: OpTable  #: N kernels.
+    count: tuple[int, ...]  #: How many times each runs: the steps of a recurrent op.
+    op_types: tuple[str, ...]  #: Of the node that each is of.
+    unknown: tuple[str, ...]  #: Op types of which only the traffic is known, sorted.
 
 
 _Row = tuple[str, dict[str, float]]

@@ -30,23 +30,14 @@ _WORTH_TELLING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """By what a GPU is beyond those that were learned from.
+    """By what a GPU is beyond those that were learned from."""
 
-    Attributes
-    ----------
-    trait : str
-        In words, with its unit.
-    value, low, high : float
-        Of the GPU, and of those that were learned from.
-    factor : float
-        Above 1: how far it is beyond them, less what each of them is beyond the others at most.
-    """
-
-    trait: str
+    trait: str  #: In words, with its unit.
+    #: ``value``, ``low``, ``high``: Of the GPU, and of those that were learned from.
     value: float
     low: float
     high: float
-    factor: float
+    factor: float  #: Above 1: how far it is beyond them, less what each of them is beyond the others at most.
 
     def __str__(self) -> str:
         """Return it in words."""

@@ -17,45 +17,33 @@ FAMILIES = ("matmul", "conv", "elementwise", "norm", "softmax", "attention", "mo
 
 @dataclass(frozen=True, slots=True)
 class OpTable:
-    """N ops.
+    """N ops."""
 
-    Attributes
-    ----------
-    family : ndarray of shape (N,)
-        Positions in `FAMILIES`.
-    b, m, n, k : ndarray of shape (N,)
-        Of a product: how many, rows, columns and depth of each; a convolution as the product that it is, groups being
-        ``b``; attention: batch x heads, queries, keys and head size.
-    flops, read_bytes, written_bytes : ndarray of shape (N,)
-    elements, row : ndarray of shape (N,)
-        Elements that it gives, and how many of them one row has that is normalised together.
-    width : ndarray of shape (N,)
-        Bytes of an element.
-    kernel, stride, image : ndarray of shape (N,)
-        Of a convolution: side of kernel, step, side of what it gives; 0 otherwise.
-    extra : ndarray of shape (N,)
-        Of element-wise ops: 1 where they take a power or the like; of attention: keys' heads over queries' heads; of
-        products 1 where the second operand is no weight.
-    causal : ndarray of shape (N,)
-        Of attention.
-    """
-
-    family: NDArray[np.int64]
+    family: NDArray[np.int64]  #: Shape (N,). Positions in `FAMILIES`.
+    #: ``b``, ``m``, ``n``, ``k``: Shape (N,). Of a product: how many, rows, columns and depth of each; a convolution as
+    #: the product that it is, groups being ``b``; attention: batch x heads, queries, keys and head size.
     b: Array
     m: Array
     n: Array
     k: Array
+    #: ``flops``, ``read_bytes``, ``written_bytes``: Shape (N,).
     flops: Array
     read_bytes: Array
     written_bytes: Array
+    #: ``elements``, ``row``: Shape (N,). Elements that it gives, and how many of them one row has that is normalised
+    #: together.
     elements: Array
     row: Array
-    width: Array
+    width: Array  #: Shape (N,). Bytes of an element.
+    #: ``kernel``, ``stride``, ``image``: Shape (N,). Of a convolution: side of kernel, step, side of what it gives; 0
+    #: otherwise.
     kernel: Array
     stride: Array
     image: Array
+    #: Shape (N,). Of element-wise ops: 1 where they take a power or the like; of attention: keys' heads over queries'
+    #: heads; of products 1 where the second operand is no weight.
     extra: Array
-    causal: Array
+    causal: Array  #: Shape (N,). Of attention.
 
     def __len__(self) -> int:
         return len(self.family)

@@ -54,40 +54,22 @@ TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a share of a GPU offers to ops of one precision; of several shares, to each op its own (`stack_rates`).
+    """What a share of a GPU offers to ops of one precision; of several shares, to each op its own (`stack_rates`)."""
 
-    Attributes
-    ----------
-    units : float
-        SMs of the share.
-    matrix_per_s, scalar_per_s : float
-        Peak operations a second of matrix products in the precision, and of float32 on CUDA cores.
-    sustained : float
-        Part of the peak that the power limit leaves to long products, in (0, 1].
-    bytes_per_s, drawn : float
-        Peak bandwidth, and what of it long ops draw.
-    l2_bytes : float
-    threads : int
-        That an SM holds.
-    tensor : bool
-        Whether products run on tensor cores.
-    kernel_s : float
-        What a kernel takes at least: latencies are a number of cycles.
-    cached_per_s : float
-        What of bytes that are still in the L2 cache reaches the SMs a second.
-    """
-
-    units: Rate
+    units: Rate  #: SMs of the share.
+    #: ``matrix_per_s``, ``scalar_per_s``: Peak operations a second of matrix products in the precision, and of float32
+    #: on CUDA cores.
     matrix_per_s: Rate
     scalar_per_s: Rate
-    sustained: Rate
+    sustained: Rate  #: Part of the peak that the power limit leaves to long products, in (0, 1].
+    #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and what of it long ops draw.
     bytes_per_s: Rate
     drawn: float
     l2_bytes: Rate
-    threads: int
-    tensor: bool
-    kernel_s: float
-    cached_per_s: Rate
+    threads: int  #: That an SM holds.
+    tensor: bool  #: Whether products run on tensor cores.
+    kernel_s: float  #: What a kernel takes at least: latencies are a number of cycles.
+    cached_per_s: Rate  #: What of bytes that are still in the L2 cache reaches the SMs a second.
 
     def take(self, rows: Any) -> DeviceRates:
         """Return the rates of the ops at positions, or where a mask is true."""

@@ -56,17 +56,10 @@ _ROWS_OF_A_KIND = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Regressors as LightGBM writes them, and what an op of nothing takes where it was measured.
+    """Regressors as LightGBM writes them, and what an op of nothing takes where it was measured."""
 
-    Attributes
-    ----------
-    models : mapping of str to str
-        `features.REGRESSORS` → text.
-    floor_s : mapping of str to float
-        Family of `OP_FAMILIES` → median over the GPUs of what launching and timing the smallest op took.
-    """
-
-    models: Mapping[str, str]
+    models: Mapping[str, str]  #: `features.REGRESSORS` → text.
+    #: Family of `OP_FAMILIES` → median over the GPUs of what launching and timing the smallest op took.
     floor_s: Mapping[str, float]
 
 

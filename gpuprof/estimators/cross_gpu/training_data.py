@@ -41,29 +41,14 @@ _REACHED = {("bmm", "test"): (0.2, 1.2), ("bmm", "train"): (-0.7, 0.3), ("conv",
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOps:
-    """Published times of ops of one family in one precision.
+    """Published times of ops of one family in one precision."""
 
-    Attributes
-    ----------
-    name : str
-        Family in the words of the tables, `OP_FAMILIES` or ``"gemm"`` and the like.
-    precision : str
-    ops : OpTable
-    seconds : ndarray of shape (N,)
-        With what launching and timing cost, unless ``kernels_only``.
-    device : ndarray of shape (N,)
-        Names in the catalogue.
-    split : ndarray of shape (N,)
-        ``"train"`` or ``"test"``, as the authors have it.
-    kernels_only : bool
-    """
-
-    name: str
+    name: str  #: Family in the words of the tables, `OP_FAMILIES` or ``"gemm"`` and the like.
     precision: str
     ops: OpTable
-    seconds: Array
-    device: NDArray[np.str_]
-    split: NDArray[np.str_]
+    seconds: Array  #: Shape (N,). With what launching and timing cost, unless ``kernels_only``.
+    device: NDArray[np.str_]  #: Shape (N,). Names in the catalogue.
+    split: NDArray[np.str_]  #: Shape (N,). ``"train"`` or ``"test"``, as the authors have it.
     kernels_only: bool
 
     def take(self, rows: Any) -> MeasuredOps:
@@ -107,17 +92,10 @@ def neusight_ops(family: str) -> MeasuredOps:
 
 @dataclass(frozen=True, slots=True)
 class PublishedLaunches:
-    """How NeuSight's ops of a family were launched, in the order of `neusight_ops`: their longest kernel.
+    """How NeuSight's ops of a family were launched, in the order of `neusight_ops`: their longest kernel."""
 
-    Attributes
-    ----------
-    kernel : ndarray of shape (N,)
-        Name.
-    blocks, threads : ndarray of shape (N,)
-        Blocks of the grid, threads of a block; 0 where they were not recorded.
-    """
-
-    kernel: NDArray[np.str_]
+    kernel: NDArray[np.str_]  #: Shape (N,). Name.
+    #: ``blocks``, ``threads``: Shape (N,). Blocks of the grid, threads of a block; 0 where they were not recorded.
     blocks: NDArray[np.int64]
     threads: NDArray[np.int64]
 

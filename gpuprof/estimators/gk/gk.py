@@ -18,19 +18,11 @@ TAU_NS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel of a model and when it starts.
+    """A kernel of a model and when it starts."""
 
-    Attributes
-    ----------
-    op : int
-        Position in the graph.
-    start_ns : float
-        Since the model's first kernel.
-    """
-
-    op: int
+    op: int  #: Position in the graph.
     kernel: Kernel
-    start_ns: float
+    start_ns: float  #: Since the model's first kernel.
 
     @property
     def end_ns(self) -> float:
@@ -40,31 +32,19 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequirement:
-    """What a model needs.
+    """What a model needs."""
 
-    Attributes
-    ----------
-    latency_ms : float
-        All kernels one after another, as runtimes launch them on one stream.
-    parallel_ms : float
-        The longest chain, where branches run at once.
-    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        Creq by metric, as `profile` has it: the largest sum over a set of concurrent kernels, at most 100; its average
-        over the batch, gaps between kernels included where the host launches more slowly than the device runs; the
-        same of the SMs that their launches need. None where the kernels' counters or launches were not measured.
-    memory_bytes : int
-        Mreq: weights, the activations alive at once, and the largest workspace.
-    unknown_ops : tuple of str
-        Op types without any kernel in the table; they count as taking no time.
-    """
-
-    latency_ms: float
-    parallel_ms: float
+    latency_ms: float  #: All kernels one after another, as runtimes launch them on one stream.
+    parallel_ms: float  #: The longest chain, where branches run at once.
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: Creq by metric, as `profile` has it: the
+    #: largest sum over a set of concurrent kernels, at most 100; its average over the batch, gaps between kernels
+    #: included where the host launches more slowly than the device runs; the same of the SMs that their launches need.
+    #: None where the kernels' counters or launches were not measured.
     max_occupancy_pct: float | None
     wavg_occupancy_pct: float | None
     wavg_sm_util_pct: float | None
-    memory_bytes: int
-    unknown_ops: tuple[str, ...]
+    memory_bytes: int  #: Mreq: weights, the activations alive at once, and the largest workspace.
+    unknown_ops: tuple[str, ...]  #: Op types without any kernel in the table; they count as taking no time.
 
 
 def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS, *, host_ms: float = 0.0) -> ModelRequirement:

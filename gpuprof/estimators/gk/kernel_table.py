@@ -49,22 +49,13 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel of an op.
-
-    Attributes
-    ----------
-    duration_ns : float
-        Median over its executions.
-    occupancy_pct : float or None
-        Achieved, or theoretical where that was not measured.
-    sm_util_pct : float or None
-        SMs that its blocks need at once, of all, by its launch, as `profile` has it (thesis section 5.3.2); not the
-        activity that ncu counts, which falls with the tail of a kernel.
-    """
+    """A kernel of an op."""
 
     name: str
-    duration_ns: float
-    occupancy_pct: float | None = None
+    duration_ns: float  #: Median over its executions.
+    occupancy_pct: float | None = None  #: Achieved, or theoretical where that was not measured.
+    #: SMs that its blocks need at once, of all, by its launch, as `profile` has it (thesis section 5.3.2); not the
+    #: activity that ncu counts, which falls with the tail of a kernel.
     sm_util_pct: float | None = None
 
 

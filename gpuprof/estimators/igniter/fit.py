@@ -17,72 +17,45 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """A GPU with 1, 2, … copies of one workload.
-
-    Attributes
-    ----------
-    power_w, clock_mhz : tuple of float
-        By the number of copies, from one on: power drawn, frequency.
-    launch_ms : tuple of float or None
-        Likewise the scheduling delay of a kernel; None where none could be told from the timeline.
-    """
+    """A GPU with 1, 2, … copies of one workload."""
 
     max_power_w: float
     max_clock_mhz: float
     idle_power_w: float
     pcie_bytes_per_ms: float
+    #: ``power_w``, ``clock_mhz``: By the number of copies, from one on: power drawn, frequency.
     power_w: tuple[float, ...]
     clock_mhz: tuple[float, ...]
+    #: Likewise the scheduling delay of a kernel; None where none could be told from the timeline.
     launch_ms: tuple[float | None, ...]
     share_unit: float = 0.025
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One of the configurations that a model runs alone in.
-
-    Attributes
-    ----------
-    share : float
-        Fraction of the GPU.
-    gpu_ms : float
-        Execution on the GPU, transfers not included.
-    l2_pct : float or None
-        Where it was measured.
-    """
+    """One of the configurations that a model runs alone in."""
 
     batch: int
-    share: float
-    gpu_ms: float
+    share: float  #: Fraction of the GPU.
+    gpu_ms: float  #: Execution on the GPU, transfers not included.
     power_w: float
     clock_mhz: float
-    l2_pct: float | None = None
+    l2_pct: float | None = None  #: Where it was measured.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadProfile:
-    """A model alone in some configurations, and once beside a copy of itself.
-
-    Attributes
-    ----------
-    idle_ms : float
-        Scheduling delay of all kernels alone.
-    active_ms, active_beside_ms : float
-        GPU active time of one configuration alone and beside a copy of itself.
-    clock_beside_mhz : float
-        Frequency with both running.
-    l2_beside_pct : float
-        L2 utilisation of the copy.
-    """
+    """A model alone in some configurations, and once beside a copy of itself."""
 
     load_bytes: float
     feedback_bytes: float
     kernels: int
-    idle_ms: float
+    idle_ms: float  #: Scheduling delay of all kernels alone.
+    #: ``active_ms``, ``active_beside_ms``: GPU active time of one configuration alone and beside a copy of itself.
     active_ms: float
     active_beside_ms: float
-    clock_beside_mhz: float
-    l2_beside_pct: float
+    clock_beside_mhz: float  #: Frequency with both running.
+    l2_beside_pct: float  #: L2 utilisation of the copy.
     configurations: tuple[Configuration, ...]
 
 

@@ -12,58 +12,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HardwareCoefficients:
-    """The seven coefficients of a GPU.
+    """The seven coefficients of a GPU."""
 
-    Attributes
-    ----------
-    max_power_w, max_clock_mhz, idle_power_w : float
-        P, F, p_idle.
-    pcie_bytes_per_ms : float
-        B_pcie.
-    alpha_f : float
-        MHz for each watt of demand above the limit; negative.
-    alpha_sch, beta_sch : float
-        Scheduling delay of a kernel in ms, by the number of co-located workloads.
-    share_unit : float
-        r_unit: the smallest step of a share.
-    """
-
+    #: ``max_power_w``, ``max_clock_mhz``, ``idle_power_w``: P, F, p_idle.
     max_power_w: float
     max_clock_mhz: float
     idle_power_w: float
-    pcie_bytes_per_ms: float
-    alpha_f: float
+    pcie_bytes_per_ms: float  #: B_pcie.
+    alpha_f: float  #: MHz for each watt of demand above the limit; negative.
+    #: ``alpha_sch``, ``beta_sch``: Scheduling delay of a kernel in ms, by the number of co-located workloads.
     alpha_sch: float
     beta_sch: float
-    share_unit: float = 0.025
+    share_unit: float = 0.025  #: r_unit: the smallest step of a share.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadCoefficients:
-    """The coefficients of a model on a GPU.
+    """The coefficients of a model on a GPU."""
 
-    Attributes
-    ----------
-    load_bytes, feedback_bytes : float
-        d_load, d_feedback: of one request.
-    kernels : int
-        n_k.
-    launch_ms : float
-        k_sch: scheduling delay of a kernel when the model runs alone.
-    active : tuple of 5 floats
-        k_1 … k_5 of equation 11.
-    cache : float
-        α_cache: what a percent of L2 used by others adds to the active time.
-    power, l2 : tuple of (float, float)
-        α and β of the two lines over b / k_act.
-    """
-
+    #: ``load_bytes``, ``feedback_bytes``: d_load, d_feedback: of one request.
     load_bytes: float
     feedback_bytes: float
-    kernels: int
-    launch_ms: float
-    active: tuple[float, float, float, float, float]
-    cache: float
+    kernels: int  #: n_k.
+    launch_ms: float  #: k_sch: scheduling delay of a kernel when the model runs alone.
+    active: tuple[float, float, float, float, float]  #: k_1 … k_5 of equation 11.
+    cache: float  #: α_cache: what a percent of L2 used by others adds to the active time.
+    #: ``power``, ``l2``: α and β of the two lines over b / k_act.
     power: tuple[float, float]
     l2: tuple[float, float]
 
@@ -92,15 +66,9 @@ class PlacedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the model says of one workload.
+    """What the model says of one workload."""
 
-    Attributes
-    ----------
-    load_ms, gpu_ms, feedback_ms : float
-        The three phases.
-    clock_mhz : float
-    """
-
+    #: ``load_ms``, ``gpu_ms``, ``feedback_ms``: The three phases.
     load_ms: float
     gpu_ms: float
     feedback_ms: float

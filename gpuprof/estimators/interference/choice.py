@@ -36,28 +36,20 @@ _UNTESTED = 1.12
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """A model fitted to everything, and how far off it was for what it had not seen.
-
-    Attributes
-    ----------
-    left_out : str
-        ``"model"``: what was left out of the fit, as victim and as neighbour, and then predicted; where fewer than
-        three models were co-located ``"victim"`` or ``"pair"``; ``"everything"``: nothing was measured, the
-        coefficients come from profiles of models alone.
-    rows : int
-    mean_pct, p95_pct : float or None
-        Absolute relative error of the latency.
-    low, high : float
-        Nine of ten measured latencies were between these multiples of the predicted one. With models left out, nineteen
-        of twenty are asked for: a model is off as a whole, and there are few of them.
-    """
+    """A model fitted to everything, and how far off it was for what it had not seen."""
 
     name: str
     model: InterferenceModel
+    #: ``"model"``: what was left out of the fit, as victim and as neighbour, and then predicted; where fewer than three
+    #: models were co-located ``"victim"`` or ``"pair"``; ``"everything"``: nothing was measured, the coefficients come
+    #: from profiles of models alone.
     left_out: str
     rows: int
+    #: ``mean_pct``, ``p95_pct``: Absolute relative error of the latency.
     mean_pct: float | None
     p95_pct: float | None
+    #: ``low``, ``high``: Nine of ten measured latencies were between these multiples of the predicted one. With models
+    #: left out, nineteen of twenty are asked for: a model is off as a whole, and there are few of them.
     low: float
     high: float
 

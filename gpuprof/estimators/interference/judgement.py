@@ -19,19 +19,12 @@ ENOUGH_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class InterferenceError:
-    """Error of a model.
-
-    Attributes
-    ----------
-    left_out : str
-        ``"pair"`` of models, ``"victim"`` model, or ``"nothing"``: fitted and tested on the same rows.
-    mean_pct, p95_pct, worst_pct : float
-        Of the absolute relative error of the latency.
-    """
+    """Error of a model."""
 
     model: str
-    left_out: str
+    left_out: str  #: ``"pair"`` of models, ``"victim"`` model, or ``"nothing"``: fitted and tested on the same rows.
     rows: int
+    #: ``mean_pct``, ``p95_pct``, ``worst_pct``: Of the absolute relative error of the latency.
     mean_pct: float
     p95_pct: float
     worst_pct: float
@@ -88,21 +81,11 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWo
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """A co-location predicted by a fit that has seen nothing of one of its models, in neither role.
+    """A co-location predicted by a fit that has seen nothing of one of its models, in neither role."""
 
-    Attributes
-    ----------
-    model : str
-        Which was left out.
-    is_victim : bool
-        Whether it was slowed down; else it was a neighbour.
-    ratio : float
-        Measured over predicted latency.
-    """
-
-    model: str
-    is_victim: bool
-    ratio: float
+    model: str  #: Which was left out.
+    is_victim: bool  #: Whether it was slowed down; else it was a neighbour.
+    ratio: float  #: Measured over predicted latency.
 
 
 def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload]) -> list[LeftOutRow]:

@@ -26,33 +26,18 @@ _SHRINKAGE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class RunningWorkload:
-    """A workload as it behaves alone under its share; what was not measured is 0.
-
-    Attributes
-    ----------
-    share : float
-        Fraction of the device.
-    solo_ms : float
-        Latency alone, transfers included.
-    l2_pct, dram_pct : float
-        Mean use of the L2 cache's and the DRAM's bandwidth.
-    kernels : int
-        Launched for one batch.
-    transfer_ms : float
-        Time that one batch's transfers between host and device take alone.
-    power_w : float
-        Above idle.
-    """
+    """A workload as it behaves alone under its share; what was not measured is 0."""
 
     model: str
     batch: int
-    share: float
-    solo_ms: float
+    share: float  #: Fraction of the device.
+    solo_ms: float  #: Latency alone, transfers included.
+    #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth.
     l2_pct: float = 0.0
     dram_pct: float = 0.0
-    kernels: int = 0
-    transfer_ms: float = 0.0
-    power_w: float = 0.0
+    kernels: int = 0  #: Launched for one batch.
+    transfer_ms: float = 0.0  #: Time that one batch's transfers between host and device take alone.
+    power_w: float = 0.0  #: Above idle.
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,21 +30,11 @@ NEW_BATCH = "batch size"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One figure, measured and predicted.
+    """One figure, measured and predicted."""
 
-    Attributes
-    ----------
-    setting : str
-        What had been left out.
-    quantity : str
-        ``"op time"``, ``"latency"`` or ``"memory"``.
-    predictor : str
-        ``"stack"``, a constituent, ``"roofline"``, the same scaled, or ``"interpolation"``.
-    """
-
-    setting: str
-    quantity: str
-    predictor: str
+    setting: str  #: What had been left out.
+    quantity: str  #: ``"op time"``, ``"latency"`` or ``"memory"``.
+    predictor: str  #: ``"stack"``, a constituent, ``"roofline"``, the same scaled, or ``"interpolation"``.
     model: str
     batch: int
     measured: float
@@ -58,26 +48,18 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Errors of one predictor of one quantity in one setting.
-
-    Attributes
-    ----------
-    architecture : str
-        Empty for all together.
-    mean_pct, median_pct, p95_pct : float
-        Of the absolute relative error.
-    coverage_pct : float or None
-        Part of the measured figures inside the 90% interval; None where the predictor has none.
-    """
+    """Errors of one predictor of one quantity in one setting."""
 
     setting: str
     quantity: str
     predictor: str
-    architecture: str
+    architecture: str  #: Empty for all together.
     count: int
+    #: ``mean_pct``, ``median_pct``, ``p95_pct``: Of the absolute relative error.
     mean_pct: float
     median_pct: float
     p95_pct: float
+    #: Part of the measured figures inside the 90% interval; None where the predictor has none.
     coverage_pct: float | None = None
 
 

@@ -36,19 +36,13 @@ _PRODUCTS = MATRIX_OPS | RECURRENT_OPS | {"Einsum", "MatMulInteger", "ConvIntege
 
 @dataclass(frozen=True, slots=True)
 class OpCosts:
-    """What ops should take by the device's rates.
-
-    Attributes
-    ----------
-    op_types : tuple of str, length N
-    arithmetic_ns, traffic_ns : ndarray of shape (N,)
-    elements : ndarray of shape (N,)
-        Of the largest side of each op; 0 for products of matrices, whose arithmetic is known.
-    """
+    """What ops should take by the device's rates."""
 
     op_types: tuple[str, ...]
+    #: ``arithmetic_ns``, ``traffic_ns``: Shape (N,).
     arithmetic_ns: Array
     traffic_ns: Array
+    #: Shape (N,). Of the largest side of each op; 0 for products of matrices, whose arithmetic is known.
     elements: Array
 
     def select_ops(self, kept: Array) -> OpCosts:

@@ -12,15 +12,9 @@ Key = tuple[str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class FusionRule:
-    """How often an op is executed by itself.
+    """How often an op is executed by itself."""
 
-    Attributes
-    ----------
-    executed : mapping of (op type, type of the op that makes its first input, whether it is its only reader) to float
-        Fraction of such ops that had a time of their own.
-    """
-
-    executed: Mapping[Key, float]
+    executed: Mapping[Key, float]  #: Fraction of such ops that had a time of their own.
 
     def fractions(self, graph: ModelGraph) -> list[float]:
         """Return for each op of ``graph`` the expected part of it that is executed by itself; 1 where nobody knows."""

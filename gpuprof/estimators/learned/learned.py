@@ -39,14 +39,9 @@ _MOST_FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Errors of predictions for architectures that were left out, as logarithms of measured over predicted.
+    """Errors of predictions for architectures that were left out, as logarithms of measured over predicted."""
 
-    Attributes
-    ----------
-    latency, memory : mapping of str to tuple of float
-        Architecture → its residuals.
-    """
-
+    #: ``latency``, ``memory``: Architecture → its residuals.
     latency: Mapping[str, tuple[float, ...]]
     memory: Mapping[str, tuple[float, ...]]
 

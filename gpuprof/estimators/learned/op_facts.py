@@ -33,34 +33,26 @@ class OpCostRow:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """An op as the graph and the table ``ops`` of the database both know it.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of tuple of int
-        Shapes.
-    flops, bytes_read, bytes_written, weight_bytes : float
-        0 flops where no formula is known.
-    fused, fused_functions, fused_inputs : int
-        How many ops are executed as one with it, itself among them; how many of the others are transcendental
-        functions; and how many activations those read besides.
-    working_set : float
-        Bytes that the whole model touches from one execution of the op to its next; infinite where nobody knows.
-    """
+    """An op as the graph and the table ``ops`` of the database both know it."""
 
     op_type: str
     dtype: str
+    #: ``inputs``, ``outputs``: Shapes.
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     attributes: Mapping[str, Any]
+    #: ``flops``, ``bytes_read``, ``bytes_written``, ``weight_bytes``: 0 flops where no formula is known.
     flops: float
     bytes_read: float
     bytes_written: float
     weight_bytes: float
     batch: int
+    #: ``fused``, ``fused_functions``, ``fused_inputs``: How many ops are executed as one with it, itself among them;
+    #: how many of the others are transcendental functions; and how many activations those read besides.
     fused: int = 1
     fused_functions: int = 0
     fused_inputs: int = 0
+    #: Bytes that the whole model touches from one execution of the op to its next; infinite where nobody knows.
     working_set: float = math.inf
 
 

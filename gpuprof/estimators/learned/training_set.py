@@ -78,66 +78,37 @@ _Key = tuple[str, int, float, str | None]
 
 @dataclass(frozen=True, slots=True)
 class OpTimes:
-    """Executed ops and their times.
+    """Executed ops and their times."""
 
-    Attributes
-    ----------
-    features : ndarray of shape (N, F)
-    times_ns : ndarray of shape (N,)
-    least_ns : ndarray of shape (N,)
-        Roofline.
-    costs : OpCosts of N ops
-    groups : tuple of str, length N
-        Architecture.
-    """
-
-    features: Array
-    times_ns: Array
-    least_ns: Array
+    features: Array  #: Shape (N, F).
+    times_ns: Array  #: Shape (N,).
+    least_ns: Array  #: Shape (N,). Roofline.
     costs: OpCosts
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  #: Architecture.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """A model as it was measured at one batch and share.
+    """A model as it was measured at one batch and share."""
 
-    Attributes
-    ----------
-    graph : ModelGraph
-        At that batch.
-    latency_ms : float
-    memory_bytes : float or None
-    roofline_ms : float
-    executed : tuple of bool or None
-        For each op whether it had a time of its own; None where its ops were not measured.
-    architecture : str
-        The first name of all models with nearly the same ops (`name_architectures`).
-    """
-
-    graph: ModelGraph
+    graph: ModelGraph  #: At that batch.
     share: Share
     latency_ms: float
     memory_bytes: float | None
     roofline_ms: float
+    #: For each op whether it had a time of its own; None where its ops were not measured.
     executed: tuple[bool, ...] | None
-    architecture: str
+    architecture: str  #: The first name of all models with nearly the same ops (`name_architectures`).
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """All that was measured on one device.
-
-    Attributes
-    ----------
-    data_hash : str
-        Of the rows; the same rows give the same hash whatever order they were measured in.
-    """
+    """All that was measured on one device."""
 
     device: Device
     ops: OpTimes
     cases: tuple[ModelCase, ...]
-    data_hash: str
+    data_hash: str  #: Of the rows; the same rows give the same hash whatever order they were measured in.
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -66,66 +66,37 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured workload.
-
-    Attributes
-    ----------
-    batch : int
-    share : Share
-    processes : int
-    latency_ms : float
-        Mean, or the median where no mean is known.
-    cv : float
-        Standard deviation over mean, 0 where it is not known.
-    relative_error : float
-        Half of the 90% interval of the mean over the mean; 0 where nothing is known of it.
-    pause_factor, pause_cv : float
-        Time after a pause over that of a batch that follows another at once, and its own coefficient of variation;
-        1.0 and ``cv`` where they were not measured.
-    figures : mapping of str to float
-        The other measured columns by name; what was not measured is absent.
-    """
+    """One measured workload."""
 
     batch: int
     share: Share
     processes: int
-    latency_ms: float
-    cv: float
-    relative_error: float
+    latency_ms: float  #: Mean, or the median where no mean is known.
+    cv: float  #: Standard deviation over mean, 0 where it is not known.
+    relative_error: float  #: Half of the 90% interval of the mean over the mean; 0 where nothing is known of it.
+    #: ``pause_factor``, ``pause_cv``: Time after a pause over that of a batch that follows another at once, and its own
+    #: coefficient of variation; 1.0 and ``cv`` where they were not measured.
     pause_factor: float
     pause_cv: float
-    figures: Mapping[str, float]
+    figures: Mapping[str, float]  #: The other measured columns by name; what was not measured is absent.
 
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database, at one size of each free dimension beside its batch.
+    """A model of the database, at one size of each free dimension beside its batch."""
 
-    Attributes
-    ----------
-    name : str
-        With the sizes behind it, where the rows say them: ``"bert[seq=64]"``.
-    path, sha256, weight_bytes
-        Of its file.
-    points, failures : dict of str to list
-        What was measured and what failed, by device.
-    superseded : int
-        Older files of its name.
-    variants : mapping of str to tuple of RuntimeVariant
-        Device → how the model was executed there; the points are of the first alone.
-    others : tuple of MeasuredModel
-        The same file at other sizes.
-    """
-
-    name: str
+    name: str  #: With the sizes behind it, where the rows say them: ``"bert[seq=64]"``.
+    #: ``path``, ``sha256``, ``weight_bytes``: Of its file.
     path: str | None = None
     sha256: str | None = None
     weight_bytes: int | None = None
+    #: ``points``, ``failures``: What was measured and what failed, by device.
     points: dict[str, list[Point]] = field(default_factory=dict)
     failures: dict[str, list[FailedRun]] = field(default_factory=dict)
-    superseded: int = 0
+    superseded: int = 0  #: Older files of its name.
+    #: Device → how the model was executed there; the points are of the first alone.
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
-    others: tuple[MeasuredModel, ...] = ()
+    others: tuple[MeasuredModel, ...] = ()  #: The same file at other sizes.
 
     @property
     def model(self) -> str:

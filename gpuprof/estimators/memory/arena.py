@@ -19,18 +19,11 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the tensors that ops make, the model's inputs and weights left out.
+    """Bytes of the tensors that ops make, the model's inputs and weights left out."""
 
-    Attributes
-    ----------
-    peak : int
-        Most bytes in use at once.
-    reserved : int
-        What an arena has asked the system for in the end: a freed buffer serves again where it is large enough,
-        and is cut where it is twice as large.
-    """
-
-    peak: int
+    peak: int  #: Most bytes in use at once.
+    #: What an arena has asked the system for in the end: a freed buffer serves again where it is large enough, and is
+    #: cut where it is twice as large.
     reserved: int
 
 

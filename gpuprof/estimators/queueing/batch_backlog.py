@@ -36,18 +36,10 @@ _SMALL = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Law of W.
+    """Law of W."""
 
-    Attributes
-    ----------
-    step : float
-        Width of a cell. Cell 0 ends at half a step and holds W = 0 too; cell j is around ``j step``.
-    mass : ndarray
-        Probability of each cell.
-    """
-
-    step: float
-    mass: Array
+    step: float  #: Width of a cell. Cell 0 ends at half a step and holds W = 0 too; cell j is around ``j step``.
+    mass: Array  #: Probability of each cell.
 
     def quantile(self, probability: Array) -> Array:
         """Return the W that are exceeded with ``1 - probability``."""

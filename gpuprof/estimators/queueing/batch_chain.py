@@ -42,26 +42,18 @@ _SERVICE_EDGES = (0.0, 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Service times of a batch of 1..B requests: mean, and the shape that all have in common.
+    """Service times of a batch of 1..B requests: mean, and the shape that all have in common."""
 
-    Attributes
-    ----------
-    means : ndarray of shape (B,)
-        In any unit of time.
-    edges, weights, nodes : ndarray of shape (Q + 1,), (Q,), (Q,)
-        The distribution divided by its mean (a gamma of the given coefficient of variation): edges of Q
-        intervals, their probabilities and their conditional means. A constant has one node and no width.
-    cv : float
-    fresh_means : ndarray of shape (2 B,)
-        Means of the states without backlog: of batches that follow another at once, then of those that find the
-        process at rest, which may take longer.
-    """
-
-    means: Array
+    means: Array  #: Shape (B,). In any unit of time.
+    #: ``edges``, ``weights``, ``nodes``: Shape (Q + 1,), (Q,), (Q,). The distribution divided by its mean (a gamma of
+    #: the given coefficient of variation): edges of Q intervals, their probabilities and their conditional means. A
+    #: constant has one node and no width.
     edges: Array
     weights: Array
     nodes: Array
     cv: float
+    #: Shape (2 B,). Means of the states without backlog: of batches that follow another at once, then of those that
+    #: find the process at rest, which may take longer.
     fresh_means: Array
 
 
@@ -87,22 +79,15 @@ def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
 
 @dataclass(frozen=True, slots=True)
 class Stationary:
-    """Law of ``y`` just after a batch has been dispatched.
+    """Law of ``y`` just after a batch has been dispatched."""
 
-    Attributes
-    ----------
-    fresh : ndarray of shape (2 B,)
-        Probability of the states without backlog, by the batch's size, of batches that followed another and of those
-        that found the process at rest: there ``y`` is the service time.
-    lattice_y, lattice_mass : ndarray of shape (L,)
-        The states with backlog.
-    backlog_z, backlog_mass : ndarray of shape (Z,)
-        The same by z, how long the batch's last request had to wait.
-    """
-
+    #: Shape (2 B,). Probability of the states without backlog, by the batch's size, of batches that followed another
+    #: and of those that found the process at rest: there ``y`` is the service time.
     fresh: Array
+    #: ``lattice_y``, ``lattice_mass``: Shape (L,). The states with backlog.
     lattice_y: Array
     lattice_mass: Array
+    #: ``backlog_z``, ``backlog_mass``: Shape (Z,). The same by z, how long the batch's last request had to wait.
     backlog_z: Array
     backlog_mass: Array
 

@@ -32,24 +32,17 @@ class Waiting:
     """Waits of the requests, by the size of the batch that they leave in, twice.
 
     First come batches that follow another at once, then those that find the process at rest.
-
-    Attributes
-    ----------
-    waits : ndarray of shape (K,)
-        Increasing, from 0.
-    below : ndarray of shape (2 B, K)
-        Probability that a request leaves in a batch of n and has waited at most ``waits``, without the two atoms.
-    at_once, timer : ndarray of shape (2 B,)
-        Probability that it leaves in a batch of n having waited exactly 0, or exactly ``max_wait``.
-    batch_sizes : ndarray of shape (2 B,)
-        Probability that a batch has n requests.
     """
 
-    waits: Array
+    waits: Array  #: Shape (K,). Increasing, from 0.
+    #: Shape (2 B, K). Probability that a request leaves in a batch of n and has waited at most ``waits``, without the
+    #: two atoms.
     below: Array
+    #: ``at_once``, ``timer``: Shape (2 B,). Probability that it leaves in a batch of n having waited exactly 0, or
+    #: exactly ``max_wait``.
     at_once: Array
     timer: Array
-    batch_sizes: Array
+    batch_sizes: Array  #: Shape (2 B,). Probability that a batch has n requests.
     max_wait: float
 
     def mean(self) -> float:

@@ -30,26 +30,17 @@ _TERMS, _AVERAGED = 15, 11
 
 @dataclass(frozen=True, slots=True)
 class BurstBacklog:
-    """Law of the work, in time, that requests find in the calm (phase 0) and in a burst (phase 1).
+    """Law of the work, in time, that requests find in the calm (phase 0) and in a burst (phase 1)."""
 
-    Attributes
-    ----------
-    stays, rates : tuple of two floats
-        Mean time in each phase and requests a unit of time; less than the server can do on average.
-    service, service_scv : float
-        Mean time of a request and its squared coefficient of variation (gamma).
-    parts : ndarray of shape (2,)
-        Of the requests that come in each phase.
-    decays : ndarray of shape (2,)
-        Rates at which the Brownian motion's law falls.
-    """
-
+    #: ``stays``, ``rates``: Mean time in each phase and requests a unit of time; less than the server can do on
+    #: average.
     stays: tuple[float, float]
     rates: tuple[float, float]
+    #: ``service``, ``service_scv``: Mean time of a request and its squared coefficient of variation (gamma).
     service: float
     service_scv: float
-    parts: Array = field(init=False)
-    decays: Array = field(init=False)
+    parts: Array = field(init=False)  #: Shape (2,). Of the requests that come in each phase.
+    decays: Array = field(init=False)  #: Shape (2,). Rates at which the Brownian motion's law falls.
     _weights: Array = field(init=False)
 
     def __post_init__(self) -> None:

@@ -32,28 +32,15 @@ _LEVELS = np.concatenate([np.linspace(0.1, 0.9, 9), 1.0 - np.geomspace(0.06, 1e-
 
 @dataclass(frozen=True, slots=True)
 class BurstPath:
-    """A path through calm and bursts, in the pool's unit of time.
+    """A path through calm and bursts, in the pool's unit of time."""
 
-    Attributes
-    ----------
-    ends : ndarray of shape (2 cycles + 1,)
-        When each phase begins, first a calm one, and when the last ends.
-    expected : ndarray of shape (2 cycles + 1,)
-        Requests that have come by then, on average.
-    backlog, real : BurstBacklog
-        On the path, and where bursts and calm are as long as they really are.
-    least : float
-        Lower backlogs are one stratum.
-    shortening : float
-        How much longer bursts and calm are than on the path.
-    """
-
-    ends: Array
-    expected: Array
+    ends: Array  #: Shape (2 cycles + 1,). When each phase begins, first a calm one, and when the last ends.
+    expected: Array  #: Shape (2 cycles + 1,). Requests that have come by then, on average.
+    #: ``backlog``, ``real``: On the path, and where bursts and calm are as long as they really are.
     backlog: BurstBacklog
     real: BurstBacklog
-    least: float
-    shortening: float
+    least: float  #: Lower backlogs are one stratum.
+    shortening: float  #: How much longer bursts and calm are than on the path.
 
     def draw_arrivals(self, requests: int, random: np.random.Generator) -> Array:
         """Return so many times of requests."""

@@ -25,100 +25,63 @@ _NEVER = np.inf
 
 
 class Replicas(NamedTuple):
-    """What does not change: K replicas of batches up to B, P processes in all, Q laws of service times.
+    """What does not change: K replicas of batches up to B, P processes in all, Q laws of service times."""
 
-    Attributes
-    ----------
-    means : ndarray of shape (K, B)
-        Mean time of a batch of 1, 2, … requests.
-    batch, max_wait, kind : ndarray of shape (K,)
-        ``kind``: replicas of the same kind are reported together.
-    first : ndarray of shape (K + 1,)
-        First process of each replica.
-    owner : ndarray of shape (P,)
-    running, rested : ndarray of shape (K,)
-        Rows of ``laws``: of a batch that follows another at once, and of one that finds its process at rest.
-    laws : ndarray of shape (Q, ENTRIES)
-        Quantiles of a service time over its mean, by standard normal score.
-    """
-
-    means: Array
+    means: Array  #: Shape (K, B). Mean time of a batch of 1, 2, … requests.
+    #: ``batch``, ``max_wait``, ``kind``: Shape (K,). ``kind``: replicas of the same kind are reported together.
     batch: Array
     max_wait: Array
     kind: Array
-    first: Array
-    owner: Array
+    first: Array  #: Shape (K + 1,). First process of each replica.
+    owner: Array  #: Shape (P,).
+    #: ``running``, ``rested``: Shape (K,). Rows of ``laws``: of a batch that follows another at once, and of one that
+    #: finds its process at rest.
     running: Array
     rested: Array
-    laws: Array
+    laws: Array  #: Shape (Q, ENTRIES). Quantiles of a service time over its mean, by standard normal score.
 
 
 class PoolState(NamedTuple):
-    """What changes; times are absolute, and infinite where nothing is awaited.
+    """What changes; times are absolute, and infinite where nothing is awaited."""
 
-    Attributes
-    ----------
-    waiting, head, tail, free : ndarray of shape (K,)
-        Requests in the queue, the first and the last of them, and idle processes.
-    timer, finish, delay : ndarray of shape (K,)
-        When the oldest request has waited long enough; and a request that joins now is expected to be answered at
-        the later of ``finish`` and now + ``delay``.
-    done, expected, freed : ndarray of shape (P,)
-        When the batch of a process ends and when it was expected to; when the process came to rest.
-    next : ndarray of shape (N,)
-        The request behind each in its queue.
-    used : ndarray of shape (groups,)
-        Whether the service time drawn for a group of requests was taken.
-    counts : ndarray of shape (2,)
-        Service times drawn beside those, and the router's turn.
-    busy, batches : ndarray of shape (K,)
-        Time that batches took and how many there were.
-    spare : ndarray of shape (P,)
-        Room to work in: compiled code makes no arrays.
-    recent, counted : ndarray of shape (K,)
-        Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and when the last of them came.
-    joining : ndarray of shape (K,)
-        Requests that the next batch is expected to hold.
-    """
-
+    #: ``waiting``, ``head``, ``tail``, ``free``: Shape (K,). Requests in the queue, the first and the last of them, and
+    #: idle processes.
     waiting: Array
     head: Array
     tail: Array
     free: Array
+    #: ``timer``, ``finish``, ``delay``: Shape (K,). When the oldest request has waited long enough; and a request that
+    #: joins now is expected to be answered at the later of ``finish`` and now + ``delay``.
     timer: Array
     finish: Array
     delay: Array
+    #: ``done``, ``expected``, ``freed``: Shape (P,). When the batch of a process ends and when it was expected to; when
+    #: the process came to rest.
     done: Array
     expected: Array
     freed: Array
-    next: Array
-    used: Array
-    counts: Array
+    next: Array  #: Shape (N,). The request behind each in its queue.
+    used: Array  #: Shape (groups,). Whether the service time drawn for a group of requests was taken.
+    counts: Array  #: Shape (2,). Service times drawn beside those, and the router's turn.
+    #: ``busy``, ``batches``: Shape (K,). Time that batches took and how many there were.
     busy: Array
     batches: Array
-    spare: Array
+    spare: Array  #: Shape (P,). Room to work in: compiled code makes no arrays.
+    #: ``recent``, ``counted``: Shape (K,). Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and when the
+    #: last of them came.
     recent: Array
     counted: Array
-    joining: Array
+    joining: Array  #: Shape (K,). Requests that the next batch is expected to hold.
 
 
 class Draws(NamedTuple):
-    """Random numbers.
+    """Random numbers."""
 
-    Attributes
-    ----------
-    groups, others : ndarray
-        Standard normal scores for each group of requests, and for batches beyond one in a group.
-    even : ndarray
-        Evenly spread ones for the times that are reported.
-    group : int
-        How many requests are a group.
-    """
-
+    #: ``groups``, ``others``: Standard normal scores for each group of requests, and for batches beyond one in a group.
     groups: Array
     others: Array
-    even: Array
-    group: int
+    even: Array  #: Evenly spread ones for the times that are reported.
+    group: int  #: How many requests are a group.
 
 
 def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:

@@ -71,17 +71,11 @@ _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """What was seen of each kind of server, in the last row of all together.
+    """What was seen of each kind of server, in the last row of all together."""
 
-    Attributes
-    ----------
-    times : ndarray of shape (kinds + 1, probabilities)
-        In the system, at the probabilities asked for.
-    mean, part, mean_batch, busy : ndarray of shape (kinds + 1,)
-        Mean time, part of the requests, requests in a batch and part of the time that a process is busy.
-    """
-
-    times: Array
+    times: Array  #: Shape (kinds + 1, probabilities). In the system, at the probabilities asked for.
+    #: ``mean``, ``part``, ``mean_batch``, ``busy``: Shape (kinds + 1,). Mean time, part of the requests, requests in a
+    #: batch and part of the time that a process is busy.
     mean: Array
     part: Array
     mean_batch: Array
@@ -90,20 +84,11 @@ class PoolSample:
 
 @dataclass(frozen=True, slots=True)
 class _Strata:
-    """Parts of the backlog's law.
+    """Parts of the backlog's law."""
 
-    Attributes
-    ----------
-    step : float
-        Width of a cell of the backlog.
-    labels : ndarray of int
-        Cell → stratum.
-    mass, level : ndarray
-        Probability of each stratum and its mean backlog.
-    """
-
-    step: float
-    labels: Array
+    step: float  #: Width of a cell of the backlog.
+    labels: Array  #: Cell → stratum.
+    #: ``mass``, ``level``: Probability of each stratum and its mean backlog.
     mass: Array
     level: Array
 

@@ -9,22 +9,13 @@ from gpuprof.domain.arrival_process import ArrivalProcess
 
 @dataclass(frozen=True, slots=True)
 class ScaledServer:
-    """A `gpuprof.domain.sojourn.BatchServer` with times in units that the whole pool has in common.
+    """A `gpuprof.domain.sojourn.BatchServer` with times in units that the whole pool has in common."""
 
-    Attributes
-    ----------
-    latency : tuple of float
-        Mean time of a batch of 1, 2, … requests.
-    max_wait : float
-    processes : int
-    cv, pause, pause_cv : float
-        Variation of a service time (gamma); time of a batch that finds its process at rest over that of one that
-        follows another, and its variation.
-    """
-
-    latency: tuple[float, ...]
+    latency: tuple[float, ...]  #: Mean time of a batch of 1, 2, … requests.
     max_wait: float
     processes: int
+    #: ``cv``, ``pause``, ``pause_cv``: Variation of a service time (gamma); time of a batch that finds its process at
+    #: rest over that of one that follows another, and its variation.
     cv: float
     pause: float
     pause_cv: float
@@ -37,21 +28,10 @@ class ScaledServer:
 
 @dataclass(frozen=True, slots=True)
 class PoolArrivals:
-    """Requests to a pool.
+    """Requests to a pool."""
 
-    Attributes
-    ----------
-    rate : float
-        Per unit of time.
-    scv : float
-        Squared coefficient of variation of gamma gaps.
-    process : ArrivalProcess or None
-        Where given, the arrivals, at this rate already; ``scv`` then says nothing.
-    unit_ms : float
-        Of time, which processes need that know absolute times.
-    """
-
-    rate: float
-    scv: float = 1.0
+    rate: float  #: Per unit of time.
+    scv: float = 1.0  #: Squared coefficient of variation of gamma gaps.
+    #: Where given, the arrivals, at this rate already; ``scv`` then says nothing.
     process: ArrivalProcess | None = None
-    unit_ms: float = 1.0
+    unit_ms: float = 1.0  #: Of time, which processes need that know absolute times.

@@ -28,31 +28,17 @@ _PER_ITEM = ("flops", "bytes_moved")
 
 @dataclass(frozen=True, slots=True)
 class GraphWork:
-    """FLOPs and bytes of every op at one batch size.
-
-    Attributes
-    ----------
-    op_types : tuple of str, length N
-    dtypes : tuple of str, length N
-        Type of each op's arithmetic: that of its first floating-point tensor.
-    flops, bytes_moved : ndarray of shape (N,)
-        Operations (0 where unknown), bytes read and written.
-    unknown_ops : tuple of str
-        Op types without a formula.
-    activation_bytes : float
-        Most bytes of activations alive at once.
-    weight_bytes : int
-    steps : tuple of int, length N, or empty
-        Into how many steps, one after another, each op falls: those of a recurrent op's sequence. Empty: one each.
-    """
+    """FLOPs and bytes of every op at one batch size."""
 
     op_types: tuple[str, ...]
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...]  #: Type of each op's arithmetic: that of its first floating-point tensor.
+    #: ``flops``, ``bytes_moved``: Shape (N,). Operations (0 where unknown), bytes read and written.
     flops: Array
     bytes_moved: Array
-    unknown_ops: tuple[str, ...]
-    activation_bytes: float
+    unknown_ops: tuple[str, ...]  #: Op types without a formula.
+    activation_bytes: float  #: Most bytes of activations alive at once.
     weight_bytes: int
+    #: Into how many steps, one after another, each op falls: those of a recurrent op's sequence. Empty: one each.
     steps: tuple[int, ...] = ()
 
 

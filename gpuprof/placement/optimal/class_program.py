@@ -22,18 +22,10 @@ from gpuprof.placement.program import Program, Solution
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandPart:
-    """A replica that serves an equal part of a demand of a class.
+    """A replica that serves an equal part of a demand of a class."""
 
-    Attributes
-    ----------
-    model : str
-        The first demand of the class.
-    divisor : int
-        Into how many replicas the demand is split.
-    """
-
-    model: str
-    divisor: int = 1
+    model: str  #: The first demand of the class.
+    divisor: int = 1  #: Into how many replicas the demand is split.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +38,12 @@ class PartPattern:
 
 @dataclass(slots=True)
 class ClassProgram:
-    """The program over the patterns that were added so far.
-
-    Parameters
-    ----------
-    problem : Problem
-    classes : mapping of str to sequence of Demand
-        Demands that are alike, by the first of them.
-    parts : sequence of DemandPart
-        Into which the classes' demands may be split.
-    kinds : sequence of PartitionKind
-        That patterns may stand in.
-    """
+    """The program over the patterns that were added so far."""
 
     problem: Problem
-    classes: Mapping[str, Sequence[Demand]]
-    parts: Sequence[DemandPart]
-    kinds: Sequence[PartitionKind]
+    classes: Mapping[str, Sequence[Demand]]  #: Demands that are alike, by the first of them.
+    parts: Sequence[DemandPart]  #: Into which the classes' demands may be split.
+    kinds: Sequence[PartitionKind]  #: That patterns may stand in.
     program: Program = field(default_factory=Program)
     kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
     part_rows: dict[DemandPart, int] = field(default_factory=dict)

@@ -57,18 +57,10 @@ def is_of_few_classes(problem: Problem, segments: Segments) -> bool:
 
 @dataclass(slots=True)
 class ClassSearch:
-    """Searches maps of one problem.
-
-    Parameters
-    ----------
-    problem : Problem
-    segments : Segments
-        Of the same problem.
-    limit : Limit
-    """
+    """Searches maps of one problem."""
 
     problem: Problem
-    segments: Segments
+    segments: Segments  #: Of the same problem.
     limit: Limit
     planner: PartitionPlanner = field(init=False)
     _classes: dict[str, list[Demand]] = field(default_factory=dict)

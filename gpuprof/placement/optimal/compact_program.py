@@ -36,17 +36,7 @@ class _Column:
 
 @dataclass(slots=True)
 class CompactProgram:
-    """Serves demands in part on a counted fleet (`gpuprof.placement.optimal.goodput.PartialProgram`).
-
-    Parameters
-    ----------
-    entries : sequence of FleetEntry
-    classes : sequence of DemandClass
-
-    Attributes
-    ----------
-    program : Program
-    """
+    """Serves demands in part on a counted fleet (`gpuprof.placement.optimal.goodput.PartialProgram`)."""
 
     entries: Sequence[FleetEntry]
     classes: Sequence[DemandClass]

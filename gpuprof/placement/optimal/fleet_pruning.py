@@ -47,20 +47,11 @@ _FAR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class PrunedFleet:
-    """A problem with fewer kinds of devices.
-
-    Attributes
-    ----------
-    problem : Problem
-    known : Placement or None
-        A map that serves everything, by which kinds were left out; None where none was.
-    least_price : float
-        Of what was left out, per hour; infinite where nothing was.
-    """
+    """A problem with fewer kinds of devices."""
 
     problem: Problem
-    known: Placement | None = None
-    least_price: float = math.inf
+    known: Placement | None = None  #: A map that serves everything, by which kinds were left out; None where none was.
+    least_price: float = math.inf  #: Of what was left out, per hour; infinite where nothing was.
 
     def restore(self, placement: Placement) -> Placement:
         """Return the better of two maps, with bounds that hold with the kinds that were left out."""

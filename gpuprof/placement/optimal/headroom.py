@@ -17,17 +17,10 @@ from gpuprof.placement.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlowedEstimator:
-    """An estimator by which nobody is quicker than ``factor`` times the time alone, nor than its neighbours let it be.
-
-    Attributes
-    ----------
-    estimator : Estimator
-    factor : float
-        At least 1.
-    """
+    """An estimator: nobody is quicker than ``factor`` times the time alone, nor than its neighbours let it be."""
 
     estimator: Estimator
-    factor: float
+    factor: float  #: At least 1.
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1

@@ -36,19 +36,11 @@ _Gpus = tuple[PlacedGpu, ...]
 
 @dataclass(slots=True)
 class LocalSearch:
-    """Improves the maps of one problem.
-
-    Parameters
-    ----------
-    problem : Problem
-    segments : Segments
-    limit : Limit
-        When to stop.
-    """
+    """Improves the maps of one problem."""
 
     problem: Problem
     segments: Segments
-    limit: Limit
+    limit: Limit  #: When to stop.
     planner: PartitionPlanner = field(init=False)
     _most: int = field(init=False)
 

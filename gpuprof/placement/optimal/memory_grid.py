@@ -17,21 +17,11 @@ _MOST_CELLS, _QUICK_CELLS = 2_000_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrid:
-    """Counts bytes of one kind of partition.
+    """Counts bytes of one kind of partition."""
 
-    Attributes
-    ----------
-    unit : int
-        Bytes; 0 where memory does not bind and is not counted.
-    capacity : int
-        Units that the partition holds.
-    relaxed : bool
-        Round what replicas hold down, which gives bounds; else up, which gives what fits.
-    """
-
-    unit: int = 0
-    capacity: int = 0
-    relaxed: bool = False
+    unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
+    capacity: int = 0  #: Units that the partition holds.
+    relaxed: bool = False  #: Round what replicas hold down, which gives bounds; else up, which gives what fits.
 
     @property
     def is_exact(self) -> bool:

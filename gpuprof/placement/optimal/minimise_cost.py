@@ -25,21 +25,12 @@ _MANY_DEMANDS = 40
 
 @dataclass(frozen=True, slots=True)
 class CostResult:
-    """What was found.
+    """What was found."""
 
-    Attributes
-    ----------
-    choice : Choice or None
-        None when the fleet is too small, or nothing was found in time.
-    choices : mapping of str to tuple of Segment
-        What ``choice`` counts.
-    gpus, cost_per_hour : int or None, float or None
-        No way to serve everything takes fewer devices, or costs less; None where it is not known whether there is
-        a way.
-    """
-
-    choice: Choice | None
-    choices: Choices
+    choice: Choice | None  #: None when the fleet is too small, or nothing was found in time.
+    choices: Choices  #: What ``choice`` counts.
+    #: ``gpus``, ``cost_per_hour``: No way to serve everything takes fewer devices, or costs less; None where it is not
+    #: known whether there is a way.
     gpus: int | None
     cost_per_hour: float | None
 

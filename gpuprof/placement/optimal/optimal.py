@@ -78,18 +78,13 @@ class Optimal:
     neighbours (`ClassSearch`). The best becomes the incumbent; the map's ``found_by`` says which it is. What is left
     over goes to the least sure estimates (`SpareCapacity`), and what runs already stays where an equally good map
     leaves it.
-
-    Attributes
-    ----------
-    fair : bool
-        Where not everything can be served, serve the least-served demand first: maximise the smallest served
-        fraction, then the goodput.
-    pooled : bool
-        Count on the router, which gives a request to whichever replica answers first; else every replica is planned
-        with a Poisson stream of its own, which takes more devices and bounds only such plans.
     """
 
+    #: Where not everything can be served, serve the least-served demand first: maximise the smallest served fraction,
+    #: then the goodput.
     fair: bool = False
+    #: Count on the router, which gives a request to whichever replica answers first; else every replica is planned with
+    #: a Poisson stream of its own, which takes more devices and bounds only such plans.
     pooled: bool = True
 
     def place(self, problem: Problem) -> Placement:

@@ -31,23 +31,11 @@ _PATIENCE = 4
 
 @dataclass(slots=True)
 class PartitionPlanner:
-    """Finds out what can stand in one partition together, and remembers it.
-
-    Parameters
-    ----------
-    problem : Problem
-    segments : Segments
-        Of the same problem.
-
-    Attributes
-    ----------
-    asked : int
-        Questions that were not remembered: how much was worked for so far.
-    """
+    """Finds out what can stand in one partition together, and remembers it."""
 
     problem: Problem
-    segments: Segments
-    asked: int = 0
+    segments: Segments  #: Of the same problem.
+    asked: int = 0  #: Questions that were not remembered: how much was worked for so far.
     _planned: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
     _least: dict[tuple[str, str | None, Task], int | None] = field(default_factory=dict)
     _alone: dict[tuple[str, Share, Task], Workload | None] = field(default_factory=dict)

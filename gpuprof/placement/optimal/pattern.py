@@ -37,17 +37,10 @@ PartitionKind = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfiguration:
-    """A configuration of one device.
-
-    Attributes
-    ----------
-    device : str
-    layout : tuple of MigPlacement
-        Where the instances stand; empty where the device is shared whole.
-    """
+    """A configuration of one device."""
 
     device: str
-    layout: Layout = ()
+    layout: Layout = ()  #: Where the instances stand; empty where the device is shared whole.
 
     def partitions(self) -> Counter[PartitionKind]:
         """Return how often each partition is there."""
@@ -56,32 +49,18 @@ class DeviceConfiguration:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionSlot:
-    """The place of one replica in a partition.
-
-    Attributes
-    ----------
-    share : Share
-    memory : int
-        In units of the partition's `MemoryGrid`; 0 where memory is not counted.
-    """
+    """The place of one replica in a partition."""
 
     share: Share
-    memory: int = 0
+    memory: int = 0  #: In units of the partition's `MemoryGrid`; 0 where memory is not counted.
 
 
 @dataclass(frozen=True, slots=True)
 class SharePattern:
-    """Slots that one partition holds together.
-
-    Attributes
-    ----------
-    kind : (str, str or None)
-    slots : tuple of (PartitionSlot, int)
-        How often each is there.
-    """
+    """Slots that one partition holds together."""
 
     kind: PartitionKind
-    slots: tuple[tuple[PartitionSlot, int], ...]
+    slots: tuple[tuple[PartitionSlot, int], ...]  #: How often each is there.
 
 
 def list_configurations(device: Device, shares: Collection[Share]) -> tuple[DeviceConfiguration, ...]:
@@ -96,20 +75,11 @@ def list_configurations(device: Device, shares: Collection[Share]) -> tuple[Devi
 
 @dataclass(frozen=True, slots=True)
 class PatternPacker:
-    """Finds the patterns of one partition.
-
-    Parameters
-    ----------
-    kind : (str, str or None)
-    slots : tuple of PartitionSlot
-        That can stand there.
-    memory : int
-        Of the partition, in the slots' units.
-    """
+    """Finds the patterns of one partition."""
 
     kind: PartitionKind
-    slots: tuple[PartitionSlot, ...]
-    memory: int = 0
+    slots: tuple[PartitionSlot, ...]  #: That can stand there.
+    memory: int = 0  #: Of the partition, in the slots' units.
 
     def list_maximal(self) -> tuple[SharePattern, ...] | None:
         """Return every pattern to which nothing can be added, None when there are too many to list."""

@@ -40,24 +40,13 @@ class PatternEnumeration:
     """Lists what can stand in the partitions of a problem's fleet.
 
     Whoever keeps no SLO alone keeps none beside others: neighbours are taken never to quicken one another.
-
-    Parameters
-    ----------
-    problem : Problem
-    demands : sequence of Demand
-        That something serves alone.
-    segments : Segments
-        Of the same problem.
-    planner : PartitionPlanner
-    limit : Limit
-        When to give up.
     """
 
     problem: Problem
-    demands: Sequence[Demand]
-    segments: Segments
+    demands: Sequence[Demand]  #: That something serves alone.
+    segments: Segments  #: Of the same problem.
     planner: PartitionPlanner
-    limit: Limit
+    limit: Limit  #: When to give up.
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:

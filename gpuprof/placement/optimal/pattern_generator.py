@@ -33,25 +33,13 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class PatternGenerator:
-    """Plans the partitions of a fleet for parts of demands.
-
-    Parameters
-    ----------
-    problem : Problem
-    demands : sequence of Demand
-    planner : PartitionPlanner
-        Of the same problem.
-    most_asked : int
-        Questions after which no more partitions are looked at.
-    limit : Limit
-        When to stop whatever was asked.
-    """
+    """Plans the partitions of a fleet for parts of demands."""
 
     problem: Problem
     demands: Sequence[Demand]
-    planner: PartitionPlanner
-    most_asked: int
-    limit: Limit
+    planner: PartitionPlanner  #: Of the same problem.
+    most_asked: int  #: Questions after which no more partitions are looked at.
+    limit: Limit  #: When to stop whatever was asked.
     _filled: dict[tuple[str, str | None, tuple[Task, ...], str], PlacedPartition | None] = field(default_factory=dict)
 
     @property

@@ -27,17 +27,10 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPattern:
-    """The replicas of one partition: a device as a whole, or one of its MIG instances, wherever it starts.
-
-    Attributes
-    ----------
-    device : str
-    partition : PlacedPartition
-        Each replica with the largest rate that it is known to serve beside the others.
-    """
+    """The replicas of one partition: a device as a whole, or one of its MIG instances, wherever it starts."""
 
     device: str
-    partition: PlacedPartition
+    partition: PlacedPartition  #: Each replica with the largest rate that it is known to serve beside the others.
 
     @property
     def kind(self) -> PartitionKind:
@@ -54,22 +47,13 @@ class ReplicaPattern:
 
 @dataclass(slots=True)
 class PatternProgram:
-    """The program that assembles a map from patterns.
-
-    Parameters
-    ----------
-    problem : Problem
-    demands : sequence of Demand
-        Those to be served; one that no pattern has a replica of makes the program infeasible.
-    patterns : sequence of ReplicaPattern
-    partial : bool
-        Demands may be served in part; the objective is then set by whoever solves the program.
-    """
+    """The program that assembles a map from patterns."""
 
     problem: Problem
+    #: Those to be served; one that no pattern has a replica of makes the program infeasible.
     demands: Sequence[Demand]
     patterns: Sequence[ReplicaPattern]
-    partial: bool = False
+    partial: bool = False  #: Demands may be served in part; the objective is then set by whoever solves the program.
     program: Program = field(default_factory=Program)
     _kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
     _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)

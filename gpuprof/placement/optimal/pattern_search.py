@@ -25,36 +25,19 @@ _MOST_ASKED = (40_000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PatternSolution:
-    """A map, and the least that any map costs as far as it is known.
-
-    Attributes
-    ----------
-    gpus : tuple of PlacedGpu
-    bound : float
-        Per hour; 0.0 where nothing is proven.
-    """
+    """A map, and the least that any map costs as far as it is known."""
 
     gpus: tuple[PlacedGpu, ...]
-    bound: float = 0.0
+    bound: float = 0.0  #: Per hour; 0.0 where nothing is proven.
 
 
 @dataclass(slots=True)
 class PatternSearch:
-    """Assembles maps that serve all demands.
-
-    Parameters
-    ----------
-    problem : Problem
-    demands : sequence of Demand
-        Those that something serves.
-    segments : Segments
-        Of the same problem.
-    limit : Limit
-    """
+    """Assembles maps that serve all demands."""
 
     problem: Problem
-    demands: Sequence[Demand]
-    segments: Segments
+    demands: Sequence[Demand]  #: Those that something serves.
+    segments: Segments  #: Of the same problem.
     limit: Limit
     planner: PartitionPlanner = field(init=False)
     _listed: list[tuple[ReplicaPattern, ...] | None] = field(default_factory=list)

@@ -41,23 +41,12 @@ ProgramSolver = Callable[[PooledSegments, Mapping[str, float]], Gpus]
 
 @dataclass(slots=True)
 class PooledPlanner:
-    """Makes the most of replicas that share their requests.
+    """Makes the most of replicas that share their requests."""
 
-    Parameters
-    ----------
-    problem : Problem
-        Without a latency budget.
-    segments : Segments
-        Of the same problem, for replicas with requests of their own.
-    limit : Limit
-    fair : bool
-        As `gpuprof.placement.optimal.optimal.Optimal`.
-    """
-
-    problem: Problem
-    segments: Segments
+    problem: Problem  #: Without a latency budget.
+    segments: Segments  #: Of the same problem, for replicas with requests of their own.
     limit: Limit
-    fair: bool = False
+    fair: bool = False  #: As `gpuprof.placement.optimal.optimal.Optimal`.
     pools: Pools = field(init=False)
     _least: tuple[int, float] | None = field(default=None, init=False)
 

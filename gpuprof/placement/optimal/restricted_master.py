@@ -73,24 +73,12 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A solution of the program.
+    """A solution of the program."""
 
-    Attributes
-    ----------
-    covers : mapping of str to tuple of int
-        For each model how often each segment of its class is taken.
-    configurations : tuple of (DeviceConfiguration, int)
-        How many devices have which configuration.
-    patterns : tuple of (SharePattern, int)
-        What stands in their partitions.
-    grids : mapping of PartitionKind to MemoryGrid
-        How the memory of their slots is counted.
-    """
-
-    covers: Mapping[str, tuple[int, ...]]
-    configurations: tuple[tuple[DeviceConfiguration, int], ...]
-    patterns: tuple[tuple[SharePattern, int], ...]
-    grids: Mapping[PartitionKind, MemoryGrid]
+    covers: Mapping[str, tuple[int, ...]]  #: For each model how often each segment of its class is taken.
+    configurations: tuple[tuple[DeviceConfiguration, int], ...]  #: How many devices have which configuration.
+    patterns: tuple[tuple[SharePattern, int], ...]  #: What stands in their partitions.
+    grids: Mapping[PartitionKind, MemoryGrid]  #: How the memory of their slots is counted.
 
 
 def group_demands(demands: Sequence[Demand], segments: Mapping[str, Sequence[Segment]]) -> tuple[DemandClass, ...]:
@@ -116,42 +104,26 @@ def served_column(program: Program, demand: Demand, rate: int, *, floors: bool =
 
 @dataclass(slots=True)
 class RestrictedMaster:
-    """The program for some classes of demands on the devices of a fleet.
-
-    Parameters
-    ----------
-    entries : sequence of FleetEntry
-    classes : sequence of DemandClass
-    partial : bool
-        Demands may be served in part; the objective is then the served rate (see `maximise_goodput`), else the cost.
-    summed : bool
-        Where patterns are too many to be listed, only the sums of shares and memory are bounded: a relaxation that
-        needs no generation.
-    relaxed : bool
-        Where there is too much memory to count exactly, round it down, for a bound; else up, for what fits.
-    floors : bool
-        Whether a demand of a partial program that is served below its ``min_goodput_rps`` counts for nothing.
-
-    Attributes
-    ----------
-    program : Program
-    kind_rows, packers : mapping of PartitionKind to row, PatternPacker
-        The rows of the partitions whose patterns are shares of models that may be mixed, and what fills those.
-    grids : mapping of PartitionKind to MemoryGrid
-    generated : set of PartitionKind
-        Of those, the partitions whose patterns were not all listed.
-    """
+    """The program for some classes of demands on the devices of a fleet."""
 
     entries: Sequence[FleetEntry]
     classes: Sequence[DemandClass]
+    #: Demands may be served in part; the objective is then the served rate (see `maximise_goodput`), else the cost.
     partial: bool = False
+    #: Where patterns are too many to be listed, only the sums of shares and memory are bounded: a relaxation that needs
+    #: no generation.
     summed: bool = False
+    #: Whether a demand of a partial program that is served below its ``min_goodput_rps`` counts for nothing.
     floors: bool = True
+    #: Where there is too much memory to count exactly, round it down, for a bound; else up, for what fits.
     relaxed: bool = False
     program: Program = field(default_factory=Program)
+    #: ``kind_rows``, ``packers``: The rows of the partitions whose patterns are shares of models that may be mixed, and
+    #: what fills those.
     kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
     packers: dict[PartitionKind, PatternPacker] = field(default_factory=dict)
     grids: dict[PartitionKind, MemoryGrid] = field(default_factory=dict)
+    #: Of those, the partitions whose patterns were not all listed.
     generated: set[PartitionKind] = field(default_factory=set)
     _sums: dict[PartitionKind, tuple[int, int]] = field(default_factory=dict)
     _slots: dict[tuple[str, PartitionSlot], int] = field(default_factory=dict)

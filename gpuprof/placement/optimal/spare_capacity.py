@@ -31,20 +31,11 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class SpareCapacity:
-    """Spreads the spare capacity of a placement.
-
-    Parameters
-    ----------
-    problem : Problem
-    segments : Segments
-        Of the same problem.
-    limit : Limit
-        When to stop.
-    """
+    """Spreads the spare capacity of a placement."""
 
     problem: Problem
-    segments: Segments
-    limit: Limit
+    segments: Segments  #: Of the same problem.
+    limit: Limit  #: When to stop.
     _mean: Segments = field(init=False)
     _upper: Segments = field(init=False)
 

@@ -24,16 +24,10 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What of an older map can go on running.
-
-    Attributes
-    ----------
-    gpus : tuple of PlacedGpu
-    rest : Problem or None
-        What it leaves to be placed, on the devices that it leaves; None when it serves everything.
-    """
+    """What of an older map can go on running."""
 
     gpus: tuple[PlacedGpu, ...]
+    #: What it leaves to be placed, on the devices that it leaves; None when it serves everything.
     rest: Problem | None
 
 

@@ -51,17 +51,10 @@ class _LeastParts(dict[_Pair, float]):
 
 @dataclass(frozen=True, slots=True)
 class WholeDeviceBound:
-    """What serving every demand takes at least; infinite where no number of these devices serves everything.
-
-    Attributes
-    ----------
-    cost_per_hour : float
-    kinds : tuple of str
-        Of the cheapest solution of the program: where a map so cheap might be found.
-    """
+    """What serving every demand takes at least; infinite where no number of these devices serves everything."""
 
     cost_per_hour: float
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  #: Of the cheapest solution of the program: where a map so cheap might be found.
 
 
 def bound_whole_devices(problem: Problem, limit: Limit) -> WholeDeviceBound:

@@ -10,36 +10,20 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class TurnDemand:
-    """What a model asks of a cycle.
-
-    Attributes
-    ----------
-    rate_rps, slo_ms : float
-    latency_ms : mapping of int to float
-        Time of each batch size that it may have, alone on the device.
-    """
+    """What a model asks of a cycle."""
 
     rate_rps: float
     slo_ms: float
-    latency_ms: Mapping[int, float]
+    latency_ms: Mapping[int, float]  #: Time of each batch size that it may have, alone on the device.
 
 
 @dataclass(frozen=True, slots=True)
 class DutyCycle:
-    """A cycle in which each model has one turn.
-
-    Attributes
-    ----------
-    cycle_ms : float
-    batches : tuple of int
-        Of the models, in the order in which they were given.
-    busy : float
-        Part of the cycle in which a batch runs, at most 1.
-    """
+    """A cycle in which each model has one turn."""
 
     cycle_ms: float
-    batches: tuple[int, ...]
-    busy: float
+    batches: tuple[int, ...]  #: Of the models, in the order in which they were given.
+    busy: float  #: Part of the cycle in which a batch runs, at most 1.
 
 
 def list_duty_cycles(models: Sequence[TurnDemand]) -> tuple[DutyCycle, ...]:

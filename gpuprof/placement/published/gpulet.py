@@ -46,21 +46,16 @@ class Gpulet:
     placed by falling rate. Decided here: the first kind of device of the fleet with room is used; of equally free
     parts the one opened first; whether two workloads bear each other is the estimator's to say, in place of the
     paper's linear model.
-
-    Attributes
-    ----------
-    temporal : bool
-        Whether models may also share a gpu-let in time (`duty_cycle`). A map holds replicas to a share each or to none,
-        so that only whole devices are shared so, and their partitions are unshared. Where no free part suits a
-        workload, it takes turns with those of a device before another is opened, with its whole rate or not at all. The
-        cycle is by times alone; beside one another all must also keep their SLOs by what the estimator says of
-        neighbours without shares, who at the worst slow one another as turns do.
-    aware : bool
-        False asks nobody whether two workloads bear each other, as gpu-lets+ in iGniter's §5, whose throughputs are
-        those of workloads alone. Its maps need not be sound.
     """
 
+    #: Whether models may also share a gpu-let in time (`duty_cycle`). A map holds replicas to a share each or to none,
+    #: so that only whole devices are shared so, and their partitions are unshared. Where no free part suits a workload,
+    #: it takes turns with those of a device before another is opened, with its whole rate or not at all. The cycle is
+    #: by times alone; beside one another all must also keep their SLOs by what the estimator says of neighbours without
+    #: shares, who at the worst slow one another as turns do.
     temporal: bool = False
+    #: False asks nobody whether two workloads bear each other, as gpu-lets+ in iGniter's §5, whose throughputs are
+    #: those of workloads alone. Its maps need not be sound.
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:

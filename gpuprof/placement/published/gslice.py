@@ -36,20 +36,11 @@ class Gslice:
     proportion to how far the objective is off, in whole units, and grow no further than what is free on the device
     (GSLICE itself gives out more than the whole, iGniter's Table 1); what is kept is the last state in which every
     SLO holds; where there is none, whoever is furthest off gets a further device, or is named as not served.
-
-    Attributes
-    ----------
-    threshold : float
-        Part of the objective; iGniter's figures are with one tenth.
-    adjustments : int
-        iGniter's figures are after five.
-    unit_pct : float
-        Step of a share.
     """
 
-    threshold: float = 0.1
-    adjustments: int = 5
-    unit_pct: float = 2.5
+    threshold: float = 0.1  #: Part of the objective; iGniter's figures are with one tenth.
+    adjustments: int = 5  #: iGniter's figures are after five.
+    unit_pct: float = 2.5  #: Step of a share.
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the kind of device on which iGniter's costs least.

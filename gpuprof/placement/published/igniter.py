@@ -51,16 +51,10 @@ class Igniter:
     in hand; models whose files are the same count as one, so that equal devices have to be tried only once; by latency
     percentiles, where they are asked for instead of half of the SLO, the batch is the smallest whose share is least;
     memory is respected.
-
-    Attributes
-    ----------
-    unit_pct : float
-        Step of a share; the paper's 2.5%.
-    aware : bool
-        False gives the paper's FFD+: lower bounds, first fit, no regard to neighbours. Its maps need not be sound.
     """
 
-    unit_pct: float = 2.5
+    unit_pct: float = 2.5  #: Step of a share; the paper's 2.5%.
+    #: False gives the paper's FFD+: lower bounds, first fit, no regard to neighbours. Its maps need not be sound.
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:

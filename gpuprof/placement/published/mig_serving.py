@@ -28,19 +28,13 @@ class MigServing:
     a layout's instances are filled one by one, the largest first, with the service that adds most to the score, so
     that no configuration has to be listed; an instance that no service needs any more stays empty. One process in
     an instance. Interference does not arise.
-
-    Attributes
-    ----------
-    slow : bool
-        Whether the paper's slow algorithms go on from there (`SlowSearch`), until the time limit or for ``rounds``.
-        What they find is never worse than the fast algorithm's map, and the same for the same seed where the time
-        limit does not end them.
-    rounds : int
-        Rounds of the slow algorithms without an improvement after which they end.
     """
 
+    #: Whether the paper's slow algorithms go on from there (`SlowSearch`), until the time limit or for ``rounds``. What
+    #: they find is never worse than the fast algorithm's map, and the same for the same seed where the time limit does
+    #: not end them.
     slow: bool = False
-    rounds: int = 10
+    rounds: int = 10  #: Rounds of the slow algorithms without an improvement after which they end.
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.

@@ -38,24 +38,12 @@ class _Node:
 
 @dataclass(slots=True)
 class SlowSearch:
-    """Improves a deployment.
-
-    Attributes
-    ----------
-    services : Services
-    layouts : sequence of Layout
-    most : int or None
-        GPUs that there are; None: as many as needed.
-    rounds : int
-        Rounds without an improvement after which the search is over.
-    seed : int
-    limit : Limit
-    """
+    """Improves a deployment."""
 
     services: Services
     layouts: Sequence[Layout]
-    most: int | None
-    rounds: int
+    most: int | None  #: GPUs that there are; None: as many as needed.
+    rounds: int  #: Rounds without an improvement after which the search is over.
     seed: int
     limit: Limit
     _ranked: dict[tuple[tuple[str, int], ...], Sequence[MigConfiguration]] = field(default_factory=dict)

@@ -30,17 +30,11 @@ class Milp:
     The thesis leaves open which of equally good solutions is taken: here the one of least ΣCreq + ΣMreq. Decided here
     too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a device
     on which somebody's SLO would break beside the others is not used.
-
-    Attributes
-    ----------
-    creq : {"max-occupancy", "wao", "wsm"}
-        Metric behind Creq (thesis §5.3).
-    unshared : bool
-        Whether replicas are held to no share by MPS, as in the thesis (§6.1.3), each free to use all SMs of its GPU.
-        By default each gets a share of Creq, as `usher` gives it.
     """
 
-    creq: CreqMetric = "max-occupancy"
+    creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
+    #: Whether replicas are held to no share by MPS, as in the thesis (§6.1.3), each free to use all SMs of its GPU. By
+    #: default each gets a share of Creq, as `usher` gives it.
     unshared: bool = False
 
     def place(self, problem: Problem) -> Placement:

@@ -92,19 +92,11 @@ class ParvaGpu:
     With an older map in the problem (`Problem.previous`), only services whose demand or profile is another than then
     are configured and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization
     then breaks up only GPUs on which changed services stand alone, so that nobody else is moved.
-
-    Attributes
-    ----------
-    single : bool
-        One process in each instance (the paper's ParvaGPU-single).
-    unoptimized : bool
-        Without Allocation Optimization (ParvaGPU-unoptimized).
-    processes : int
-        Most processes of an instance where `Options.max_processes` says nothing; the paper says three.
     """
 
-    single: bool = False
-    unoptimized: bool = False
+    single: bool = False  #: One process in each instance (the paper's ParvaGPU-single).
+    unoptimized: bool = False  #: Without Allocation Optimization (ParvaGPU-unoptimized).
+    #: Most processes of an instance where `Options.max_processes` says nothing; the paper says three.
     processes: int = 3
 
     def place(self, problem: Problem) -> Placement:

@@ -26,26 +26,16 @@ _METRICS = {"max-occupancy": "max_occupancy", "wao": "wavg_occupancy", "wsm": "w
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A replica by its requirements.
+    """A replica by its requirements."""
 
-    Attributes
-    ----------
-    segment : Segment
-        Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2), or without one; its capacity is
-        the goodput.
-    creq_pct, mreq_pct : float
-        Percent of the device.
-    figure : Figure, optional
-        Creq as it was measured or predicted, with its interval.
-    metric : str, optional
-        What it is by, as estimates call it.
-    """
-
+    #: Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2), or without one; its capacity is the
+    #: goodput.
     segment: Segment
+    #: ``creq_pct``, ``mreq_pct``: Percent of the device.
     creq_pct: float
     mreq_pct: float
-    figure: Figure | None = None
-    metric: str | None = None
+    figure: Figure | None = None  #: Creq as it was measured or predicted, with its interval.
+    metric: str | None = None  #: What it is by, as estimates call it.
 
     def replica(self, rate_rps: float) -> PlacedReplica:
         """Return the replica that serves ``rate_rps``, which knows what it was taken to require."""

@@ -43,28 +43,19 @@ class Usher:
     replica serves by the problem's latency rule; of configurations of equal goodput the cheapest, on fixed fleets
     too; a replica whose SLO, or whose neighbours', would break where USHER puts it, which USHER does not look at,
     gets a further device if there is one.
-
-    Attributes
-    ----------
-    creq : {"max-occupancy", "wao", "wsm"}
-        Metric behind Creq (thesis §5.3).
-    group_size : int
-        Models in a group at most.
-    without : {"", "CM", "WD", "S"}
-        The paper's ablations: no compute- and memory-heavy classes, no workload division, no sorting.
-    unshared : bool
-        Whether replicas are held to no share by MPS, each free to use all SMs of its device (thesis, Figure A.1); by
-        default each gets a share of Creq.
-    orders : int
-        USHER's result depends on the order of the demands, which it takes as given: of equal matchings and equally
-        good configurations the first is kept. With more than one, so many orders are tried, the given one first and
-        others drawn at random, and the best map is kept; what the worst and the best came to stands in ``found_by``.
     """
 
-    creq: CreqMetric = "max-occupancy"
-    group_size: int = 4
+    creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
+    group_size: int = 4  #: Models in a group at most.
+    #: One of "", "CM", "WD", "S". The paper's ablations: no compute- and memory-heavy classes, no workload division, no
+    #: sorting.
     without: Ablation = ""
+    #: Whether replicas are held to no share by MPS, each free to use all SMs of its device (thesis, Figure A.1); by
+    #: default each gets a share of Creq.
     unshared: bool = False
+    #: USHER's result depends on the order of the demands, which it takes as given: of equal matchings and equally good
+    #: configurations the first is kept. With more than one, so many orders are tried, the given one first and others
+    #: drawn at random, and the best map is kept; what the worst and the best came to stands in ``found_by``.
     orders: int = 1
 
     def place(self, problem: Problem) -> Placement:

@@ -21,27 +21,16 @@ Ablation = Literal["", "CM", "WD", "S"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """A batch size and a replication degree of one model ({BS, RD} of Algorithm 1, line 2).
-
-    Attributes
-    ----------
-    demand : Demand
-    batch, replicas : int
-    by_device : mapping of str to Requirement
-        The kinds of device that can host it.
-    creq_pct, mreq_pct : float
-        The mean over them.
-    goodput_rps : float
-        Of one replica on the kind of device where it is least.
-    """
+    """A batch size and a replication degree of one model ({BS, RD} of Algorithm 1, line 2)."""
 
     demand: Demand
     batch: int
     replicas: int
-    by_device: Mapping[str, Requirement]
+    by_device: Mapping[str, Requirement]  #: The kinds of device that can host it.
+    #: ``creq_pct``, ``mreq_pct``: The mean over them.
     creq_pct: float = field(init=False)
     mreq_pct: float = field(init=False)
-    goodput_rps: float = field(init=False)
+    goodput_rps: float = field(init=False)  #: Of one replica on the kind of device where it is least.
 
     def __post_init__(self) -> None:
         known = list(self.by_device.values())
@@ -91,16 +80,9 @@ class Space:
 
 @dataclass(slots=True)
 class Ground:
-    """The devices that the groups before have opened, as the configurations of a group find them.
+    """The devices that the groups before have opened, as the configurations of a group find them."""
 
-    Attributes
-    ----------
-    entries : sequence of FleetEntry
-        Cheapest first.
-    spaces : sequence of Space
-    """
-
-    entries: Sequence[FleetEntry]
+    entries: Sequence[FleetEntry]  #: Cheapest first.
     spaces: Sequence[Space]
     used: Counter[str] = field(init=False)
     _fits: dict[Option, list[tuple[float, int]]] = field(init=False)
@@ -145,18 +127,12 @@ class Ground:
 
 @dataclass(slots=True)
 class Trial:
-    """One configuration of a group being placed (what PLACEMENT returns).
-
-    Attributes
-    ----------
-    hosts : list of (Option, int)
-        Each replica, and the index of its device: those of the ground first, then those opened.
-    cost, goodput_rps : float
-        Of the devices opened; of the group's models.
-    """
+    """One configuration of a group being placed (what PLACEMENT returns)."""
 
     ground: Ground
+    #: Each replica, and the index of its device: those of the ground first, then those opened.
     hosts: list[tuple[Option, int]] = field(default_factory=list)
+    #: ``cost``, ``goodput_rps``: Of the devices opened; of the group's models.
     cost: float = 0.0
     goodput_rps: float = 0.0
     _changed: dict[int, Space] = field(default_factory=dict)

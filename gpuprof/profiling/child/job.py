@@ -23,24 +23,18 @@ class TimingLimits:
     It ends when the median is known well enough, at least ``min_time_s`` and ``min_repeats`` have passed, and
     either there are ``want_repeats`` (which a 99th percentile needs) or ``want_time_s`` have passed; or when
     ``max_time_s`` are over.
-
-    Attributes
-    ----------
-    precision : float
-        Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
-    hang_s : float
-        A child that says nothing for so long, beyond the time that it was given, is taken for dead.
-    tool_s : float
-        A profiler that has not ended after so long, loading and its own work afterwards included, is taken for hung.
     """
 
+    #: Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
     precision: float = 0.02
     min_repeats: int = 6
     min_time_s: float = 1.0
     want_repeats: int = 100
     want_time_s: float = 3.0
     max_time_s: float = 10.0
+    #: A child that says nothing for so long, beyond the time that it was given, is taken for dead.
     hang_s: float = 300.0
+    #: A profiler that has not ended after so long, loading and its own work afterwards included, is taken for hung.
     tool_s: float = 900.0
 
 
@@ -60,28 +54,14 @@ def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> T
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Copies of one model that run in one share.
+    """Copies of one model that run in one share."""
 
-    Attributes
-    ----------
-    graph : ModelGraph
-        Bound to the batch size.
-    path : Path
-        The file to run, whose batch dimension takes ``graph.batch``.
-    share : Share
-        What all ``processes`` copies have together.
-    data : InputData or None
-        Where its inputs come from; None: random ones.
-    samples : tuple of Sample
-        Those of them that have the graph's sizes.
-    """
-
-    graph: ModelGraph
-    path: Path
-    share: Share = field(default_factory=Share)
+    graph: ModelGraph  #: Bound to the batch size.
+    path: Path  #: The file to run, whose batch dimension takes ``graph.batch``.
+    share: Share = field(default_factory=Share)  #: What all ``processes`` copies have together.
     processes: int = 1
-    data: InputData | None = field(default=None, compare=False)
-    samples: tuple[Sample, ...] = field(default=(), compare=False)
+    data: InputData | None = field(default=None, compare=False)  #: Where its inputs come from; None: random ones.
+    samples: tuple[Sample, ...] = field(default=(), compare=False)  #: Those of them that have the graph's sizes.
 
     def inputs(self) -> dict[str, Array]:
         """Return the arrays of one batch, the same for the same model, batch, sizes and data."""

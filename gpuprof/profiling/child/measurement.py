@@ -28,36 +28,20 @@ GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What was measured of one job.
+    """What was measured of one job."""
 
-    Attributes
-    ----------
-    stats : LatencyStats
-        Of the batches of all its processes.
-    throughput_rps : float
-        Requests per second of all its processes together.
-    memory_peak_bytes, memory_held_bytes : int
-        Of the process that took most, above an idle one.
-    cpu_utilization_pct : float
-        CPU time, percent of the share.
-    paused_ms, paused_std_ms : float or None
-        Mean time of a batch that follows a pause, with fresh inputs, and its standard deviation; None: not measured
-        beside others.
-    part : CpuSlice
-        The share as cores.
-    sms : int or None
-        SMs that its processes were given; None: on a CPU, or not known.
-    """
-
-    stats: LatencyStats
-    throughput_rps: float
+    stats: LatencyStats  #: Of the batches of all its processes.
+    throughput_rps: float  #: Requests per second of all its processes together.
+    #: ``memory_peak_bytes``, ``memory_held_bytes``: Of the process that took most, above an idle one.
     memory_peak_bytes: int
     memory_held_bytes: int
-    cpu_utilization_pct: float
+    cpu_utilization_pct: float  #: CPU time, percent of the share.
+    #: ``paused_ms``, ``paused_std_ms``: Mean time of a batch that follows a pause, with fresh inputs, and its standard
+    #: deviation; None: not measured beside others.
     paused_ms: float | None
     paused_std_ms: float | None
-    part: CpuSlice
-    sms: int | None = None
+    part: CpuSlice  #: The share as cores.
+    sms: int | None = None  #: SMs that its processes were given; None: on a CPU, or not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +61,10 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class ShareBinding:
-    """Where a job runs when it is not on a share of the CPU.
+    """Where a job runs when it is not on a share of the CPU."""
 
-    Attributes
-    ----------
-    provider : str
-        Execution provider.
-    environment : mapping of str to str
-        What binds its processes to their share, set before they start.
-    """
-
-    provider: str
-    environment: Mapping[str, str]
+    provider: str  #: Execution provider.
+    environment: Mapping[str, str]  #: What binds its processes to their share, set before they start.
 
 
 def measure(

@@ -16,27 +16,21 @@ _MIN_FOR_P99 = 100
 
 @dataclass(frozen=True, slots=True)
 class LatencyStats:
-    """Figures of one sample.
-
-    Attributes
-    ----------
-    p50_low_ms, p50_high_ms : float or None
-        95% confidence interval of the median, from order statistics: nothing is assumed of the distribution.
-    p95_ms, p99_ms : float or None
-        None where the sample has fewer than 20 or 100 values, which cannot show such a percentile.
-    stable : bool
-        Whether the interval is within the precision asked for and the sample's halves agree.
-    """
+    """Figures of one sample."""
 
     repeats: int
     mean_ms: float
     std_ms: float
     p50_ms: float
+    #: ``p50_low_ms``, ``p50_high_ms``: 95% confidence interval of the median, from order statistics: nothing is assumed
+    #: of the distribution.
     p50_low_ms: float | None
     p50_high_ms: float | None
+    #: ``p95_ms``, ``p99_ms``: None where the sample has fewer than 20 or 100 values, which cannot show such a
+    #: percentile.
     p95_ms: float | None
     p99_ms: float | None
-    stable: bool
+    stable: bool  #: Whether the interval is within the precision asked for and the sample's halves agree.
 
 
 def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:

@@ -26,26 +26,14 @@ class GroupTime:
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """Times of one model's nodes.
-
-    Attributes
-    ----------
-    executed : tuple of ExecutedNode
-    tie : Tie
-    groups : tuple of GroupTime
-        For each group of ``tie``.
-    events : tuple of (int or None, NodeEvent)
-        Each execution with its position in ``executed``, warm-up left out.
-    repeats : int
-    total_ns, untied_ns : float
-        Mean of all nodes' time in one run, and the part of it that belongs to no op.
-    """
+    """Times of one model's nodes."""
 
     executed: tuple[ExecutedNode, ...]
     tie: Tie
-    groups: tuple[GroupTime, ...]
-    events: tuple[tuple[int, NodeEvent], ...]
+    groups: tuple[GroupTime, ...]  #: For each group of ``tie``.
+    events: tuple[tuple[int, NodeEvent], ...]  #: Each execution with its position in ``executed``, warm-up left out.
     repeats: int
+    #: ``total_ns``, ``untied_ns``: Mean of all nodes' time in one run, and the part of it that belongs to no op.
     total_ns: float
     untied_ns: float
 

@@ -19,22 +19,13 @@ _NODE = re.compile(r"(?P<name>.*)_kernel_time")
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """One execution of one node.
+    """One execution of one node."""
 
-    Attributes
-    ----------
-    name, op_type : str
-        Of the node in the graph that the runtime made of the model.
-    repeat : int
-        Which run of the model it belongs to, from 0; those outside of any run come last.
-    start_ns, duration_ns : int
-        To the microsecond: ONNX Runtime gives no more.
-    provider : str
-    """
-
+    #: ``name``, ``op_type``: Of the node in the graph that the runtime made of the model.
     name: str
     op_type: str
-    repeat: int
+    repeat: int  #: Which run of the model it belongs to, from 0; those outside of any run come last.
+    #: ``start_ns``, ``duration_ns``: To the microsecond: ONNX Runtime gives no more.
     start_ns: int
     duration_ns: int
     provider: str = ""

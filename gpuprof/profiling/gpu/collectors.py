@@ -74,15 +74,13 @@ class GpuCollector:
 
     Attributes
     ----------
-    timeline : str or None
-        What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
     counters : bool
         Whether ncu counts.
     """
 
     name = "nvml"
     kinds: tuple[str, ...] = ("gpu",)
-    timeline: str | None = None
+    timeline: str | None = None  #: What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
     counters = False
 
     def __init__(self) -> None:

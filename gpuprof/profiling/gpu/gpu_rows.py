@@ -36,29 +36,15 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of one workload, from whatever tools.
+    """What was recorded of one workload, from whatever tools."""
 
-    Attributes
-    ----------
-    kernels : DataFrame
-        Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
-    copies : DataFrame or None
-        None: no tool recorded them.
-    gpus : tuple of GpuDescription
-        The GPUs that kernels ran on.
-    tools : mapping of str to str
-        Tool → version.
-    notes : tuple of str
-    plain_kernels, plain_copies : DataFrame or None
-        The same, recorded without ranges around nodes, which take some microseconds each: what the model's figures
-        are made of. None: there are no such ranges.
-    """
-
-    kernels: pd.DataFrame
-    copies: pd.DataFrame | None
-    gpus: tuple[GpuDescription, ...]
-    tools: Mapping[str, str]
+    kernels: pd.DataFrame  #: Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
+    copies: pd.DataFrame | None  #: None: no tool recorded them.
+    gpus: tuple[GpuDescription, ...]  #: The GPUs that kernels ran on.
+    tools: Mapping[str, str]  #: Tool → version.
     notes: tuple[str, ...] = ()
+    #: ``plain_kernels``, ``plain_copies``: The same, recorded without ranges around nodes, which take some microseconds
+    #: each: what the model's figures are made of. None: there are no such ranges.
     plain_kernels: pd.DataFrame | None = None
     plain_copies: pd.DataFrame | None = None
 

@@ -21,28 +21,16 @@ _LEAST_COUNTED_S = 0.5  # the energy counter is brought up to date every tens of
 
 @dataclass(frozen=True, slots=True)
 class NvmlFigures:
-    """What was sampled; None: this GPU or driver does not say.
+    """What was sampled; None: this GPU or driver does not say."""
 
-    Attributes
-    ----------
-    power_w, clock_mhz : float or None
-        Means; the clock is that of the SMs. Power is what the energy counter says of the time where there is one: what
-        NVML calls the power is a mean over a past second on many GPUs.
-    temperature_c : float or None
-        Highest.
-    memory_bytes : int or None
-        Most of the GPU's memory in use, by all processes.
-    samples : int
-    power_source : str or None
-        ``"energy counter"`` or ``"samples"``.
-    """
-
+    #: ``power_w``, ``clock_mhz``: Means; the clock is that of the SMs. Power is what the energy counter says of the
+    #: time where there is one: what NVML calls the power is a mean over a past second on many GPUs.
     power_w: float | None
     clock_mhz: float | None
-    temperature_c: float | None
-    memory_bytes: int | None
+    temperature_c: float | None  #: Highest.
+    memory_bytes: int | None  #: Most of the GPU's memory in use, by all processes.
     samples: int
-    power_source: str | None = None
+    power_source: str | None = None  #: ``"energy counter"`` or ``"samples"``.
 
 
 class NvmlSampler:

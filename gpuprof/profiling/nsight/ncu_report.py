@@ -49,19 +49,13 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Counters:
-    """What was counted.
+    """What was counted."""
 
-    Attributes
-    ----------
-    kernels : DataFrame
-        ``name``, ``process_id``, ``stream_id``, and the columns of `ncu_metrics` that were counted,
-        NaN where one kernel has none; in the order of launch.
-    gpus : mapping of int to GpuDescription
-        Device index → what the report says of the GPU, where it has its attributes; kernels have ``device_index``
-        where the report does.
-    """
-
+    #: ``name``, ``process_id``, ``stream_id``, and the columns of `ncu_metrics` that were counted, NaN where one kernel
+    #: has none; in the order of launch.
     kernels: pd.DataFrame
+    #: Device index → what the report says of the GPU, where it has its attributes; kernels have ``device_index`` where
+    #: the report does.
     gpus: Mapping[int, GpuDescription] = field(default_factory=dict)
 
     def by_gpu(self) -> dict[int, Counters]:

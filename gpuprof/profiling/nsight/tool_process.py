@@ -31,18 +31,10 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a tool printed.
+    """What a tool printed."""
 
-    Attributes
-    ----------
-    printed : str
-        Standard output and standard error, as they came.
-    log : Path
-        The file that keeps it.
-    """
-
-    printed: str
-    log: Path
+    printed: str  #: Standard output and standard error, as they came.
+    log: Path  #: The file that keeps it.
 
 
 def find_tool(name: str) -> Path | None:

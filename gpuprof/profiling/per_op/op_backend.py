@@ -37,21 +37,11 @@ _LAYOUT = {"ReorderInput", "ReorderOutput"}
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen of one op.
+    """What was seen of one op."""
 
-    Attributes
-    ----------
-    times_ns : tuple of int
-        Of each repeat, warm-up left out; empty where nothing was executed.
-    kernels : tuple of KernelRow
-        Of the last repeat.
-    note : str or None
-        Why there is no time, or what a reader must know of it.
-    """
-
-    times_ns: tuple[int, ...] = ()
-    kernels: tuple[KernelRow, ...] = ()
-    note: str | None = None
+    times_ns: tuple[int, ...] = ()  #: Of each repeat, warm-up left out; empty where nothing was executed.
+    kernels: tuple[KernelRow, ...] = ()  #: Of the last repeat.
+    note: str | None = None  #: Why there is no time, or what a reader must know of it.
 
 
 class OpBackend(Protocol):

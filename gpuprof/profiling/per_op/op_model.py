@@ -28,24 +28,12 @@ _BLOCK = np.random.default_rng(0).uniform(0.1, 1.0, 4096).astype(np.float32)
 
 @dataclass(frozen=True, slots=True)
 class OpSource:
-    """Where an op was found.
-
-    Attributes
-    ----------
-    op : Op
-    node : NodeProto
-    values : mapping of str to ndarray
-        Small values of its model that are known before it runs: shapes, axes, scales.
-    model : str
-        Name of the model.
-    path : Path
-    batch : int
-    """
+    """Where an op was found."""
 
     op: Op
     node: NodeProto
-    values: Mapping[str, Array]
-    model: str
+    values: Mapping[str, Array]  #: Small values of its model that are known before it runs: shapes, axes, scales.
+    model: str  #: Name of the model.
     path: Path
     batch: int
 

@@ -33,22 +33,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What the database holds of a cell now.
-
-    Attributes
-    ----------
-    row : ModelRow or ColocationRow
-        Its row in ``models``, or for one beside others its own in ``colocations``.
-    others : tuple of ModelRow or ColocationRow
-        Rows of those beside it.
-    measured_now : bool
-        False: it had been measured before.
-    """
+    """What the database holds of a cell now."""
 
     cell: Cell
-    row: MeasuredRow
-    others: tuple[MeasuredRow, ...] = ()
-    measured_now: bool = True
+    row: MeasuredRow  #: Its row in ``models``, or for one beside others its own in ``colocations``.
+    others: tuple[MeasuredRow, ...] = ()  #: Rows of those beside it.
+    measured_now: bool = True  #: False: it had been measured before.
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,36 +37,18 @@ _UNSTABLE = 2  # exit code: the rows are there, marked
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one place measures at a time.
+    """What one place measures at a time."""
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    arguments : tuple of str
-        Of ``gpuprof profile``, but for the database.
-    directory : str
-        Where they were given; paths count from here.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    directory: str
+    name: str  #: For people.
+    arguments: tuple[str, ...]  #: Of ``gpuprof profile``, but for the database.
+    directory: str  #: Where they were given; paths count from here.
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What came of a task: the tables of each run as Arrow files, and what was said when it failed.
+    """What came of a task: the tables of each run as Arrow files, and what was said when it failed."""
 
-    Attributes
-    ----------
-    runs : mapping of str to mapping of str to bytes
-        Run, table, content.
-    exit_code : int
-    said : str
-    """
-
-    runs: Mapping[str, Mapping[str, bytes]]
+    runs: Mapping[str, Mapping[str, bytes]]  #: Mapping of str to mapping of str to bytes. Run, table, content.
     exit_code: int = 0
     said: str = ""
 

@@ -32,41 +32,27 @@ class GpuRequirement:
     """Figures of one run of a model, medians over the runs that were recorded; None: not recorded.
 
     A profiler slows down the first run that it sees: it allocates and registers. Counts and bytes are means.
-
-    Attributes
-    ----------
-    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        The metrics of Creq; of kernels that overlap the sum, at most 100 (`domain.occupancy.cap_occupancy`). Averages
-        are over the whole execution, gaps between kernels included, as in the thesis; None where the gaps are not
-        known.
-    l2_pct, dram_pct : float or None
-        Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
-    kernel_count : float
-    busy_ms : float or None
-        Time in which a kernel ran.
-    copy_ms : float
-        Time in which a copy ran and no kernel.
-    dispatch_ms : float or None
-        Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels
-        and copies. Without that latency the time between the first kernel's start and the last one's end in which
-        none ran, which a profiler stretches.
-    h2d_bytes, d2h_bytes : float or None
-    notes : tuple of str
-        Which figure was refused, and why.
     """
 
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The metrics of Creq; of kernels that overlap
+    #: the sum, at most 100 (`domain.occupancy.cap_occupancy`). Averages are over the whole execution, gaps between
+    #: kernels included, as in the thesis; None where the gaps are not known.
     max_occupancy_pct: float | None
     wavg_occupancy_pct: float | None
     wavg_sm_util_pct: float | None
+    #: ``l2_pct``, ``dram_pct``: Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
     l2_pct: float | None
     dram_pct: float | None
     kernel_count: float
-    busy_ms: float | None
-    copy_ms: float
+    busy_ms: float | None  #: Time in which a kernel ran.
+    copy_ms: float  #: Time in which a copy ran and no kernel.
+    #: Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels and
+    #: copies. Without that latency the time between the first kernel's start and the last one's end in which none ran,
+    #: which a profiler stretches.
     dispatch_ms: float | None
     h2d_bytes: float | None
     d2h_bytes: float | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  #: Which figure was refused, and why.
 
 
 def compute_requirement(

@@ -22,22 +22,11 @@ LEAST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """What copies in one direction from or to one kind of host memory achieved.
+    """What copies in one direction from or to one kind of host memory achieved."""
 
-    Attributes
-    ----------
-    direction : str
-        ``"h2d"`` or ``"d2h"``.
-    memory : str or None
-        ``"pinned"``, ``"pageable"``, or None where the tool does not say.
-    bytes_per_s : float
-        All their bytes by all their time.
-    copies : int
-    """
-
-    direction: str
-    memory: str | None
-    bytes_per_s: float
+    direction: str  #: ``"h2d"`` or ``"d2h"``.
+    memory: str | None  #: ``"pinned"``, ``"pageable"``, or None where the tool does not say.
+    bytes_per_s: float  #: All their bytes by all their time.
     copies: int
 
 

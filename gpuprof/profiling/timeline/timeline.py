@@ -29,36 +29,22 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Timeline:
-    """A recording.
+    """A recording."""
 
-    Attributes
-    ----------
-    kernels : DataFrame
-        ``name``, ``start_ns``, ``duration_ns``, and what the tool has of ``process_id``, ``device_index``,
-        ``stream_id``, ``correlation_id``, ``grid_x`` … ``block_z``, ``registers_per_thread``,
-        ``static_shared_bytes``, ``dynamic_shared_bytes``, ``graph_node``, ``launch_start_ns``, ``thread_id``,
-        ``range`` (innermost range around the launch, or None) and ``repeat`` (`OUTSIDE` outside of all runs); in order
-        of start.
-    copies : DataFrame
-        ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
-        the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``, and where it is said ``device_index``.
-    ranges : DataFrame
-        ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
-    tool, version : str
-        What recorded it.
-    gpus : mapping of int to GpuDescription
-        Device index → what the report says of the GPU.
-    notes : tuple of str
-        What a reader must know.
-    """
-
+    #: ``name``, ``start_ns``, ``duration_ns``, and what the tool has of ``process_id``, ``device_index``,
+    #: ``stream_id``, ``correlation_id``, ``grid_x`` … ``block_z``, ``registers_per_thread``, ``static_shared_bytes``,
+    #: ``dynamic_shared_bytes``, ``graph_node``, ``launch_start_ns``, ``thread_id``, ``range`` (innermost range around
+    #: the launch, or None) and ``repeat`` (`OUTSIDE` outside of all runs); in order of start.
     kernels: pd.DataFrame
+    #: ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
+    #: the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``, and where it is said ``device_index``.
     copies: pd.DataFrame
-    ranges: pd.DataFrame
+    ranges: pd.DataFrame  #: ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
+    #: ``tool``, ``version``: What recorded it.
     tool: str
     version: str
-    gpus: dict[int, GpuDescription] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    gpus: dict[int, GpuDescription] = field(default_factory=dict)  #: Device index → what the report says of the GPU.
+    notes: tuple[str, ...] = ()  #: What a reader must know.
 
     @property
     def repeats(self) -> int:
