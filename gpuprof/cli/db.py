@@ -12,6 +12,7 @@ import typer
 
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
@@ -48,7 +49,7 @@ _KEYS = frozenset({"run_id", "model", "batch", "sm_share_pct", "mig_profile", "p
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 
-@app.command("ls")
+@app.command("ls", cls=VerbCommand)
 def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the models that were measured, on which devices, at which batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
@@ -58,7 +59,7 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
     print_rows(rows, _columns(result.columns, rows), chosen_format(as_json, as_csv))
 
 
-@app.command()
+@app.command(cls=VerbCommand)
 def show(
     table: Annotated[
         str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
@@ -82,7 +83,7 @@ def show(
     print_rows(rows, _columns(names, rows, _KEYS), chosen)
 
 
-@app.command()
+@app.command(cls=VerbCommand)
 def sql(
     statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
     db: DbOption = DEFAULT_DB,
@@ -98,7 +99,7 @@ def sql(
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
-@app.command()
+@app.command(cls=VerbCommand)
 def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
     db: DbOption = DEFAULT_DB,
@@ -118,7 +119,7 @@ def verify(
         say_note(note)
 
 
-@app.command()
+@app.command(cls=VerbCommand)
 def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
@@ -127,7 +128,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
         say_note(note)
 
 
-@app.command("import")
+@app.command("import", cls=VerbCommand)
 def import_measurements(
     files: Annotated[
         list[Path],
@@ -149,7 +150,7 @@ def import_measurements(
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
 
 
-@app.command()
+@app.command(cls=VerbCommand)
 def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write to; for a trace, a file.")],
     format: Annotated[ExportFormat, typer.Option(help="Format to write.")] = ExportFormat.CSV,

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gpuprof.domain.file_access import name_special
+from gpuprof.domain.file_access import find_write_obstacle, name_special
 from gpuprof.errors import InputError
 
 
@@ -30,8 +30,12 @@ def check_output_file(path: Path | None) -> Path | None:
     if not folder.is_dir():
         what = "is no directory" if folder.exists() else "does not exist"
         raise InputError(f"cannot write {path}: {folder} {what}", "name a file in a directory that exists")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"cannot write {path}: permission denied", "name a file that you may write")
+    if path.exists():
+        obstacle = None if os.access(path, os.W_OK) else "permission denied"
+    else:
+        obstacle = find_write_obstacle(folder)
+    if obstacle is not None:
+        raise InputError(f"cannot write {path}: {obstacle}", "name a file that you may write")
     return path
 
 
@@ -50,8 +54,8 @@ def check_output_folder(path: Path | None) -> Path | None:
         nearest = nearest.parent
     if not nearest.is_dir():
         raise InputError(f"cannot write to {path}: {nearest} is no directory", "name another directory")
-    if not os.access(nearest, os.W_OK):
-        raise InputError(f"cannot write to {path}: permission denied", "name a directory that you may write to")
+    if (obstacle := find_write_obstacle(nearest)) is not None:
+        raise InputError(f"cannot write to {path}: {obstacle}", "name a directory that you may write to")
     return path
 
 

@@ -1,10 +1,13 @@
-"""The help of a verb: options under the heading of their group."""
+"""What all commands do alike: options under the heading of their group in the help, and each given once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from typer.core import TyperCommand
+
+from gpuprof.errors import InputError
 
 _ARGUMENTS, _OTHER = "Arguments", "Other options"
 #: A name that is longer than this stands on a line of its own.
@@ -14,7 +17,19 @@ _Sections = dict[str, list[tuple[str, str]]]
 
 
 class VerbCommand(TyperCommand):
-    """A command whose help lists options by their ``rich_help_panel``, as plain text, those without one last."""
+    """A command that refuses an option of one value that is given twice, and whose help lists options by their
+    ``rich_help_panel``, as plain text, those without one last.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; of several values click would take the last without a word."""
+        if args and not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            for option, count in Counter(filter(_takes_one_value, given)).items():
+                if count > 1:
+                    name = max(option.opts, key=len)
+                    raise InputError(f"{name} is given {count} times and takes one value", f"give {name} once")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write each section, what is said of an option at the same column in all of them."""
@@ -43,6 +58,11 @@ class VerbCommand(TyperCommand):
                 others.append(entry)
         sections = {_ARGUMENTS: arguments, **groups, _OTHER: others}
         return {heading: entries for heading, entries in sections.items() if entries}
+
+
+def _takes_one_value(parameter: Any) -> bool:
+    """Tell whether a parameter is an option that a second value would replace; a flag says the same twice."""
+    return parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
 
 
 def _heading(parameter: Any) -> str | None:

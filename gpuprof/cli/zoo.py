@@ -10,6 +10,7 @@ import typer
 from gpuprof.cli.completion import complete_networks
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
+from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
@@ -33,7 +34,7 @@ Output = Annotated[Path | None, output_option("File to write.", show_default=Fal
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
 
 
-@app.command("list")
+@app.command("list", cls=VerbCommand)
 def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the networks that can be built."""
     from gpuprof.pipeline.zoo import list_models
@@ -47,7 +48,7 @@ def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> Non
         say_note(f"networks of {origin} need the extra {needs} to be built")
 
 
-@app.command("build")
+@app.command("build", cls=VerbCommand)
 def build_network(
     name: Annotated[
         str, typer.Argument(autocompletion=complete_networks, help="Name of a network, from gpuprof zoo list.")
@@ -65,7 +66,7 @@ def build_network(
     say_note(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
-@app.command("rebatch")
+@app.command("rebatch", cls=VerbCommand)
 def rebatch_model(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     output: Annotated[Path, output_option("File to write.")],

@@ -56,6 +56,20 @@ def refuse_to_replace(path: Path) -> Path:
     return path
 
 
+def find_write_obstacle(folder: Path) -> str | None:
+    """Return why nothing can be made in a folder that is there, None where something can.
+
+    Permissions alone do not tell: root has all of them, in ``/proc`` and on a full disk, too.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "permission denied"
+    try:
+        Path(tempfile.mkdtemp(dir=folder, prefix=".gpuprof-")).rmdir()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, readable for all; a device, such as ``/dev/null``, stays one.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from numbers import Integral
 
 from gpuprof.errors import InputError
 
@@ -97,25 +98,46 @@ def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {name: sizes[0] for name, sizes in dims.items()}
 
 
-def combine_sizes(dims: Mapping[str, Iterable[int]]) -> tuple[Sizes, ...]:
+def combine_sizes(dims: Mapping[str, int | Iterable[int]]) -> tuple[Sizes, ...]:
     """Return every combination of sizes; of no dimensions the one without sizes.
 
     Raises
     ------
     InputError
         When there are too many, or a size is no whole number from 1 on.
+
+    Examples
+    --------
+    >>> combine_sizes({"seq": (64, 256), "height": 224})
+    ((('height', 224), ('seq', 64)), (('height', 224), ('seq', 256)))
     """
-    values = {name: tuple(sizes) for name, sizes in dims.items()}
-    for name, sizes in values.items():
-        for size in sizes:
-            if not 1 <= size <= LARGEST_SIZE:
-                raise InputError(
-                    f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size}"
-                )
+    values = {name: _list_sizes(name, sizes) for name, sizes in dims.items()}
     combinations = math.prod(len(sizes) for sizes in values.values())
     if combinations > _MOST_COMBINATIONS:
         raise InputError(f"{combinations} combinations of sizes are asked for", f"at most {_MOST_COMBINATIONS}")
     return tuple(tuple(sorted(zip(values, combination, strict=True))) for combination in product(*values.values()))
+
+
+def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
+    """Return the sizes of a dimension, of which a caller in Python may give one or several."""
+    sizes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
+    if not sizes:
+        raise InputError(f"the dimension {name!r} has no size", f"give one or several: {{{name!r}: (64, 256)}}")
+    return tuple(check_size(name, size) for size in sizes)
+
+
+def check_size(name: str, size: object) -> int:
+    """Return a size that a caller in Python gave.
+
+    Raises
+    ------
+    InputError
+        When it is no whole number from 1 to 2³¹-1.
+    """
+    whole = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
+    if not 1 <= whole <= LARGEST_SIZE:
+        raise InputError(f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size!r}")
+    return whole
 
 
 def parse_mix(text: str) -> SizeMix:
@@ -260,10 +282,13 @@ def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -
     Raises
     ------
     InputError
-        With those that there are; the batch, which has an option of its own, is not among them.
+        With those that there are; the batch is not among them.
     """
     free = {name for own in known for name in own}
     for name in asked:
         if name not in free:
             listed = ", ".join(sorted(free)) or "none"
-            raise InputError(f"no model has a free dimension {name!r}", f"they have, beside the batch: {listed}")
+            raise InputError(
+                f"no model has a free dimension {name!r}",
+                f"the batch is none: --batch sets it, or place chooses it; free dimensions that there are: {listed}",
+            )

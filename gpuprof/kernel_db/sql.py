@@ -37,7 +37,7 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
     Raises
     ------
     InputError
-        When DuckDB refuses it.
+        When it is not one statement, or DuckDB refuses it.
     """
     import duckdb
 
@@ -45,6 +45,9 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
         ":memory:", config={"autoinstall_known_extensions": False, "memory_limit": _MEMORY_LIMIT}
     )
     try:
+        if (count := len(duckdb.extract_statements(statement))) != 1:
+            known = "the query is empty" if not count else f"the query holds {count} statements"
+            raise InputError(known, f'write one, such as "{_EXAMPLE}"')
         for table in TABLES:
             connection.register(table, database.read_table(table))
         connection.execute(LATEST_MODELS)
@@ -52,8 +55,6 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         answer = connection.execute(statement)
-        if answer is None:
-            raise InputError("the query is empty", f'write one, such as "{_EXAMPLE}"')
         columns = tuple(str(column[0]) for column in answer.description or ())
         return QueryResult(columns, tuple(answer.fetchall()))
     except duckdb.Error as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuprof.domain.file_access import find_write_obstacle
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.migration import migrate_table, version_of
 from gpuprof.kernel_db.schema import (
@@ -105,8 +106,9 @@ class KernelDb:
             When the directory cannot be made or written to.
         """
         place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            reason = "not writable" if place.is_dir() else "not a directory"
+        obstacle = find_write_obstacle(place) if place.is_dir() else None
+        reason = "not a directory" if not place.is_dir() else obstacle and f"not writable ({obstacle})"
+        if reason:
             raise InputError(
                 f"cannot write to the kernel database {path}: {place} is {reason}", "choose another with --db"
             )

@@ -13,6 +13,7 @@ import onnx
 from onnx import ModelProto
 
 from gpuprof.domain.file_access import refuse_to_replace
+from gpuprof.domain.sizes import check_size
 from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
@@ -215,8 +216,7 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
     for name, size in dims.items():
         if name not in known:
             raise InputError(f"no model has a free dimension {name!r}", "see gpuprof zoo, or leave --dim away")
-        if size < 1:
-            raise InputError(f"dimension {name} must be at least 1 but is {size}")
+        check_size(name, size)
 
 
 def _not_worth(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:

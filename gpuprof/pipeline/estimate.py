@@ -72,7 +72,7 @@ def estimate(
     db: PathArgument | None = None,
     precision: str | None = None,
     runtime: str | None = None,
-    dims: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> EstimateResult:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from what was
     learned on other GPUs, for a CPU from a roofline.
@@ -103,7 +103,7 @@ def estimate(
         ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
     runtime : str, optional
         ``"fused"`` (default) as ONNX Runtime, or ``"eager"``: each node its kernels, as PyTorch.
-    dims : mapping of str to sequence of int, optional
+    dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
         usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.
 
@@ -179,7 +179,7 @@ def short_name(model: object) -> str:
 
 
 def _size_models(
-    names: Sequence[str], source: Estimator, dims: Mapping[str, Sequence[int]]
+    names: Sequence[str], source: Estimator, dims: Mapping[str, int | Sequence[int]]
 ) -> tuple[list[str], list[str]]:
     """Return the models at every combination of their sizes, and remarks on the sizes that nobody gave.
 

@@ -45,7 +45,7 @@ def ingest_reports(
     device: str | None = None,
     device_file: PathArgument | None = None,
     db: PathArgument | None = None,
-    dims: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> IngestResult:
     """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
 
@@ -64,7 +64,7 @@ def ingest_reports(
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
     db : path, optional
-    dims : mapping of str to sequence of int, optional
+    dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions in the recording, one each.
 
     Raises

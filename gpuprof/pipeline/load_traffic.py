@@ -203,7 +203,7 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
     InputError
         When no model is known to have a dimension that is given.
     """
-    from gpuprof.domain.sizes import describe_sizes, require_dimensions
+    from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
     from gpuprof.graph.load import read_free
 
     if not dims:
@@ -213,7 +213,7 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
         require_dimensions(dims, (own or () for own in free))
     sized = []
     for stream, own in zip(streams, free, strict=True):
-        sizes = [(dim, size) for dim, size in dims.items() if own is None or dim in own]
+        sizes = [(dim, check_size(dim, size)) for dim, size in dims.items() if own is None or dim in own]
         sized.append(replace(stream, dims=describe_sizes(sizes)) if sizes else stream)
     return sized
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.share import Share
-from gpuprof.domain.sizes import SizeMix, Sizes, mixed_name, name_parts, parse_mix, require_dimensions, sized_name
+from gpuprof.domain.sizes import (
+    SizeMix,
+    Sizes,
+    check_size,
+    mixed_name,
+    name_parts,
+    parse_mix,
+    require_dimensions,
+    sized_name,
+)
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.doubts import require_sure
@@ -153,6 +162,7 @@ def size_demands(
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
     require_dimensions(dims, free.values())
+    dims = {name: check_size(name, size) for name, size in dims.items()}
     sized = []
     for demand in demands:
         model = demand.source_model or demand.model
@@ -191,13 +201,16 @@ def model_name(model: str) -> str:
 def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
-    """Note the models whose requests must not share a batch; those whose files are not here are trusted."""
+    """Note models whose requests must not share a batch, and those in training; files that are not here are trusted."""
+    from gpuprof.graph.training_mode import describe_training
     from gpuprof.runtime.batch_verdicts import describe_mixing
 
     for model in models:
         file = files.get(model)
         if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
             continue
+        if (training := describe_training(Path(file.path), model)) is not None:
+            note(training)
         if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
             note(f"{describe_mixing(model, output)}; it is placed with batches of 1")
 

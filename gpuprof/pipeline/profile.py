@@ -264,15 +264,17 @@ def _read_models(models: Sequence[PathArgument], settings: ProfileSettings) -> l
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
-    """Return remarks on the sizes that nobody gave, and on models of which only whole batches can be measured."""
+    """Return remarks on sizes that nobody gave, on models that can only be measured whole, and on those in training."""
     from gpuprof.graph.load import assumed_sizes, only_batch
+    from gpuprof.graph.training_mode import describe_training
 
     graphs = [model.load_graph(only_batch(model.path) or 1) for model in models]
     read = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
     whole = {
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread
     }
-    return [*read, *(remark for graph in graphs if (remark := assumed_sizes(graph))), *whole]
+    trained = dict.fromkeys(filter(None, (describe_training(model.path, model.name) for model in models)))
+    return [*read, *(remark for graph in graphs if (remark := assumed_sizes(graph))), *whole, *trained]
 
 
 def _measure(

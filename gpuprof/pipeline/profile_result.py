@@ -24,7 +24,7 @@ class ProfileSettings:
         What measures; ``"auto"``: the first that works here.
     processes : tuple of int
         Copies that run at once in a share.
-    dims : mapping of str to sequence of int
+    dims : mapping of str to int or sequence of int
         Sizes of free dimensions beside the batch, measured in every combination; those left out are taken at usual
         ones, which a note says.
     input_data : mapping of str to path
@@ -46,7 +46,7 @@ class ProfileSettings:
     profiler_limit_s: float = 900.0
     force: bool = False
     keep_unstable: bool = False
-    dims: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    dims: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     input_data: Mapping[str, PathArgument] = field(default_factory=dict)
 
     def limits(self) -> TimingLimits:

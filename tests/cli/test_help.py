@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from gpuprof.cli.main import build_app
+from gpuprof.errors import InputError
 
 #: Words that need what stands before them, which a line of help does not have.
 _LEANING = set(
@@ -46,3 +47,23 @@ def test_every_line_of_help_stands_alone(where: str, line: str) -> None:
 def test_there_are_as_many_lines_as_the_commands_have_options() -> None:
     assert len(LINES) > 250
     assert len({where for where, _ in LINES}) == len(LINES)
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    inner = getattr(command, "commands", {})
+    yield from () if inner else (command,)
+    for one in inner.values():
+        yield from _commands(one)
+
+
+def test_every_command_refuses_an_option_of_one_value_that_is_given_twice() -> None:
+    commands = list(_commands(typer.main.get_command(build_app())))
+    assert len(commands) > 30
+    for command in commands:
+        taken = [one for one in command.params if one.param_type_name == "option" and not one.is_flag]
+        for option in taken:
+            words = [word for value in ("1", "2") for word in (option.opts[-1], value)]
+            if option.multiple:
+                continue
+            with pytest.raises(InputError, match=f"{max(option.opts, key=len)} is given 2 times"):
+                command.parse_args(command.context_class(command, info_name=command.name), words)

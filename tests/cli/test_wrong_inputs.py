@@ -221,7 +221,7 @@ _WRONG: list[tuple[str, str]] = [
     ("profile net.onnx --device cpu --input-data no_samples.json", "no samples"),
     ("profile net.onnx --device cpu --input-data other_input.json", "lacks the input 'x'"),
     ("profile net.onnx --device cpu --input-data three.json", "size 3"),
-    ("profile net.onnx --device cpu --dim batch=3", "beside the batch: none"),
+    ("profile net.onnx --device cpu --dim batch=3", "--batch sets it"),
     ("profile net.onnx --device cpu --batch 1:8", "1:8"),
     ("profile --from-report pipe --batch 1", "named pipe"),
     ("profile --from-report /dev/zero --batch 1", "a device"),
@@ -302,6 +302,16 @@ _WRONG: list[tuple[str, str]] = [
     ("profile net.onnx --device cpu --collector nsys", "leave out --collector"),
     ("profile ''", "''"),
     ("profile net.onnx --device ''", "asked for ''"),
+    # Answered in part, or only after the work.
+    ("place --slo-file slo.csv --gpus a100-80:1 --gpus l4:1", "--gpus is given 2 times"),
+    ("profile net.onnx --device cpu --batch 1 --batch 2", "--batch is given 2 times"),
+    ("zoo build mlp -o a.onnx --output b.onnx", "--output is given 2 times"),
+    ("trace make --rate b=1 --seed 1 --seed 2", "--seed is given 2 times"),
+    ("db show models --limit 1 --limit 2 --db DB", "--limit is given 2 times"),
+    ("db sql 'select 1; select 2' --db DB", "holds 2 statements"),
+    ("profile net.onnx --device cpu --db /proc/db", "/proc is not writable"),
+    ("place --slo-file slo.csv --gpus a100-80:1 -o /proc/map.json", "cannot write /proc/map.json"),
+    ("report map.json --figures /proc/figures", "cannot write to /proc/figures"),
 ]
 
 

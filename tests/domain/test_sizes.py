@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,3 +130,11 @@ def test_a_name_with_a_distribution_falls_into_names_with_sizes() -> None:
     assert name_parts("bert[seq=64]") == (("bert[seq=64]", 1.0),)
     assert name_parts("bert") == (("bert", 1.0),)
     assert mixed_name("bert", None) == "bert"
+
+
+@pytest.mark.parametrize("wrong", ["16", 16.0, True, 0, (), (8, "16"), None])
+def test_sizes_from_python_are_one_whole_number_or_several(wrong: object) -> None:
+    int_of_numpy: Any = np.int64(16)
+    assert combine_sizes({"seq": 16}) == combine_sizes({"seq": (16,)}) == combine_sizes({"seq": int_of_numpy})
+    with pytest.raises(InputError, match="'seq'"):
+        combine_sizes({"seq": wrong})  # type: ignore[dict-item]

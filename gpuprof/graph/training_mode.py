@@ -1,0 +1,45 @@
+"""Tells models that were exported to be trained: what they answer depends on chance, or on the rest of the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import GraphProto, NodeProto, numpy_helper
+
+from gpuprof.graph.file import read_onnx
+from gpuprof.graph.nodes import constant_tensor, graphs_of
+
+
+def describe_training(path: Path, model: str) -> str | None:
+    """Return a remark on a model whose dropout drops, or whose normalisation is by its batch; None of all others.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    graphs = graphs_of(read_onnx(path).model.graph)
+    ops = sorted({node.op_type for graph in graphs for node in graph.node if _trains(node, graph)})
+    if not ops:
+        return None
+    means = {
+        "BatchNormalization": "normalises by the batch that a request happens to be in",
+        "Dropout": "drops values at random",
+    }
+    said = " and ".join(f"its {op} {means[op]}" for op in ops)
+    return f"{model} was exported in training mode: {said} (export it after model.eval())"
+
+
+def _trains(node: NodeProto, graph: GraphProto) -> bool:
+    """Tell whether a node works as in training; a Dropout whose mode is computed may, and is not counted."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type == "BatchNormalization":
+        return any(one.name == "training_mode" and one.i for one in node.attribute)
+    if node.op_type != "Dropout" or len(node.input) < 3 or not node.input[2]:
+        return False
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    held |= {one.output[0]: constant_tensor(one) for one in graph.node if one.op_type == "Constant" and one.output}
+    mode = held.get(node.input[2])
+    return mode is not None and bool(np.any(numpy_helper.to_array(mode)))
