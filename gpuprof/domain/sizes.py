@@ -290,5 +290,5 @@ def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -
             listed = ", ".join(sorted(free)) or "none"
             raise InputError(
                 f"no model has a free dimension {name!r}",
-                f"the batch is none: --batch sets it, or place chooses it; free dimensions that there are: {listed}",
+                f"they have, beside the batch, which --batch sets or place chooses: {listed}",
             )

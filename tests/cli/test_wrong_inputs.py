@@ -221,7 +221,7 @@ _WRONG: list[tuple[str, str]] = [
     ("profile net.onnx --device cpu --input-data no_samples.json", "no samples"),
     ("profile net.onnx --device cpu --input-data other_input.json", "lacks the input 'x'"),
     ("profile net.onnx --device cpu --input-data three.json", "size 3"),
-    ("profile net.onnx --device cpu --dim batch=3", "--batch sets it"),
+    ("profile net.onnx --device cpu --dim batch=3", "beside the batch, which --batch sets or place chooses: none"),
     ("profile net.onnx --device cpu --batch 1:8", "1:8"),
     ("profile --from-report pipe --batch 1", "named pipe"),
     ("profile --from-report /dev/zero --batch 1", "a device"),
