@@ -121,7 +121,7 @@ def over_grpc(options: ServingOptions) -> None:
     _title("gRPC")
     for case in options.cases:
         with grpc_server(case.model, case.workers) as (process, port, grpc_port):
-            request, message = requests_for(Target("127.0.0.1", port), "m", None, 0)[0], _message(case.model, port)
+            request, message = requests_for(Target("127.0.0.1", port), "m", None, 0)[0], infer_message(case.model, port)
             ours = MeasuredServer("gpuprof", process, grpc_loop(grpc_port, message, case.concurrency))
             _show("gpuprof", case, measure_loop(process, options.seconds, ours.loop))
             with grpc_echo() as (process, port):
@@ -232,12 +232,16 @@ def _show(who: str, case: Case, result: LoopResult, times: float | None = None) 
 
 
 @contextmanager
-def _serve_model(model: str, workers: int, slo_ms: float, *options: str) -> Iterator[tuple[psutil.Process, str]]:
+def serve_model(
+    model: str, workers: int, slo_ms: float, *options: str, checkout: Path | None = None
+) -> Iterator[tuple[psutil.Process, str]]:
+    """Serve ``model``, with the code of another checkout if one is given; yield the process and its first line."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "map.json"
         path.write_text(json.dumps(deployment(model, workers, slo_ms)))
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        environment = None if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout, env=environment)
         try:
             assert process.stdout is not None
             yield psutil.Process(process.pid), process.stdout.readline()
@@ -260,18 +264,19 @@ def grpc_echo() -> Iterator[tuple[psutil.Process, int]]:
 @contextmanager
 def server(model: str, workers: int, slo_ms: float = 60_000.0) -> Iterator[tuple[psutil.Process, int]]:
     """Serve ``model`` with one process for each of ``workers`` replicas, which share the machine's cores."""
-    with _serve_model(model, workers, slo_ms) as (process, line):
-        yield process, _port(line, "http://")
+    with serve_model(model, workers, slo_ms) as (process, line):
+        yield process, read_port(line, "http://")
 
 
 @contextmanager
 def grpc_server(model: str, workers: int) -> Iterator[tuple[psutil.Process, int, int]]:
     """Serve ``model`` over HTTP and gRPC."""
-    with _serve_model(model, workers, 60_000.0, "--grpc-port", "0") as (process, line):
-        yield process, _port(line, "http://"), _port(line, "grpc://")
+    with serve_model(model, workers, 60_000.0, "--grpc-port", "0") as (process, line):
+        yield process, read_port(line, "http://"), read_port(line, "grpc://")
 
 
-def _port(line: str, scheme: str) -> int:
+def read_port(line: str, scheme: str) -> int:
+    """Return the port of a server from the line that says where it listens."""
     return int(line.split(scheme, 1)[1].split()[0].rsplit(":", 1)[1])
 
 
@@ -311,7 +316,7 @@ def _tensor(model: str) -> bytes:
     return np.random.default_rng(0).standard_normal(count, np.float32).tobytes()
 
 
-def _message(model: str, port: int) -> bytes:
+def infer_message(model: str, port: int) -> bytes:
     """Return a ModelInferRequest for a model of our server, as it is sent."""
     from tritonclient.grpc import service_pb2
 
