@@ -372,7 +372,7 @@ def _foresee(model: ServedModel, text: Buffer, client: str) -> None:
 
 def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
-    if not model.spec.max_batch:
+    if model.spec.max_batch <= 1:
         return None
     return tuple([tuple(tensor.shape[1:]) for tensor in asked.inputs])
 

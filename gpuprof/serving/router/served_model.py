@@ -212,11 +212,11 @@ class ServedModel:
         loads = self._loads(alive, inference, now)
         waited_ms = 1000.0 * (now - inference.arrived)
         chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)
-        finish_ms = expected_finish_ms(loads[chosen])
-        refused = self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now)
-        self._note_arrival(alive[chosen], loads[chosen], now, refused and inference.deadline_ms >= self.slo_ms)
-        inference.expected_ms = waited_ms + finish_ms
         load = loads[chosen]
+        finish_ms = expected_finish_ms(load)
+        refused = self._refuses(load, finish_ms, waited_ms, inference.deadline_ms, now)
+        self._note_arrival(alive[chosen], load, now, refused and inference.deadline_ms >= self.slo_ms)
+        inference.expected_ms = waited_ms + finish_ms
         inference.expected_rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
         if refused:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
@@ -294,17 +294,17 @@ class ServedModel:
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
-        # Only what went the way it was foreseen tells how far off the forecast was.
-        if inference.attempts == 1 and not inference.overtaken:
-            now = time.monotonic()
-            took_ms = 1000.0 * (now - inference.arrived)
-            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
+        now = time.monotonic()
         if self.tracer is not None:
             self.tracer.record_answer(self.name, inference)
         # Whoever writes the answer gives the slot back when it is written.
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
+        # Only what went the way it was foreseen tells how far off the forecast was; its client does not wait for that.
+        if inference.attempts == 1 and not inference.overtaken:
+            took_ms = 1000.0 * (now - inference.arrived)
+            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Count an accepted request that cannot be answered, and say so to whoever waits for it."""

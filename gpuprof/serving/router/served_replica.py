@@ -159,14 +159,17 @@ class ServedReplica:
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
         """Return what there is to do before a request of this priority, deadline and client, for the routing rule."""
         queue = self._queue
-        oldest = 1000.0 * (now - queue.oldest.arrived) if queue else 0.0
-        oldest_deadline = queue.oldest.deadline_ms if queue else math.inf
+        ahead, oldest, oldest_deadline = 0, 0.0, math.inf
+        if queue:
+            ahead = queue.rows_before(priority, flow)
+            oldest, oldest_deadline = 1000.0 * (now - queue.oldest.arrived), queue.oldest.deadline_ms
         busy, idle = [], 0
         for worker in self.workers:
-            if worker.is_ready:
+            if worker.is_idle:
+                busy.append(0.0)
+                idle += 1
+            elif worker.is_ready:
                 busy.append(worker.busy_ms(now))
-                idle += worker.is_idle
-        ahead = queue.rows_before(priority, flow)
         times_ms = self.latency.times_ms(now)
         wait_ms = wait_limit_ms(self._wait_ms, deadline_ms, times_ms)
         joining = 0 if idle else self._joining
@@ -295,10 +298,11 @@ class ServedReplica:
                 expected_rows = min(inference.expected_rows, len(times_ms))  # by a replica with larger batches, maybe
                 inference.expected_ms = correct_expected_ms(inference.expected_ms, expected_rows, sent_rows, times_ms)
         self._is_held = False
-        expected_ms, count = times_ms[sent_rows - 1], self._count_arrivals(now)
-        processes, left_ms = len(self.workers), self._left_ms
-        self._joining = forecast_joining(count, expected_ms, times_ms, processes, left_ms, self._allowed_ms)
+        expected_ms = times_ms[sent_rows - 1]
         worker.send(inferences, rows, expected_ms, now)
+        if self.plan.batch > 1:  # nobody joins a batch of one
+            count, processes = self._count_arrivals(now), len(self.workers)
+            self._joining = forecast_joining(count, expected_ms, times_ms, processes, self._left_ms, self._allowed_ms)
 
     def _wake_in(self, seconds: float) -> None:
         if self._timer is not None:
@@ -310,13 +314,15 @@ class ServedReplica:
         self._pump()
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, time.monotonic())
         self.count_batch(batch.inferences, answer)
-        self._pump()  # before the answers are written: the worker must not wait for them
+        if self._queue:
+            self._pump()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):
             self._count(inference, answer, now_ms)
             self._owner.answer(inference, answer, position)
+        # Last: neither worker nor clients wait for it.
+        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, time.monotonic())
 
     def _count(self, inference: Inference, answer: BatchAnswer, now_ms: int) -> None:
         times = inference.times
