@@ -21,6 +21,7 @@ from bench import igniter_profiles, parvagpu_profiles
 from bench.reproduce.command import find_published
 from bench.reproduce.igniter_runs import SOURCE as IGNITER_SOURCE
 from bench.reproduce.parvagpu_runs import SOURCE as PARVAGPU_SOURCE
+from bench.reproduce.place_lines import write_demands
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
 
@@ -98,13 +99,13 @@ def _parvagpu_steps(directory: Path, work: Path) -> Iterator[ReproductionStep]:
     database = work / "parvagpu-db"
     yield ReproductionStep(("db", "import", str(directory), "--db", str(database)))
     for number, (paper, least) in _PARVAGPU.items():
-        slo = _write_demands(work / f"S{number}.csv", parvagpu_profiles.scenario(directory, number))
+        slo = write_demands(work / f"S{number}.csv", parvagpu_profiles.scenario(directory, number))
         rules = ("--estimator", "measured", "--latency-budget", "0.45", "--max-processes", "5", "--gpus", "a100-80")
         own = (*rules, "--policy", "parvagpu", "-O", "processes=5")
         yield _place(work, f"S{number}-parvagpu", slo, database, own, paper)
         yield _place(work, f"S{number}-optimal", slo, database, rules, least)
         # Ten tenants ask each service of their own; of that the paper prints no maps, only that it takes no more.
-        tenants = _write_demands(work / f"S{number}x10.csv", _tenants(parvagpu_profiles.scenario(directory, number)))
+        tenants = write_demands(work / f"S{number}x10.csv", _tenants(parvagpu_profiles.scenario(directory, number)))
         yield replace(_place(work, f"S{number}x10-parvagpu", tenants, database, own, 10 * paper), limit="at most")
         limited = (*rules, "--time-limit", _TENANTS_LIMIT)
         yield replace(_place(work, f"S{number}x10-optimal", tenants, database, limited, 10 * least), limit="at most")
@@ -114,11 +115,11 @@ def _igniter_steps(profile: Path, work: Path) -> Iterator[ReproductionStep]:
     rules = ("--estimator", "igniter", "--latency-budget", "0.5", "--gpus", "v100", "--policy", "igniter")
     database = work / "igniter-db"
     yield ReproductionStep(("db", "import", str(profile), "--db", str(database)))
-    table_1 = _write_demands(work / "table1.csv", igniter_profiles.table_1()[1])
+    table_1 = write_demands(work / "table1.csv", igniter_profiles.table_1()[1])
     yield replace(_place(work, "table1", table_1, database, rules, 1), expected=json.dumps(_TABLE_1), figure="shares")
     names, demands = igniter_profiles.table_3()
     services = [replace(demand, source_model=names[demand.model]) for demand in demands]
-    yield _place(work, "twelve", _write_demands(work / "twelve.csv", services), database, rules, _TWELVE)
+    yield _place(work, "twelve", write_demands(work / "twelve.csv", services), database, rules, _TWELVE)
 
 
 def _thesis_steps(work: Path) -> Iterator[ReproductionStep]:
@@ -127,7 +128,7 @@ def _thesis_steps(work: Path) -> Iterator[ReproductionStep]:
     rules = ("--estimator", "usher", "--latency-budget", "1.0", "--gpus", "v100:4", "--best-effort")
     for number, (models, rate_rps, slo_ms, usher, milp) in enumerate(_THESIS, start=1):
         demands = [Demand(name, rate_rps, Slo(slo_ms)) for name in models]
-        slo = _write_demands(work / f"thesis{number}.csv", demands)
+        slo = write_demands(work / f"thesis{number}.csv", demands)
         # the thesis's MILP holds replicas to no share (§6.1.3)
         for policy, goodput, given in (("usher", usher, ""), ("milp", milp, "-O unshared=true")):
             options = (*rules, "--policy", policy, *given.split())
@@ -138,7 +139,7 @@ def _thesis_steps(work: Path) -> Iterator[ReproductionStep]:
             step = _place(work, f"thesis{number}-{name}", slo, database, own, 4)
             yield replace(step, expected=f"{least:.2f}", figure="goodput", limit="at least")
     models, rate_rps, slo_ms, least = _FIGURE_6_15
-    slo = _write_demands(work / "fig6.15.csv", [Demand(name, rate_rps, Slo(slo_ms)) for name in models])
+    slo = write_demands(work / "fig6.15.csv", [Demand(name, rate_rps, Slo(slo_ms)) for name in models])
     # Planned with queues: without a budget for the latency of a batch, p99 is what keeps the SLO.
     step = _place(work, "fig6.15-optimal", slo, database, ("--estimator", "usher", *rules[4:]), 4)
     yield replace(step, expected=f"{least:.2f}", figure="goodput", limit="at least")
@@ -157,12 +158,6 @@ def _tenants(demands: Sequence[Demand]) -> list[Demand]:
         for tenant in range(1, _TENANTS + 1)
         for demand in demands
     ]
-
-
-def _write_demands(path: Path, demands: Sequence[Demand]) -> Path:
-    lines = [f"{one.model},{one.source_model or one.model},{one.rate_rps:g},{one.slo.latency_ms:g}" for one in demands]
-    path.write_text("\n".join(["service,model,rate_rps,slo_ms", *lines]) + "\n", encoding="utf-8")
-    return path
 
 
 def read_figure(step: ReproductionStep) -> str:

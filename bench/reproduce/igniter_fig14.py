@@ -13,25 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import find_missed, place, problem, v100_estimator
+from bench.reproduce.igniter_runs import find_missed, list_lines, place, problem, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.estimate import Estimator
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.policies import Policy
-from gpuprof.placement.published.gpulet import Gpulet
-from gpuprof.placement.published.gslice import Gslice
-from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
-POLICIES: Mapping[str, Policy] = {
-    "igniter": Igniter(),
-    "gpulet": Gpulet(),
-    "gpulet blind": Gpulet(aware=False),
-    "ffd+": Igniter(aware=False),
-    "gslice": Gslice(),
-    "optimal": Optimal(),
+#: As `gpuprof place` is told them.
+POLICIES: Mapping[str, str] = {
+    "igniter": "igniter",
+    "gpulet": "gpulet",
+    "gpulet blind": "gpulet -O aware=false",
+    "ffd+": "igniter -O aware=false",
+    "gslice": "gslice",
+    "optimal": "optimal",
 }
 #: Those that regard no neighbours, whose maps need not be sound.
 UNAWARE = ("gpulet blind", "ffd+")
@@ -54,6 +50,7 @@ _WHY = (
     "the model errs by up to 9.8% (§5.2).",
     "gslice keeps the last state of its adjustments in which every SLO holds, and gives whoever finds none a further "
     "device; GSLICE+ stays with the fifth, good or bad.",
+    "Of policies that regard no neighbours 'gpuprof place' says which SLO their maps break, and writes none.",
     "optimal is gpuprof's own, with the same model of interference.",
 )
 
@@ -76,6 +73,7 @@ def compute(reference: Path) -> Reproduction:
         differences=_WHY,
         charts=(_chart(outcomes),),
         sound=not any(one.violations for name, one in outcomes.items() if name not in UNAWARE),
+        commands=list_lines(reference, POLICIES.values()),
     )
 
 

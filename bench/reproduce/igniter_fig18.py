@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.igniter_fig14 import POLICIES, UNAWARE, place_all
-from bench.reproduce.igniter_runs import v100_estimator
+from bench.reproduce.igniter_runs import list_lines, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -29,6 +29,7 @@ _WHY = (
     "The paper measures what its GPUs need; here shares are those of the maps, and a workload in several replicas has "
     "the sum of theirs.",
     "FFD++ (first fit with iGniter's Algorithm 2) is not among gpuprof's policies.",
+    "Of policies that regard no neighbours 'gpuprof place' says which SLO their maps break, and writes none.",
     "optimal is gpuprof's own, with the same model of interference.",
 )
 
@@ -51,6 +52,7 @@ def compute(reference: Path) -> Reproduction:
         differences=_WHY,
         charts=(Chart(title, Axis("workload", names=_WORKLOADS), Axis("share (%)"), boxes=bars),),
         sound=not any(one.violations for name, one in outcomes.items() if name not in UNAWARE),
+        commands=list_lines(reference, POLICIES.values()),
     )
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from bench.igniter_profiles import table_3
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import find_missed, find_profile, place, problem
+from bench.reproduce.igniter_runs import find_missed, find_profile, list_stand_in_lines, place, problem
 from bench.reproduce.reproduction import Fact, Reproduction
 from bench.reproduce.stand_in_db import estimate_igniter
 from gpuprof.estimators.services import name_services
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 #: GPUs and $ per hour on each kind (§5.3, Figure 20).
@@ -28,6 +27,7 @@ _PRINTED = {"t4": (15, 7.89), "v100": (6, 18.36)}
 #: Workloads that take two T4 or more (§5.3).
 _SPLIT = ("W7", "W8", "W10", "W12")
 _CHOICES: Mapping[str, tuple[str, ...]] = {"t4": ("t4",), "v100": ("v100",), "t4 or v100": ("t4", "v100")}
+_POLICY = "igniter"
 
 _WHY = (
     "The T4's coefficients are not published. Here it is a V100 of half the speed (the ratio of the float32 peaks), "
@@ -40,7 +40,7 @@ _WHY = (
 def compute(reference: Path) -> Reproduction:
     """Place the workloads on T4, on V100, and on what is cheaper."""
     estimator = name_services(estimate_igniter(find_profile(reference), tuple(_PRINTED)), table_3()[0])
-    outcomes = {name: place(problem(estimator, kinds), name, Igniter()) for name, kinds in _CHOICES.items()}
+    outcomes = {name: place(problem(estimator, kinds), name, _POLICY) for name, kinds in _CHOICES.items()}
     rows = tuple(
         (name, *_figures(one), 0.0 if one.deployment is None else float(len(find_missed(one.deployment, estimator))))
         for name, one in outcomes.items()
@@ -53,6 +53,7 @@ def compute(reference: Path) -> Reproduction:
         differences=_WHY,
         charts=(_chart(outcomes),),
         sound=not any(one.violations for one in outcomes.values()),
+        commands=list_stand_in_lines(find_profile(reference), tuple(_PRINTED), _CHOICES.values(), _POLICY),
     )
 
 

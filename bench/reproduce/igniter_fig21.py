@@ -18,16 +18,14 @@ from pathlib import Path
 from bench.igniter_profiles import DEVICE, table_3
 from bench.published_measurements import published_estimator
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import find_profile, problem
+from bench.reproduce.igniter_runs import find_profile, list_lines, problem
+from bench.reproduce.place_lines import make_named_policy
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.share import Share
 from gpuprof.estimators.services import name_services
-from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis
 
 _COUNTS = (10, 50, 100, 200, 500, 1000)
@@ -50,13 +48,13 @@ def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
     rows: list[tuple[str, float, float, float, float, float]] = []
     for count in counts:
         given = _first_workloads(profiled, count)
-        seconds, gpus = _decide(Igniter(), given)
+        seconds, gpus = _decide("igniter", given)
         tracemalloc.start()
-        _decide(Igniter(), _first_workloads(profiled, count))
+        _decide("igniter", _first_workloads(profiled, count))
         megabytes = tracemalloc.get_traced_memory()[1] / 1e6
         tracemalloc.stop()
         limited = replace(given, options=replace(given.options, time_limit_s=_LIMIT_S))
-        own_seconds, own_gpus = _decide(Optimal(), limited)
+        own_seconds, own_gpus = _decide("optimal", limited)
         rows.append((str(count), seconds, megabytes, float(gpus), own_seconds, float(own_gpus)))
     last = rows[-1]
     by_count = {
@@ -73,7 +71,15 @@ def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
         ),
         differences=_WHY,
         charts=(lines("Time of the decision (iGniter, Figure 21)", Axis("workloads"), Axis("s", low=0.0), by_count),),
+        commands=tuple(dict.fromkeys(line for count in counts for line in _list_lines(reference, count))),
     )
+
+
+def _list_lines(reference: Path, count: int) -> tuple[str, ...]:
+    models, demands = table_3(-(-count // 12))
+    chosen, limit = (models, demands[:count]), ("--time-limit", f"{_LIMIT_S:g}")
+    own = list_lines(reference, ["optimal"], chosen, f"workloads{count}", limit)
+    return (*list_lines(reference, ["igniter"], chosen, f"workloads{count}"), *own)
 
 
 def _first_workloads(profiled: Estimator, count: int) -> Problem:
@@ -84,7 +90,8 @@ def _first_workloads(profiled: Estimator, count: int) -> Problem:
     return replace(whole, demands=demands[:count], files=files)
 
 
-def _decide(policy: Policy, given: Problem) -> tuple[float, int]:
+def _decide(named: str, given: Problem) -> tuple[float, int]:
+    policy = make_named_policy(named)
     started = time.perf_counter()
     placement = policy.place(given)
     return time.perf_counter() - started, len(placement.gpus)

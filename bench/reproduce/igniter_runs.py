@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench.igniter_profiles import table_3
 from bench.published_measurements import published_estimator
 from bench.reproduce.command import find_published
+from bench.reproduce.place_lines import PlaceLines, make_named_policy
 from bench.reproduce.served_map import rewritten
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
 from gpuprof.domain.catalogue import device
+from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import ModelFile, Options, Problem
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
@@ -24,6 +25,9 @@ from gpuprof.simulator.engine import simulate
 SOURCE = "i-Gniter/Algorithm/config of https://github.com/icloud-ecnu/igniter"
 #: Half of the SLO is for the inference, half for filling the batch (§3.1, equation 12).
 BUDGET = 0.5
+#: Where the profile is in the directory of published measurements.
+_PROFILE = Path("igniter_v100", "config.jsonl")
+_RULES = ("--estimator", "igniter", "--latency-budget", str(BUDGET), "--gpus")
 _SECONDS = 30.0
 #: A workload that gets less than this part of its rate breaks its throughput.
 _THROUGHPUT = 0.99
@@ -48,7 +52,7 @@ def find_profile(reference: Path) -> Path:
     InputError
         When it is not there.
     """
-    return find_published(reference, "igniter_v100", SOURCE) / "config.jsonl"
+    return find_published(reference, _PROFILE.parent.name, SOURCE) / _PROFILE.name
 
 
 def problem(estimator: Estimator, kinds: Sequence[str]) -> Problem:
@@ -64,9 +68,35 @@ def problem(estimator: Estimator, kinds: Sequence[str]) -> Problem:
     )
 
 
-def place(given: Problem, name: str, policy: Policy) -> Outcome:
+def place(given: Problem, name: str, policy: str) -> Outcome:
     """Return what a policy makes of the problem; ``violations`` of maps that regard no neighbours are for counting."""
-    return compare(given, [(name, policy)])[0]
+    return compare(given, [(name, make_named_policy(policy))])[0]
+
+
+def list_lines(
+    reference: Path,
+    policies: Iterable[str],
+    workloads: tuple[Mapping[str, str], Sequence[Demand]] | None = None,
+    name: str = "twelve",
+    limit: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Write the demands and return the lines that place them on V100, by default the twelve."""
+    lines, (models, demands) = PlaceLines(), workloads or table_3()
+    database = lines.add_import(reference / _PROFILE, "igniter-db")
+    for policy in policies:
+        lines.add_place(name, demands, database, (*_RULES, "v100", *limit), policy, models)
+    return lines.lines()
+
+
+def list_stand_in_lines(
+    profile: Path, kinds: Sequence[str], choices: Iterable[Sequence[str]], policy: str
+) -> tuple[str, ...]:
+    """Write the demands of the twelve and return the lines that place them on each choice of these kinds."""
+    lines, (models, demands) = PlaceLines(), table_3()
+    database = lines.add_stand_in("igniter-kinds-db", "--igniter", str(profile), "--gpus", ",".join(kinds))
+    for chosen in choices:
+        lines.add_place("twelve", demands, database, (*_RULES, ",".join(chosen)), policy, models)
+    return lines.lines()
 
 
 def find_missed(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bench.igniter_profiles import table_1
 from bench.published_measurements import published_estimator
 from bench.reproduce import command
 from bench.reproduce.igniter_fig14 import POLICIES, UNAWARE
-from bench.reproduce.igniter_runs import BUDGET, find_missed, find_profile, place
+from bench.reproduce.igniter_runs import BUDGET, find_missed, find_profile, list_lines, place
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
@@ -42,13 +43,15 @@ _WHY = (
     "The paper's gpu-lets and GSLICE take the largest batches within the SLO; here they take the smallest that serve "
     "the rate, as gpu-lets+ and GSLICE+ of §5 do, with which Figure 14 compares. Smaller batches need other shares.",
     "gpu-lets does not see what interference does: it is 'gpulet blind'. gpulet asks iGniter's model.",
+    "Of policies that regard no neighbours 'gpuprof place' says which SLO their maps break, and writes none.",
     "optimal is gpuprof's own, with the same model of interference.",
 )
 
 
 def compute(reference: Path) -> Reproduction:
     """Place the three workloads by each policy, and simulate each map with interference."""
-    return compare_plans(published_estimator("igniter", find_profile(reference)))
+    lines = list_lines(reference, [POLICIES[name] for name in _NAMES], table_1(), "table1")
+    return replace(compare_plans(published_estimator("igniter", find_profile(reference))), commands=lines)
 
 
 def compare_plans(estimator: Estimator) -> Reproduction:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import POLICIES, gpus, saved_pct, scenarios, sound
+from bench.reproduce.parvagpu_runs import POLICIES, gpus, list_lines, saved_pct, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from gpuprof.reporting.chart import Axis
 
@@ -54,6 +54,7 @@ def compute(reference: Path, fold: Sequence[int] = _FOLD) -> Reproduction:
         differences=_WHY,
         charts=(lines(*axes, series),),
         sound=sound(runs),
+        commands=list_lines(reference, (_SCENARIO,), fold),
     )
 
 

@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, gpus, saved_pct, scenarios, sound
+from bench.reproduce.parvagpu_runs import (
+    IGNITER_RUNS,
+    POLICIES,
+    SCENARIOS,
+    gpus,
+    list_lines,
+    saved_pct,
+    scenarios,
+    sound,
+)
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -54,6 +63,7 @@ def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction
         differences=_WHY,
         charts=(_chart(runs, numbers),),
         sound=sound(runs),
+        commands=list_lines(reference, numbers),
     )
 
 

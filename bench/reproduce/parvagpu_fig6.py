@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.parvagpu_profiles import read_latencies
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOURCE, scenarios, slack, sound
+from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOURCE, list_lines, scenarios, slack, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.estimate import Workload
@@ -83,6 +83,7 @@ def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction
         differences=_WHY,
         charts=(_chart(asked, numbers),),
         sound=sound(runs),
+        commands=list_lines(reference, numbers),
     )
 
 

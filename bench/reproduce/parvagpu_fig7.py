@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, fragmentation, scenarios, sound
+from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, fragmentation, list_lines, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -44,6 +44,7 @@ def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction
         differences=_WHY,
         charts=(_chart(left, numbers),),
         sound=sound(runs),
+        commands=list_lines(reference, numbers),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.parvagpu_profiles import read_latencies
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, SOURCE, scenarios, sound
+from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, SOURCE, list_lines, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.stand_in_db import read_mps_latencies
@@ -64,6 +64,7 @@ def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction
         differences=_WHY,
         charts=(Chart(title, Axis("scenario", names=groups), Axis("% within the SLO"), boxes=bars),),
         sound=sound(runs),
+        commands=list_lines(reference, numbers),
     )
 
 

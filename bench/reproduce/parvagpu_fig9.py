@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.reproduce import command
-from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, scenarios, sound
+from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, list_lines, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, lines, mean
 from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -55,6 +55,7 @@ def compute(reference: Path, numbers: Sequence[int] = SCENARIOS, fold: Sequence[
             lines("Scheduling delay as services multiply (ParvaGPU, Figure 11)", *axes, series),
         ),
         sound=sound([*runs, *many]),
+        commands=tuple(dict.fromkeys((*list_lines(reference, numbers), *list_lines(reference, (chosen,), fold)))),
     )
 
 

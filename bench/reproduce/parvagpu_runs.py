@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.parvagpu_profiles import name_copies, read_profiles, scenario
 from bench.reproduce.command import find_published
+from bench.reproduce.place_lines import PlaceLines, make_named_policy
 from bench.reproduce.stand_in_db import estimate_mps
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import Replica
@@ -15,14 +16,8 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.services import name_services
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.objective import measure
-from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.published.ffd import FirstFitDecreasing
-from gpuprof.placement.published.gpulet import Gpulet
-from gpuprof.placement.published.igniter import Igniter
-from gpuprof.placement.published.mig_serving import MigServing
-from gpuprof.placement.published.parvagpu import ParvaGpu
 
 SOURCE = "prof_data and SLO of https://github.com/MunQ-Lee/ParvaGPU_SC24"
 DEVICE = "a100-80"
@@ -32,15 +27,16 @@ IGNITER_RUNS = 4
 #: The published code tests latency < 0.45 × SLO where the paper says one half, and its maps hold up to five processes.
 BUDGET, PROCESSES = 0.45, 5
 
-#: Those that share a GPU by MPS alone, for which the authors publish no profiles.
-BY_MPS: Mapping[str, Policy] = {"gpulet": Gpulet(), "igniter": Igniter()}
-BY_MIG: Mapping[str, Policy] = {
-    "mig-serving": MigServing(),
-    "parvagpu-single": ParvaGpu(single=True),
-    "parvagpu-unoptimized": ParvaGpu(processes=PROCESSES, unoptimized=True),
-    "parvagpu": ParvaGpu(processes=PROCESSES),
-    "ffd": FirstFitDecreasing(),
-    "optimal": Optimal(),
+#: Policies as `gpuprof place` is told them. First those that share a GPU by MPS alone, for which the authors publish no
+#: profiles.
+BY_MPS: Mapping[str, str] = {"gpulet": "gpulet", "igniter": "igniter"}
+BY_MIG: Mapping[str, str] = {
+    "mig-serving": "mig-serving",
+    "parvagpu-single": "parvagpu -O single=true",
+    "parvagpu-unoptimized": f"parvagpu -O processes={PROCESSES} -O unoptimized=true",
+    "parvagpu": f"parvagpu -O processes={PROCESSES}",
+    "ffd": "ffd",
+    "optimal": "optimal",
 }
 POLICIES = (*BY_MPS, *BY_MIG)
 
@@ -64,8 +60,37 @@ def _place_scenario(directory: Path, number: int, copies: int) -> dict[str, Outc
     fleet = Fleet((FleetEntry(device(DEVICE)),))
     by_mig = Problem(demands, fleet, profiles, BatchQueue(), Options(latency_budget=BUDGET, max_processes=PROCESSES))
     by_mps = Problem(demands, fleet, by_shares, BatchQueue(), Options(latency_budget=BUDGET))
-    outcomes = (*compare(by_mps, list(BY_MPS.items())), *compare(by_mig, list(BY_MIG.items())))
+    outcomes = (*compare(by_mps, _make_policies(BY_MPS)), *compare(by_mig, _make_policies(BY_MIG)))
     return {outcome.policy: outcome for outcome in outcomes}
+
+
+def _make_policies(named: Mapping[str, str]) -> list[tuple[str, Policy]]:
+    return [(name, make_named_policy(policy)) for name, policy in named.items()]
+
+
+def list_lines(reference: Path, numbers: Sequence[int] = SCENARIOS, copies: Sequence[int] = (1,)) -> tuple[str, ...]:
+    """Write the demands of `scenarios` and return the lines that place them as it does.
+
+    Raises
+    ------
+    InputError
+        When the published profiles are not there.
+    """
+    directory = find_published(reference, "parvagpu_a100", SOURCE)
+    lines = PlaceLines()
+    by_mig = lines.add_import(directory, "parvagpu-db")
+    by_mps = lines.add_stand_in("parvagpu-mps-db", "--instances", str(directory))
+    rules = ("--latency-budget", str(BUDGET), "--gpus", DEVICE)
+    for count in copies:
+        models = name_copies(directory, count)
+        for number in numbers:
+            name, demands = f"S{number}" if count == 1 else f"S{number}x{count}", scenario(directory, number, count)
+            for policy in BY_MPS.values():
+                lines.add_place(name, demands, by_mps, ("--estimator", "usher", *rules), policy, models)
+            own = ("--estimator", "measured", "--max-processes", str(PROCESSES), *rules)
+            for policy in BY_MIG.values():
+                lines.add_place(name, demands, by_mig, own, policy, models)
+    return lines.lines()
 
 
 def sound(runs: Sequence[Mapping[str, Outcome]]) -> bool:

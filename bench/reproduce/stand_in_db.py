@@ -52,7 +52,7 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 
 #: The GPU of ParvaGPU's measurements, and the step of its shares by MPS in percent.
-_INSTANCES_DEVICE, _MPS_STEP_PCT = "a100-80", 2.5
+_INSTANCES_DEVICE, MPS_STEP_PCT = "a100-80", 2.5
 
 
 def write_stand_ins(folder: Path, kinds: Sequence[str], step_pct: float | None = None) -> Path:
@@ -113,7 +113,7 @@ def estimate_mps(directory: Path) -> Estimator:
 
 def read_mps_latencies(directory: Path) -> dict[Workload, float]:
     """Return the time of a batch of one process under each multiple of 2.5% by MPS, in ms."""
-    steps = [_MPS_STEP_PCT * number for number in range(1, round(100.0 / _MPS_STEP_PCT) + 1)]
+    steps = [MPS_STEP_PCT * number for number in range(1, round(100.0 / MPS_STEP_PCT) + 1)]
     return {
         Workload(model, batch, Share(pct)): _time_in_slices(batch, times, pct)
         for model, batches in _times_by_slices(directory).items()
@@ -131,7 +131,7 @@ def estimate_igniter(profile: Path, kinds: tuple[str, ...]) -> Estimator:
 @cache
 def estimate_shared_v100() -> Estimator:
     """Return what ``--estimator usher`` says of the V100 table under multiples of 2.5%."""
-    folder = write_stand_ins(keep_until_exit() / "db", [DEVICE], _MPS_STEP_PCT)
+    folder = write_stand_ins(keep_until_exit() / "db", [DEVICE], MPS_STEP_PCT)
     return make_estimator("usher", KernelDb(folder))
 
 

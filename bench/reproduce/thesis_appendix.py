@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.reproduce import command, thesis_fig6_1
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.thesis_cluster import POLICIES, Experiment, goodput, plan
+from bench.reproduce.thesis_cluster import POLICIES, Experiment, Plan, goodput, list_lines, plan
 from gpuprof.reporting.chart import Axis, Chart
 
 _VISION = thesis_fig6_1.EXPERIMENT
@@ -55,7 +55,7 @@ def list_settings() -> Iterator[Setting]:
 def compute(_: Path, settings: Sequence[Setting] | None = None) -> Reproduction:
     """Place by every policy in every setting, and simulate what the clients would see."""
     rows: list[tuple[str | float | None, ...]] = []
-    charts, sound = list[Chart](), True
+    charts, made_plans = list[Chart](), list[Plan]()
     chosen = list(list_settings() if settings is None else settings)
     most = max(len(setting.at) for setting in chosen)
     for setting in chosen:
@@ -64,7 +64,7 @@ def compute(_: Path, settings: Sequence[Setting] | None = None) -> Reproduction:
             plans = [
                 (x, experiment, plan(policy, experiment, gpus, setting.shares)) for x, experiment, gpus in setting.at
             ]
-            sound = sound and all(made.sound for *_, made in plans)
+            made_plans += [made for *_, made in plans]
             series[policy] = {x: sum(goodput(made, one).values()) for x, one, made in plans}
             rows.append((setting.figure, policy, *series[policy].values(), *[None] * (most - len(plans))))
         title = f"Goodput (thesis, Figure {setting.figure})"
@@ -76,7 +76,8 @@ def compute(_: Path, settings: Sequence[Setting] | None = None) -> Reproduction:
         facts=(),
         differences=_WHY,
         charts=tuple(charts),
-        sound=sound,
+        sound=all(made.sound for made in made_plans),
+        commands=list_lines(made_plans),
     )
 
 

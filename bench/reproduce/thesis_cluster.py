@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from bench.published_measurements import thesis_estimator, v100
+from bench.reproduce.place_lines import PlaceLines, make_named_policy
 from bench.reproduce.served_map import rewritten
-from bench.reproduce.stand_in_db import estimate_shared_v100, stretch_time_ms
+from bench.reproduce.stand_in_db import MPS_STEP_PCT, estimate_shared_v100, stretch_time_ms
 from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals, Times
+from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.estimate import Estimator
@@ -21,14 +24,9 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
-from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.igniter import Igniter
-from gpuprof.placement.published.milp import Milp
-from gpuprof.placement.published.usher import Usher
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.network import THESIS
@@ -40,17 +38,17 @@ TIMEOUT_MS = 100.0
 SECONDS = 8.0
 #: Runs with other arrivals, of which the mean is taken; the thesis made one.
 SEEDS = 5
-#: The MILPs hold their workers to no share by MPS (§6.1.3).
-POLICIES: Mapping[str, Policy] = {
-    "usher": Usher(),
-    "wao-usher": Usher(creq="wao"),
-    "ao-milp": Milp(unshared=True),
-    "wsm-milp": Milp(creq="wsm", unshared=True),
-    "igniter": Igniter(),
-    "optimal": Optimal(),
+#: As `gpuprof place` is told them. The MILPs hold their workers to no share by MPS (§6.1.3).
+POLICIES: Mapping[str, str] = {
+    "usher": "usher",
+    "wao-usher": "usher -O creq=wao",
+    "ao-milp": "milp -O unshared=true",
+    "wsm-milp": "milp -O creq=wsm -O unshared=true",
+    "igniter": "igniter",
+    "optimal": "optimal",
 }
 #: The same where no policy of the thesis sets shares (Figure A.1).
-UNSHARED: Mapping[str, Policy] = {"usher": Usher(unshared=True), "wao-usher": Usher(creq="wao", unshared=True)}
+UNSHARED: Mapping[str, str] = {"usher": "usher -O unshared=true", "wao-usher": "usher -O creq=wao -O unshared=true"}
 #: gpuprof's own, planned with queues, its replicas under their shares, and served by its own rules.
 OWN = "optimal"
 #: Bytes of a request: 3 × 224 × 224 float32, and 512 token numbers of 64 bits (§6.1.2).
@@ -96,11 +94,12 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A policy's map, and whether it passed the independent check."""
+    """A policy's map, whether it passed the independent check, and the lines that write it."""
 
     policy: str
     deployment: DeploymentMap
     sound: bool
+    lines: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -127,10 +126,12 @@ def plan(policy: str, experiment: Experiment, gpus: int | None, shares: bool = T
         return _plan_own(experiment, gpus)
     igniter = policy == "igniter"
     estimator = estimate_shared_v100() if igniter else thesis_estimator()
+    named = (POLICIES if shares else {**POLICIES, **UNSHARED})[policy]
     given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
-    deployment = to_map(given, (POLICIES if shares else {**POLICIES, **UNSHARED})[policy].place(given))
+    deployment = to_map(given, make_named_policy(named).place(given))
     sound = not check(deployment, evidence(given))
-    return Plan(policy, deployment if gpus is None else first_gpus(deployment, gpus), sound)
+    lines = _list_lines(given, named, whole=not igniter)
+    return Plan(policy, deployment if gpus is None else first_gpus(deployment, gpus), sound, lines)
 
 
 def _plan_own(experiment: Experiment, gpus: int | None) -> Plan:
@@ -139,8 +140,35 @@ def _plan_own(experiment: Experiment, gpus: int | None) -> Plan:
     longest = max(_leg_ms(model, _OWN_BATCH) for model in experiment.models)
     options = replace(given.options, latency_budget=None, time_limit_s=_OWN_LIMIT_S, overhead_ms=longest)
     given = replace(given, options=options)
-    deployment = to_map(given, POLICIES[OWN].place(given))
-    return Plan(OWN, deployment, not check(deployment, evidence(given)))
+    deployment = to_map(given, make_named_policy(POLICIES[OWN]).place(given))
+    return Plan(OWN, deployment, not check(deployment, evidence(given)), _list_lines(given, POLICIES[OWN], whole=False))
+
+
+def _list_lines(given: Problem, policy: str, *, whole: bool) -> tuple[str, ...]:
+    """Write the demands and return the lines that plan them, ``whole``: on whole GPUs, as the thesis measured them."""
+    lines, options = PlaceLines(), given.options
+    if whole:
+        database = lines.add_import(Path(str(datasets() / "v100_profiles.csv")), "thesis-db")
+    else:
+        step = f"{MPS_STEP_PCT:g}"
+        database = lines.add_stand_in("thesis-shares-db", "--gpus", v100().name, "--step-pct", step)
+    count = given.fleet.entries[0].count
+    rules = ["--estimator", "usher", "--gpus", v100().name if count is None else f"{v100().name}:{count}"]
+    rules += ["--time-limit", f"{options.time_limit_s:g}"]
+    if options.latency_budget is not None:
+        rules += ["--latency-budget", f"{options.latency_budget:g}"]
+    if options.overhead_ms:
+        rules += ["--overhead-ms", repr(options.overhead_ms)]
+    demands = given.demands
+    asked = "-".join(f"{one.model}-{one.rate_rps:g}" for one in demands)
+    lines.add_place(f"{asked}-{demands[0].slo.latency_ms:g}ms", demands, database, rules, policy)
+    return lines.lines()
+
+
+def list_lines(plans: Iterable[Plan]) -> tuple[str, ...]:
+    """Return the lines of all plans, each once, those that make databases first."""
+    lines = dict.fromkeys(line for made in plans for line in made.lines)
+    return tuple(sorted(lines, key=lambda line: line.startswith("gpuprof place")))
 
 
 def first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:

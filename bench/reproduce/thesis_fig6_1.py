@@ -11,7 +11,16 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from bench.reproduce.thesis_cluster import POLICIES, Experiment, Plan, arrived_rps, goodput, plan, rebuild_map
+from bench.reproduce.thesis_cluster import (
+    POLICIES,
+    Experiment,
+    Plan,
+    arrived_rps,
+    goodput,
+    list_lines,
+    plan,
+    rebuild_map,
+)
 from gpuprof.reporting.chart import Axis
 
 #: §6.2.1. Of 500 requests/s that a client aims at, 433.34 arrive (observation 4).
@@ -58,6 +67,7 @@ def compute(_: Path, gpus: Sequence[int] = _GPUS) -> Reproduction:
         differences=_WHY,
         charts=(lines("Goodput of five vision models (thesis, Figure 6.1)", *axes, series),),
         sound=all(made.sound for own in plans.values() for made in own),
+        commands=list_lines(made for own in plans.values() for made in own),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from bench.reproduce.thesis_cluster import Experiment, arrived_rps, goodput, plan
+from bench.reproduce.thesis_cluster import Experiment, arrived_rps, goodput, list_lines, plan
 from gpuprof.reporting.chart import Axis
 
 #: §6.2.2; ao-milp is left out there, because it puts no two models on a GPU.
@@ -63,6 +63,7 @@ def compute(_: Path, gpus: Sequence[int] = _GPUS) -> Reproduction:
         differences=_WHY,
         charts=(lines("Goodput of vision and language models (thesis, Figure 6.10)", *axes, totals),),
         sound=all(made.sound for own in plans.values() for made in own.values()),
+        commands=list_lines(made for own in plans.values() for made in own.values()),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.reproduce import command, thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
 from bench.reproduce.reproduction import Cell, Fact, Reproduction
-from bench.reproduce.thesis_cluster import Experiment, Plan, plan, rebuild_map, simulate_cluster
+from bench.reproduce.thesis_cluster import Experiment, Plan, list_lines, plan, rebuild_map, simulate_cluster
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 from gpuprof.simulator.outcome import SimulationOutcome
 
@@ -122,6 +122,7 @@ def compute(_: Path, watched: Sequence[Watched] | None = None) -> Reproduction:
         differences=_WHY,
         charts=(Chart("Parts of the latency (thesis)", Axis("map", names=names), Axis("mean (ms)"), boxes=bars),),
         sound=all(one.plan.sound for one, _ in seen),
+        commands=list_lines(one.plan for one, _ in seen),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.reproduce import command, thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
 from bench.reproduce.reproduction import Fact, Reproduction
-from bench.reproduce.thesis_cluster import OWN, Experiment, Plan, plan
+from bench.reproduce.thesis_cluster import OWN, Experiment, Plan, list_lines, plan
 from gpuprof.domain.deployment import Replica
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
@@ -93,6 +93,7 @@ def compute(_: Path, maps: Sequence[tuple[str, str, Experiment, int | None]] = M
         differences=_WHY,
         charts=(Chart(title, Axis("map", names=names), Axis("requests/s"), boxes=bars),),
         sound=all(made.sound for made in (*plans, *own.values())),
+        commands=list_lines((*plans, *own.values())),
     )
 
 

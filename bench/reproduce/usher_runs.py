@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench import usher_scale
+from bench.reproduce.place_lines import WORK, make_named_policy
 from bench.reproduce.reproduction import Fact, mean
 from bench.reproduce.stand_in_db import write_stand_ins
 from gpuprof.cli.main import main
@@ -23,10 +24,8 @@ from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import GpuprofError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.placement.policies import Policy, make_policy
+from gpuprof.placement.policies import Policy
 
-#: Where demands, databases and maps go.
-WORK = Path("reproduced")
 #: The kinds of GPU of the figures; shares are the multiples of this.
 KINDS = ("k80", "v100", "a100-80", "h100")
 SHARE_STEP_PCT = 10.0
@@ -128,9 +127,8 @@ def schedulers() -> Mapping[str, Scheduler]:
 
 def make_scheduler(one: Scheduler, work: Path) -> tuple[Policy, Estimator]:
     """Return what ``gpuprof place`` makes of the names, where decisions follow one another in one program."""
-    name, *options = one.policy.split(" -O ")
     database = KernelDb(databases(work)[one.database])
-    return make_policy(name, dict(option.split("=", 1) for option in options)), make_estimator(one.estimator, database)
+    return make_named_policy(one.policy), make_estimator(one.estimator, database)
 
 
 def databases(work: Path) -> dict[str, Path]:

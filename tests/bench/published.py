@@ -1,7 +1,9 @@
-"""Small published measurements: files as ParvaGPU's authors write them."""
+"""Small published measurements: files as the authors of ParvaGPU and iGniter write them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 #: Slices → (requests/s of one process alone, of each of two).
@@ -23,4 +25,38 @@ def write_parvagpu(reference: Path, rates: tuple[float, float] = (700.0, 120.0))
         (folder / f"{model}.csv").write_text("\n".join([header, *rows]) + "\n")
     (folder / "SLO_req_rate.csv").write_text(f"{rates[0]:g},{rates[1]:g}\n")
     (folder / "SLO_latency.csv").write_text("1000,1000\n")
+    return reference
+
+
+def write_igniter(reference: Path, models: Sequence[str] = ("alexnet", "resnet50", "vgg19", "ssd")) -> Path:
+    """Write a profile in the words of iGniter's tools, all models alike; return the directory for --reference."""
+    folder = reference / "igniter_v100"
+    folder.mkdir(parents=True)
+    figures: dict[str, object] = {
+        "inputdata": 602112,
+        "outputdata": 4000,
+        "gpulatency": [[7.7, 2.9, 2.4], [91.7, 20.1, 11.5], [180.5, 38.4, 21.3]],
+        "power": [[80.0, 120.0, 133.0], [85.0, 187.0, 288.0], [85.0, 186.0, 293.0]],
+        "frequency": [[1530.0] * 3] * 3,
+        "l2cache": 16.9,
+        "l2caches": [2.9, 17.0, 33.0],
+        "idletime_1": 0.07,
+        "activetime_1": 20.3,
+        "activetime_2": 21.3,
+        "frequency_2": 1509.0,
+        "kernel": 80,
+    }
+    hardware: dict[str, object] = {
+        "idlepower": 53.5,
+        "power": [118.0, 185.0, 259.0, 296.0, 295.0],
+        "frequency": [1530.0, 1530.0, 1530.0, 1486.0, 1431.0],
+        "idletime": [0.0014, 0.0017, 0.0068, 0.0119, 0.017],
+        "maxGPUfrequency": 1530,
+        "maxGPUpower": 300,
+        "unit": 2.5,
+        "bandwidth": 10000000,
+    }
+    tables = {"hardware": hardware, **dict.fromkeys(models, figures)}
+    lines = [json.dumps({name: {key: value}}) for name, table in tables.items() for key, value in table.items()]
+    (folder / "config.jsonl").write_text("\n".join(lines) + "\n")
     return reference

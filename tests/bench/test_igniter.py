@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,16 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
-from gpuprof.placement.published.igniter import Igniter
+from tests.bench.published import write_igniter
 from tests.placement.published.test_igniter import HARDWARE, MODELS
 
 V100 = device("v100")
 NOWHERE = Path("nowhere")
+
+
+@pytest.fixture(autouse=True)
+def work_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # demands are written where the reproductions are started
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_estimators_are_asked_by_device_and_of_neighbours(estimator: IgniterEsti
 
 
 def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
-    deployment = place(problem(estimator, ("v100",)), "igniter", Igniter()).deployment
+    deployment = place(problem(estimator, ("v100",)), "igniter", "igniter").deployment
     assert deployment is not None
     served, legs = with_interference(deployment, estimator)
     for (_, _, part, planned), (_, _, _, replica) in zip(deployment.places(), served.places(), strict=True):
@@ -146,42 +150,10 @@ def test_figure_21_gives_optimal_as_many_workloads_and_no_more_gpus(
     assert all(isinstance(row[3], float) and isinstance(row[5], float) and row[5] <= row[3] for row in found.rows)
 
 
-def write_profile(folder: Path) -> None:
-    """Write a profile of one model in the words of iGniter's tools, and a pair of it."""
-    folder.mkdir()
-    figures: dict[str, object] = {
-        "inputdata": 602112,
-        "outputdata": 4000,
-        "gpulatency": [[7.7, 2.9, 2.4], [91.7, 20.1, 11.5], [180.5, 38.4, 21.3]],
-        "power": [[80.0, 120.0, 133.0], [85.0, 187.0, 288.0], [85.0, 186.0, 293.0]],
-        "frequency": [[1530.0] * 3] * 3,
-        "l2cache": 16.9,
-        "l2caches": [2.9, 17.0, 33.0],
-        "idletime_1": 0.07,
-        "activetime_1": 20.3,
-        "activetime_2": 21.3,
-        "frequency_2": 1509.0,
-        "kernel": 80,
-    }
-    hardware: dict[str, object] = {
-        "idlepower": 53.5,
-        "power": [118.0, 185.0, 259.0, 296.0, 295.0],
-        "frequency": [1530.0, 1530.0, 1530.0, 1486.0, 1431.0],
-        "idletime": [0.0014, 0.0017, 0.0068, 0.0119, 0.017],
-        "maxGPUfrequency": 1530,
-        "maxGPUpower": 300,
-        "unit": 2.5,
-        "bandwidth": 10000000,
-    }
-    tables = {"hardware": hardware, "resnet50": figures}
-    lines = [json.dumps({name: {key: value}}) for name, table in tables.items() for key, value in table.items()]
-    (folder / "config.jsonl").write_text("\n".join(lines) + "\n")
-
-
 def test_figures_4_to_9_set_what_was_published_beside_the_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write_profile(tmp_path / "igniter_v100")
+    write_igniter(tmp_path, ("resnet50",))
     pairs = [
         igniter_fig12.Pair(
             Workload("resnet50", 16, Share(50.0)), Workload("vgg19", batch, Share(50.0)), seen, said, 20.0

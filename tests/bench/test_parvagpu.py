@@ -26,6 +26,11 @@ from tests.bench.published import write_parvagpu
 A100 = device("a100-80")
 
 
+@pytest.fixture(autouse=True)
+def work_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # demands are written where the reproductions are started
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_parvagpu(tmp_path_factory.mktemp("reference"))

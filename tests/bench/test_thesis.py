@@ -41,6 +41,11 @@ NOWHERE = Path("nowhere")
 MS = 1_000_000
 
 
+@pytest.fixture(autouse=True)
+def work_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # demands are written where the reproductions are started
+
+
 def test_the_router_fills_a_batch_and_goes_to_the_next_replica() -> None:
     parts = in_turn(np.arange(7) * MS, [2, 3])
     assert [part.tolist() for part in parts] == [[0, MS, 5 * MS, 6 * MS], [2 * MS, 3 * MS, 4 * MS]]
