@@ -47,7 +47,7 @@ _WHY = (
     "(observation 5), and the thesis lost more, by interference.",
     "Interference other than by shares is not in the table, and so not here: wsm-milp's models on one GPU do not "
     "disturb one another. Its four GPUs are as good as usher's six here; in the thesis they come close.",
-    "optimal is gpuprof's own, planned with queues and shares in steps of 10% within 5 s, and served by its own rules.",
+    "optimal is gpuprof's own, planned with queues and shares in steps of 2.5% within 5 s, served by its own rules.",
 )
 
 

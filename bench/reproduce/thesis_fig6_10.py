@@ -31,7 +31,7 @@ _WHY = (
     "igniter plans with what the table says of batches and shares, since the thesis does not print the coefficients "
     "that it measured: seven GPUs here, and large batches that lose a seventh of the requests. Below its number of "
     "GPUs the whole load goes to those that are there, as in the thesis.",
-    "optimal is gpuprof's own, planned with queues and shares in steps of 10% within 5 s, and served by its own rules.",
+    "optimal is gpuprof's own, planned with queues and shares in steps of 2.5% within 5 s, served by its own rules.",
 )
 
 

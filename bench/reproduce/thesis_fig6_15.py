@@ -31,7 +31,7 @@ _WHY = (
     "igniter plans with what the table says of batches and shares, since the thesis does not print the coefficients "
     "that it measured, and without interference: the thesis's needs eight GPUs (all that there are) from 3000/s on. "
     "Its plan is cut off after four GPUs, as in the thesis.",
-    "optimal is gpuprof's own, planned with queues and shares in steps of 10% within 5 s, and served by its own rules.",
+    "optimal is gpuprof's own, planned with queues and shares in steps of 2.5% within 5 s, served by its own rules.",
 )
 
 

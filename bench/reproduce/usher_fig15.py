@@ -10,19 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import (
-    MOST_RPS,
-    SCALE,
-    WORK,
-    Decision,
-    commands,
-    decide,
-    demands,
-    ratios,
-    schedulers,
-    why,
-)
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, Decision, commands, decide, demands, ratios, schedulers, why
 from gpuprof.reporting.chart import Axis
 
 _GPUS = (1000, 2000, 3000, 4000, 5000, 6000)

@@ -10,19 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import (
-    MOST_RPS,
-    SCALE,
-    WORK,
-    Decision,
-    commands,
-    decide,
-    demands,
-    ratios,
-    schedulers,
-    why,
-)
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, Decision, commands, decide, demands, ratios, schedulers, why
 from gpuprof.reporting.chart import Axis
 
 _LOADS = tuple(MOST_RPS * part / 5 for part in range(1, 6))

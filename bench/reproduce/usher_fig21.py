@@ -10,19 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import (
-    KINDS,
-    MOST_RPS,
-    WORK,
-    Decision,
-    commands,
-    decide,
-    demands,
-    ratios,
-    schedulers,
-    why,
-)
+from bench.reproduce.usher_runs import KINDS, MOST_RPS, Decision, commands, decide, demands, ratios, schedulers, why
 from gpuprof.reporting.chart import Axis
 
 _LOADS = tuple(MOST_RPS * part / 3 for part in range(1, 4))

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, WORK, Decision, commands, decide, demands, schedulers, why
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, Decision, commands, decide, demands, schedulers, why
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.reporting.chart import Axis
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from bench.reproduce.usher_runs import BASELINES, USHERS, WORK, Scheduler, demands, make_scheduler, schedulers
+from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, make_scheduler, schedulers
 from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap

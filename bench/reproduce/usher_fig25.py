@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import get_args
 
 from bench.reproduce import command
+from bench.reproduce.place_lines import WORK
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.usher_runs import MOST_RPS, SCALE, WORK, Decision, Scheduler, commands, decide_one, demands, why
+from bench.reproduce.usher_runs import MOST_RPS, SCALE, Decision, Scheduler, commands, decide_one, demands, why
 from gpuprof.placement.published.requirement import CreqMetric
 from gpuprof.placement.published.usher_placement import Ablation
 from gpuprof.reporting.chart import Axis
