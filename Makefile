@@ -20,6 +20,10 @@ lint:
 types:
 	$(BIN)/mypy
 
+# Tests start the program hundreds of times, and each of their processes imports all tests: where an environment forbids
+# bytecode, all of them would compile every module anew.
+check: export PYTHONDONTWRITEBYTECODE :=
+
 # Tests of servers come last, two files at a time, and those that measure latencies alone: more at a time would measure
 # one another. What is left of them with FAST=1 measures nothing: the marks slow and flaky (tests/reruns.py) leave out
 # whatever starts servers, workers or profilers and waits for them.

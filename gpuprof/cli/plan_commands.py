@@ -159,7 +159,7 @@ def _check_values(plan: RunPlan, step: PlannedStep, command: Any, filled: Mappin
         command.make_context(" ".join(step.verb), [*options, *operands])
     except GpuprofError as error:
         raise error_at(plan.path, step.node, InputError(error.message, error.fix)) from None
-    except Exception as error:
+    except Exception as error:  # click is typer's own copy in some versions: its errors are told by what they have
         if not hasattr(error, "format_message"):
             raise
         name = getattr(getattr(error, "param", None), "name", None)

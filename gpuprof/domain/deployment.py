@@ -154,7 +154,7 @@ class Replica(_Part):
         return _without_empty(write(self), "merged")
 
 
-class MigPlace(_Part):
+class MigInstance(_Part):
     """A MIG instance: its profile and the memory slice that it starts at."""
 
     profile: str
@@ -167,7 +167,7 @@ class Partition(_Part):
     Where it is ``unshared`` no replica is held to a share by MPS: each may use all SMs, beside the others.
     """
 
-    mig: MigPlace | None = None
+    mig: MigInstance | None = None
     replicas: tuple[Replica, ...] = ()
     unshared: bool = False
 

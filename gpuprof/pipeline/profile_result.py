@@ -111,8 +111,9 @@ class ProfileResult(Result):
             raise UnavailableError(f"{len(self.failures)} of {self.cells} could not be measured: {self.failures[0]}")
         if self.unstable:
             first = self.unstable[0]
+            verb = "is" if len(self.unstable) == 1 else "are"
             raise UnstableError(
-                f"{len(self.unstable)} of {self.cells} are unstable, first {first}: the machine is too noisy",
+                f"{len(self.unstable)} of {self.cells} {verb} unstable, first {first}: the machine is too noisy",
                 f"they are kept and marked in {self.database}; the same command measures them again",
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigInstance, Node, Partition
 from gpuprof.domain.device import Device
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
@@ -99,7 +99,7 @@ def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, di
 
 
 def _partition(placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Partition:
-    mig = None if placed.mig is None else MigPlace(profile=placed.mig, start=placed.start or 0)
+    mig = None if placed.mig is None else MigInstance(profile=placed.mig, start=placed.start or 0)
     replicas = tuple(predictor.replica(device, one, placed.beside(one), disturbances) for one in placed.replicas)
     return Partition(mig=mig, replicas=replicas, unshared=placed.unshared)
 

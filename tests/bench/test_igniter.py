@@ -41,6 +41,7 @@ def estimator() -> IgniterEstimator:
     )
 
 
+@pytest.mark.slow
 def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
     estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_figure_12_compares_each_published_pair_with_what_is_predicted_of_it(
     assert found.row("alexnet") == pytest.approx((1.0, 25.0, 25.0))
 
 
+@pytest.mark.slow
 def test_figure_18_has_the_shares_that_the_text_says_and_the_neighbours(
     estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

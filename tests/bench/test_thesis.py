@@ -147,6 +147,7 @@ def test_the_figures_of_the_thesis_have_their_rows_and_facts(monkeypatch: pytest
     assert len(load.charts) == 1
 
 
+@pytest.mark.slow
 def test_each_map_of_the_thesis_stands_beside_the_best_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 2.0)
     found = thesis_placements.compute(NOWHERE, thesis_placements.MAPS[:1])
@@ -177,6 +178,7 @@ def test_without_shares_wao_usher_is_no_longer_slowed_and_a_mix_has_its_weights(
     assert mixed.rate_of("alexnet") == pytest.approx(2.0 * mixed.rate_of("bert"))
 
 
+@pytest.mark.slow
 def test_the_appendix_has_a_row_for_each_figure_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 0.5)
     setting = next(thesis_appendix.list_settings())

@@ -15,6 +15,7 @@ from gpuprof.domain.demand import read_demands
 from gpuprof.domain.deployment import read_map
 from gpuprof.errors import UnstableError
 from gpuprof.pipeline.profile_result import ProfileResult
+from tests.reruns import measures_in_real_time
 
 PLAN = """\
 models:
@@ -122,17 +123,19 @@ def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(capsys: pyt
     assert _steps_left_out(capsys) == [1, 2]
 
 
+@measures_in_real_time
 def test_unstable_times_are_planned_with_said_and_measured_again(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = "steps:\n  - profile: {batch: 1, share: 1core, device: cpu, time-limit: 0.1}\n  - place: {gpus: cpu}\n"
     (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 1, slo_ms: 5000}}\n" + steps)
-    noisy = UnstableError("1 of 1 are unstable", "they are kept and marked")
+    noisy = UnstableError("1 of 1 is unstable", "they are kept and marked")
+    monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
     monkeypatch.setattr(ProfileResult, "require_trusted", Mock(side_effect=noisy))
     for _ in range(2):
         assert main(["run"]) == 2
         said = capsys.readouterr().err
-        assert "step 1 of 2: gpuprof profile" in said and "gpuprof: 1 of 1 are unstable" in said
+        assert "step 1 of 2: gpuprof profile" in said and "gpuprof: 1 of 1 is unstable" in said
         assert "every step ran, but what step 1 measured is unstable" in said and "keep-unstable: true" in said
     assert read_map(Path("gpuprof-run/map.json")).models.keys() == {"net"}
 

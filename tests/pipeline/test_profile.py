@@ -66,6 +66,8 @@ def test_what_failed_or_is_unstable_is_refused_only_when_that_is_asked() -> None
         a_result(failures=("it died",), unstable=("m:1:100%",)).require_trusted()
     with pytest.raises(UnstableError, match="2 of 3 are unstable, first m:1:100%"):
         a_result(unstable=("m:1:100%", "m:2:100%")).require_trusted()
+    with pytest.raises(UnstableError, match="1 of 3 is unstable, first m:1:100%"):
+        a_result(unstable=("m:1:100%",)).require_trusted()
 
 
 @pytest.mark.parametrize("batches", [(0,), (-1,), (70_000,)])

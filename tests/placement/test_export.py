@@ -10,7 +10,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.domain.deployment import DeploymentMap, MigPlace, parse_map
+from gpuprof.domain.deployment import DeploymentMap, MigInstance, parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
@@ -104,7 +104,7 @@ def awkward() -> DeploymentMap:
     drawn = to_map(AWKWARD, Placement("by hand", gpus))
     first, second, *rest = drawn.nodes
     partition = first.gpus[0].partitions[0]
-    media = partition.model_copy(update={"mig": MigPlace(profile="1g.10gb+me", start=0)})
+    media = partition.model_copy(update={"mig": MigInstance(profile="1g.10gb+me", start=0)})
     cut = first.model_copy(
         update={"name": "Rack_1", "gpus": (first.gpus[0].model_copy(update={"partitions": (media,)}),)}
     )

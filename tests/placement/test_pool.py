@@ -51,6 +51,7 @@ def simulated_p99(servers: tuple[BatchServer, ...], rate_rps: float) -> float:
     return float(np.percentile(play_pool(arrived, servers, 2)[0][2_000:], 99.0))
 
 
+@pytest.mark.slow
 def test_a_shared_queue_takes_fewer_devices_than_streams_of_their_own_and_the_map_is_sound() -> None:
     given = make_problem(4000.0, 14.0)
     split, pooled = Optimal(pooled=False).place(given), Optimal().place(given)

@@ -197,6 +197,7 @@ def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None
             assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=DRAWN, count=st.integers(1, 2), more=st.integers(1, 2))
 def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: int) -> None:
@@ -246,6 +247,7 @@ def test_a_looser_slo_never_costs_more_beside_neighbours_where_all_that_can_stan
     assert loose <= tight + 1e-6
 
 
+@pytest.mark.slow
 def test_a_looser_slo_does_not_cost_more_where_only_spare_capacity_shows_how_few_devices_suffice() -> None:
     tight, loose = costs(CROWDED, ("big", "plain"), 2.5487498492771063)
     assert loose <= tight + 1e-6

@@ -12,7 +12,7 @@ from gpuprof.domain.deployment import (
     DeploymentMap,
     Gpu,
     MapPrediction,
-    MigPlace,
+    MigInstance,
     Node,
     Partition,
     Replica,
@@ -40,7 +40,7 @@ def a_map(kind: str, *gpus: tuple[Partition, ...]) -> DeploymentMap:
 
 
 def instance(profile: str, start: int, *replicas: Replica) -> Partition:
-    return Partition(mig=MigPlace(profile=profile, start=start), replicas=replicas)
+    return Partition(mig=MigInstance(profile=profile, start=start), replicas=replicas)
 
 
 def frames(chart: Chart, profile: str) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ from gpuprof.domain.deployment import (
     DeploymentMap,
     Gpu,
     MapPrediction,
-    MigPlace,
+    MigInstance,
     Node,
     Partition,
     Replica,
@@ -62,8 +62,8 @@ def a_map(policy: str = "p", cost: float | None = 4.0) -> DeploymentMap:
         return Replica(model=model, batch=4, sm_share_pct=share, rate_rps=100.0, predicted=prediction)
 
     partitions = (
-        Partition(mig=MigPlace(profile="3g.40gb", start=4), replicas=(part("a", 50.0), part("<b>", 50.0))),
-        Partition(mig=MigPlace(profile="2g.20gb", start=0), replicas=(part("a", 100.0),)),
+        Partition(mig=MigInstance(profile="3g.40gb", start=4), replicas=(part("a", 50.0), part("<b>", 50.0))),
+        Partition(mig=MigInstance(profile="2g.20gb", start=0), replicas=(part("a", 100.0),)),
     )
     return DeploymentMap(
         policy=policy,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, RecordedArrivals
-from gpuprof.domain.deployment import DeploymentMap, MigPlace, Node
+from gpuprof.domain.deployment import DeploymentMap, MigInstance, Node
 from gpuprof.simulator.autoscaling import summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
@@ -76,7 +76,7 @@ def test_what_is_replaced_goes_on_until_its_successor_is_loaded() -> None:
 def test_another_mig_layout_ends_what_runs_on_the_gpu_at_once_and_takes_longer() -> None:
     def map_of_slice(profile: str) -> DeploymentMap:
         content = ONE.model_dump(by_alias=True)
-        place = MigPlace(profile=profile, start=0).model_dump()
+        place = MigInstance(profile=profile, start=0).model_dump()
         content["nodes"][0]["gpus"][0]["partitions"][0]["mig"] = place
         return DeploymentMap.model_validate(content)
 
@@ -109,7 +109,7 @@ def _second_gpu(deployment: DeploymentMap) -> Node:
 
 def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
     content = TWO.model_dump(by_alias=True)
-    content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigPlace(profile="3g.40gb", start=0).model_dump()
+    content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigInstance(profile="3g.40gb", start=0).model_dump()
     grown = DeploymentMap.model_validate(content)
     table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0))
     assert table.switches == (Switch(23.0, begin=(1,)),)

@@ -10,7 +10,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.machine.nvml import decode_nvml, load_nvml
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import Gpu, MigPlace
+    from gpuprof.domain.deployment import Gpu, MigInstance
 
 _DOCTOR = "see gpuprof doctor"
 
@@ -33,7 +33,7 @@ class LocalGpu:
     uuid: str
     instances: tuple[LocalMigInstance, ...] = ()
 
-    def place(self, mig: MigPlace | None) -> str:
+    def place(self, mig: MigInstance | None) -> str:
         """Return the UUID of the whole GPU, or of one of its MIG instances.
 
         Raises

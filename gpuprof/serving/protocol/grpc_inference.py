@@ -139,7 +139,7 @@ class InferenceCalls:
                 return
             try:
                 begun.set_result(read())
-            except Exception as error:
+            except Exception as error:  # raised where the call awaits it
                 begun.set_exception(error)
 
         self._turns.wait(model.name, take_turn)

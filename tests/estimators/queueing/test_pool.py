@@ -101,6 +101,7 @@ def test_between_the_loads_that_are_kept_certain_times_stay_as_they_are(load: fl
         assert np.interp(0.995 * ms, times, below) - 0.08 < said < np.interp(1.005 * ms, times, below) + 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Hyperexponential(1.0, 4.0), Batched(1.0, 6)])
 def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     servers, load = (server(4),) * 3, 0.7

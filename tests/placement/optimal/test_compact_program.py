@@ -16,6 +16,7 @@ from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.segment import Segments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), [("priority", 20242), ("fixed", 20096)])
 def test_the_most_is_served_where_the_best_patterns_of_a_relaxation_serve_up_to_a_quarter_less(
     kind: Kind, seed: int

@@ -76,6 +76,7 @@ class _VaryingEstimator(TableEstimator):
         return replace(super().estimate(model, device, batch, share, beside, processes), latency_cv=1 / 12)
 
 
+@pytest.mark.slow
 def test_a_share_under_which_a_batch_is_hardly_ever_in_time_is_no_candidate() -> None:
     """Bounds allow it 1e-48 requests/s, and programs cannot count how many of it a demand takes."""
     device, whole, small = plain_device(), Share(100.0), Share(2.5)

@@ -68,6 +68,7 @@ def _ask_for_queues(listed: Problem) -> Problem:
     return replace(listed, demands=asked, estimator=_RoundedUp(listed.estimator), options=options, alike={})
 
 
+@pytest.mark.slow
 def test_no_map_of_all_that_there_are_costs_less() -> None:
     compared = tight = 0
     for seed in range(8):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.placement import cover
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.problem import Options
+from gpuprof.placement.published import ffd
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 FFD = FirstFitDecreasing()
@@ -81,9 +84,12 @@ def test_planning_with_confidence_never_takes_fewer_devices() -> None:
     assert len(careful.gpus) >= len(plain.gpus)
 
 
-def test_a_rate_beyond_any_count_is_refused_and_not_tried() -> None:
+def test_a_rate_beyond_any_count_is_refused_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cover, ffd):  # ten thousand take half a minute to check
+        monkeypatch.setattr(module, "MOST_REPLICAS", 100)
     placement, _ = solve_and_check(FFD, problem([demand("m", 1e13)]))
     assert "largest rate that works" in placement.unplaced[0].reason
+    assert len(placement.gpus) == 100
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)

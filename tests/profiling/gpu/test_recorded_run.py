@@ -21,6 +21,7 @@ def _names(trace: Path) -> list[str]:
     return [str(event.get("name", "")) for event in json.loads(trace.read_text())["traceEvents"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", [TORCH_CPU, ORT_CPU])
 def test_ranges_around_nodes_are_in_a_recording_of_their_own(tmp_path: Path, provider: str) -> None:
     job = a_job(write_mlp(tmp_path / "m.onnx"))

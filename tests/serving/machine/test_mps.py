@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.domain.deployment import Gpu, MigPlace, parse_map
+from gpuprof.domain.deployment import Gpu, MigInstance, parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.serving.machine import gpu_holder, machine_parts
@@ -121,9 +121,9 @@ def test_instances_are_found_by_profile_and_slice() -> None:
     places = local_places(PlayedNvml())
     assert [place.device for place in places] == ["a100-80", "a100-80"]
     assert places[0].place(None) == "uuid-gpu0"
-    assert places[1].place(MigPlace(profile="3g.40gb", start=4)) == "uuid-mig0"
+    assert places[1].place(MigInstance(profile="3g.40gb", start=4)) == "uuid-mig0"
     with pytest.raises(UnavailableError, match=r"nvidia-smi mig -i 1 -cgi 3g\.40gb:0 -C"):
-        places[1].place(MigPlace(profile="3g.40gb", start=0))
+        places[1].place(MigInstance(profile="3g.40gb", start=0))
     with pytest.raises(UnavailableError, match="wants it whole"):
         places[1].place(None)
 

@@ -319,7 +319,7 @@ def ask_in_pieces(api: HttpApi, stream: bytes, size: int) -> bytes:
         connection, transport = connect(api)
         for begin in range(0, len(stream), size):
             feed(connection, stream[begin : begin + size])
-            for _ in range(len(stream)):
+            for _ in range(size + 4):  # as many turns as requests can have ended in the piece
                 transport.send(connection)
                 await asyncio.sleep(0)
                 if connection.is_idle:
