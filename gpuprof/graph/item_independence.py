@@ -6,15 +6,20 @@ nothing is said; `gpuprof.runtime.batch_items` then runs the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.graph.values import KNOWN_OPS, Array
 
 _ELEMENTWISE = frozenset(
     {
         "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "Identity", "Elu", "Selu", "HardSigmoid", "HardSwish",
         "Softplus", "Erf", "Gelu", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Cast", "Add", "Sub", "Mul",
-        "Div", "Sum", "Max", "Min", "Pow", "PRelu", "Where",
+        "Div", "Sum", "Max", "Min", "Pow", "PRelu", "Where", "And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual",
+        "Greater", "GreaterOrEqual", "IsNaN",
     }
 )  # fmt: skip
 #: Ops of images, whose first input has the items in its first dimension; the others are weights.
@@ -26,11 +31,33 @@ _BY_ITEM = frozenset(
 )  # fmt: skip
 #: Order stays, so that the items stay apart wherever the first dimension does.
 _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-_SIZES = frozenset({"Shape", "Gather", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Mul", "Div", "Sub"})
 _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
 
 
-def computes_items_apart(graph: ModelGraph, batched: Iterable[str], batch: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known of the tensors of a graph.
+
+    Attributes
+    ----------
+    batch : int
+    values : mapping of str to ndarray
+        Small values that hang on shapes and constants alone.
+    items : set of str
+        Tensors whose rows are the items: each follows from that item alone, as that of every other does.
+    sizes : set of str
+        What follows from how many items there are, and not from what they hold.
+    """
+
+    batch: int
+    values: Mapping[str, Array]
+    items: set[str]
+    sizes: set[str] = field(default_factory=set)
+
+
+def computes_items_apart(
+    graph: ModelGraph, batched: Iterable[str], batch: int, values: Mapping[str, Array] | None = None
+) -> bool:
     """Return whether no output of ``graph`` can mix the items of its batch; False, too, where nobody can tell.
 
     Parameters
@@ -39,29 +66,54 @@ def computes_items_apart(graph: ModelGraph, batched: Iterable[str], batch: int) 
         Bound to ``batch``, more than one.
     batched : iterable of str
         The inputs whose first dimension is the batch; there must be no others.
+    values : mapping of str to ndarray, optional
+        Small values that are known before the model runs, as `gpuprof.graph.load.load_nodes` gives them.
     """
-    items, sizes = set(batched), set[str]()
-    if any(one.name not in items or one.shape[:1] != (batch,) for one in graph.inputs):
+    seen = _Seen(batch, values or {}, set(batched))
+    if any(one.name not in seen.items or one.shape[:1] != (batch,) for one in graph.inputs):
         return False
     for op in graph.ops:
         constants = {one.name for one in op.weights}
         free = [one for one in op.inputs if one.name not in constants]
         names = {one.name for one in op.outputs}
-        is_size = op.op_type == "Shape" or all(one.name in sizes for one in free)
+        is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and all(one.name in seen.sizes for one in free))
         # Ops of other domains may have the name of one below and do something else.
         if op.domain not in ("", "ai.onnx"):
             return False
-        if is_size and op.op_type in _SIZES:  # how many items there are, not what they hold
-            sizes |= names
-        elif _keeps_apart(op, items, sizes, batch):
-            items |= names
-        else:
+        is_apart = _repeats_constant(op, seen) or _keeps_apart(op, seen)
+        if not is_apart and not is_size:
             return False
-    return all(one.name in items for one in graph.outputs)
+        for known in ([seen.items] if is_apart else []) + ([seen.sizes] if is_size else []):
+            known.update(names)
+    return all(one.name in seen.items for one in graph.outputs)
 
 
-def _keeps_apart(op: Op, items: set[str], sizes: set[str], batch: int) -> bool:
+def _repeats_constant(op: Op, seen: _Seen) -> bool:
+    """Return whether an op gives every item the same values of the file, as position ids are expanded."""
+    first = op.inputs[0] if op.op_type == "Expand" else None
+    if first is None or first.name not in {one.name for one in op.weights}:
+        return False
+    others = all(one.name in seen.sizes for one in op.inputs[1:])
+    return others and op.outputs[0].shape[:1] == (seen.batch,) and _is_alike_for_all(first, len(op.outputs[0].shape))
+
+
+def _takes_own_item(op: Op, seen: _Seen) -> bool:
+    """Return whether GatherND takes each row from the item with the row's number, as masks of attention are read."""
+    data, index = op.inputs
+    value = seen.values.get(index.name)
+    if data.name not in seen.items or index.name not in seen.sizes or op.attributes.get("batch_dims", 0) != 0:
+        return False
+    if value is None or value.ndim < 2 or op.outputs[0].shape[:1] != (seen.batch,):
+        return False
+    rows = np.arange(seen.batch).reshape(-1, *(1,) * (value.ndim - 2))
+    return value.shape[0] == seen.batch and bool(np.all(value[..., 0] == rows))
+
+
+def _keeps_apart(op: Op, seen: _Seen) -> bool:
     """Return whether an op of inputs whose items are apart gives outputs whose items are."""
+    items, sizes, batch = seen.items, seen.sizes, seen.batch
+    if op.op_type == "GatherND":
+        return _takes_own_item(op, seen)
     of_items = [one for one in op.inputs if one.name in items]
     constant = {one.name for one in op.weights}
     others = [one for one in op.inputs if one.name not in items]

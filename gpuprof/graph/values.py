@@ -208,3 +208,5 @@ _RULES: dict[str, _Rule] = {
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
 }
+#: Ops of which the value follows from their inputs alone and can be told here.
+KNOWN_OPS = frozenset(_RULES)

@@ -115,13 +115,14 @@ def mixed_output(path: Path) -> str | None:
 
 def _shows_items_apart(path: Path, axes: Mapping[str, int]) -> bool:
     from gpuprof.graph.item_independence import computes_items_apart
-    from gpuprof.graph.load import load_graph
+    from gpuprof.graph.load import load_graph, load_nodes
 
     try:
         graph = load_graph(path, ITEMS)
+        _, values = load_nodes(path, ITEMS)
     except GpuprofError:
         return False
-    return computes_items_apart(graph, (name for name, axis in axes.items() if axis == 0), ITEMS)
+    return computes_items_apart(graph, (name for name, axis in axes.items() if axis == 0), ITEMS, values)
 
 
 def first_mixed(
