@@ -6,7 +6,6 @@ everything after it costs as much for a network of two gigabytes as for one of t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -20,6 +19,8 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
+from gpuprof.graph.content_hash import ContentHash
+from gpuprof.graph.light_file import read_light
 from gpuprof.graph.nodes import graphs_of, sort_nodes
 
 #: Protocol Buffers cannot hold more in one message; a larger model keeps its weights in external data.
@@ -32,8 +33,8 @@ _MOST_KEPT_ELEMENTS = 1024
 _RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
 #: From this version of ONNX's format on weights need not be inputs, too.
 _WEIGHTS_APART = 4
-#: Bytes of external data that are read at a time: they may be larger than memory.
-_HASH_CHUNK = 2**22
+#: Raw data of weights of more bytes is not read: no element of a constant that is kept is longer than 16.
+_MOST_KEPT_BYTES = 16 * _MOST_KEPT_ELEMENTS
 #: Parsed files that are kept, the oldest given up first: a fleet's models, and not every file of a long campaign.
 _MOST_FILES = 64
 _RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -49,10 +50,24 @@ class OnnxFile:
     model: ModelProto  #: Without the data of large weights, which stand in ``weights`` instead; do not change it.
     weights: dict[str, Tensor]  #: Weights of the main graph by name.
     path: Path
-    sha256: str  #: Of the file, continued over its external data files in the order of their names.
+    content: ContentHash  #: Of the file, continued over its external data files in the order of their names.
     external: tuple[str, ...]  #: Names of the external data files, relative to the model's directory.
     #: Size and time of change of the file and of each external one when they were read.
     stamp: tuple[tuple[int, int], ...]
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the content.
+
+        Raises
+        ------
+        InputError
+            When the file cannot be read any more.
+        """
+        try:
+            return self.content.read()
+        except OSError as error:
+            raise InputError(f"cannot read model {self.path}: {error.strerror}") from error
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -125,25 +140,20 @@ def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]
 def _read_file(path: Path) -> OnnxFile:
     # Before reading: a file that is written meanwhile then has a newer stamp and is read again.
     stamp = _stamp(path, ())
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read model {path}: {error.strerror}") from error
-    digest = hashlib.sha256(content)
-    model = _parse(content, path)
-    # The bytes and the message at once would take twice the file in memory.
-    del content
+    content = ContentHash([path])
+    model, passed_over = _parse_light(path)
     tensors = list(_tensors(model))
-    for tensor in tensors:
-        _check_size(tensor, path)
+    # The weights of the main graph come first.
+    for position, tensor in enumerate(tensors):
+        _check_size(tensor, path, passed_over.get(position))
     names = tuple(sorted({_check_external(tensor, path) for tensor in tensors if _is_external(tensor)}))
     stamp += _stamp(path, names)[1:]
-    for name in names:
-        _hash_file(path.parent / name, digest)
+    if names:
+        content = ContentHash([path, *(path.parent / name for name in names)])
     weights = _take_weights(model, path)
     # The parsed message owns its memory as a whole: only a copy lets go of what was dropped.
     light = _normalize_model(ModelProto.FromString(model.SerializeToString()), path.name)
-    return OnnxFile(light, weights, path, digest.hexdigest(), names, stamp)
+    return OnnxFile(light, weights, path, content, names, stamp)
 
 
 def _normalize_model(model: ModelProto, name: str) -> ModelProto:
@@ -201,6 +211,17 @@ def _check_shapeless(model: ModelProto) -> None:
         kind.ClearField("shape")
 
 
+def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:
+    """Return the model in a file without the data of large weights, and how much data each had by its position."""
+    try:
+        light = read_light(path, _MOST_KEPT_BYTES)
+        return _parse(light.content, path), light.passed_over
+    except OSError as error:
+        raise InputError(f"cannot read model {path}: {error.strerror}") from error
+    except (ValueError, InputError):
+        return _parse(path.read_bytes(), path), {}  # nothing to pass over, or the reason why it is no model
+
+
 def _parse(content: bytes, path: Path) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(content)
@@ -234,8 +255,8 @@ def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
             yield from attribute.tensors
 
 
-def _check_size(tensor: TensorProto, path: Path) -> None:
-    """Refuse a tensor whose data is not as large as its shape says."""
+def _check_size(tensor: TensorProto, path: Path, passed_over: int | None = None) -> None:
+    """Refuse a tensor whose data, read or passed over, is not as large as its shape says."""
     name = tensor.name or "of a node"
     if any(dim < 0 for dim in tensor.dims):
         raise InputError(f"{path}: weight {name} has a negative dimension: {list(tensor.dims)}")
@@ -246,9 +267,11 @@ def _check_size(tensor: TensorProto, path: Path) -> None:
         raise InputError(f"{path}: weight {name}: {error.message}", error.fix) from error
     if declared.elements > MOST_ELEMENTS:
         raise InputError(f"{path}: weight {name} declares {declared.elements} elements, at most {MOST_ELEMENTS}")
-    if tensor.HasField("raw_data") and not _is_external(tensor) and len(tensor.raw_data) != nbytes:
+    held = len(tensor.raw_data) if passed_over is None else passed_over
+    has_raw = passed_over is not None or tensor.HasField("raw_data")
+    if has_raw and not _is_external(tensor) and held != nbytes:
         raise InputError(
-            f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {len(tensor.raw_data)}",
+            f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {held}",
             "the file is damaged: export it again",
         )
 
@@ -285,12 +308,6 @@ def _check_external(tensor: TensorProto, path: Path) -> str:
             "the data file is damaged: export the model again",
         )
     return location
-
-
-def _hash_file(path: Path, digest: hashlib._Hash) -> None:
-    with path.open("rb") as stream:
-        while chunk := stream.read(_HASH_CHUNK):
-            digest.update(chunk)
 
 
 def _take_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:

@@ -36,23 +36,12 @@ _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is known of the tensors of a graph.
-
-    Attributes
-    ----------
-    batch : int
-    values : mapping of str to ndarray
-        Small values that hang on shapes and constants alone.
-    items : set of str
-        Tensors whose rows are the items: each follows from that item alone, as that of every other does.
-    sizes : set of str
-        What follows from how many items there are, and not from what they hold.
-    """
+    """What is known of the tensors of a graph."""
 
     batch: int
-    values: Mapping[str, Array]
-    items: set[str]
-    sizes: set[str] = field(default_factory=set)
+    values: Mapping[str, Array]  #: Small values that hang on shapes and constants alone.
+    items: set[str]  #: Tensors whose rows are the items: each follows from that item alone, as that of every other does.
+    sizes: set[str] = field(default_factory=set)  #: What follows from how many items there are, not what they hold.
 
 
 def computes_items_apart(

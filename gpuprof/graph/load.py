@@ -64,8 +64,7 @@ def load_graph(
     """
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
-    # By content and not by time: the same file at another place is walked anew only for its path in errors.
-    return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
+    return _load(file.path, file.stamp, batch, Path(path).stem if name is None else name, key)
 
 
 def load_runnable(
@@ -221,7 +220,9 @@ def _explain_error(
 
 
 @lru_cache(maxsize=_MOST_GRAPHS)
-def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str, int], ...]) -> ModelGraph:
+def _load(
+    path: Path, stamp: tuple[tuple[int, int], ...], batch: int, name: str, dims: tuple[tuple[str, int], ...]
+) -> ModelGraph:
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
     inputs, names, shapes, ops = _walk(file, batch, dict(dims))
@@ -240,7 +241,7 @@ def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str,
         weights=_used_weights(ops, graph, shapes),
         opset=opsets.get("", 1),
         path=str(path),
-        sha256=sha256,
+        sha256=file.sha256,
         **_say_sizes(file, inputs, dims),
     )
 
