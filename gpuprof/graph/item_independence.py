@@ -40,7 +40,7 @@ class _Seen:
 
     batch: int
     values: Mapping[str, Array]  #: Small values that hang on shapes and constants alone.
-    items: set[str]  #: Tensors whose rows are the items: each follows from that item alone, as that of every other does.
+    items: set[str]  #: Tensors whose rows are the items: each follows from that item alone, in the same way.
     sizes: set[str] = field(default_factory=set)  #: What follows from how many items there are, not what they hold.
 
 
