@@ -19,6 +19,7 @@ from gpuprof.cli.output import (
     percent,
     print_json,
     print_rows,
+    print_text,
     say_note,
     show_progress,
 )
@@ -31,31 +32,35 @@ from gpuprof.errors import InputError
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
 
-_COLUMNS = (
+_SENT = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("rate_rps", "sent/s", number()),
+)
+_MEASURED = (
     Column("goodput_rps", "goodput/s", number()),
     Column("predicted_goodput_rps", "predicted", number(), joined=True),
-    Column("goodput_rps_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
+    Column("goodput_rps_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p50_ms", "p50 ms", number()),
     Column("predicted_p50_ms", "predicted", number(), joined=True),
-    Column("p50_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
+    Column("p50_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p95_ms", "p95 ms", number()),
     Column("predicted_p95_ms", "predicted", number(), joined=True),
-    Column("p95_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
+    Column("p95_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p99_ms", "p99 ms", number()),
     Column("predicted_p99_ms", "predicted", number(), joined=True),
-    Column("p99_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
+    Column("p99_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("slo_ms", "SLO ms", number()),
 )
-#: Columns that are shown where any row has one of these figures.
-_TOLD = (
-    (("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number()),)),
+#: Columns that are shown where any row has one of these figures; beside what was sent, so that no width hides them.
+_NOT_ANSWERED = (
     (
         ("refused", "predicted_refused"),
-        (Column("refused", "refused"), Column("predicted_refused", "predicted", number())),
+        (Column("refused", "refused"), Column("predicted_refused", "predicted", number(), joined=True)),
     ),
+    (("failed",), (Column("failed", "failed"),)),
+    (("lost",), (Column("lost", "no answer"),)),
 )
+_PLANNED = ((("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number()),)),)
 _PERCENTILE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("answered", "requests"),
@@ -77,7 +82,7 @@ _STAGE_COLUMNS = (
     Column("gather_ms", "gather ms", number(2)),
     Column("infer_ms", "model ms", number(2)),
     Column("predicted_infer_ms", "predicted", number(2), joined=True),
-    Column("infer_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
+    Column("infer_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("scatter_ms", "scatter ms", number(2)),
     Column("batches", "batches by size", lambda value: _histogram(value)),
 )
@@ -142,14 +147,36 @@ def _show(result: LoadResult, chosen: Format) -> None:
     if chosen is Format.JSON:
         print_json(result.rows_with_stages())
     elif chosen is Format.CSV:
-        print_rows(rows, _COLUMNS, chosen)
+        print_rows(rows, [*_SENT, *_MEASURED], chosen)
     else:
-        told = [column for keys, more in _TOLD for column in more if any(row.get(key) for row in rows for key in keys)]
-        print_rows(rows, [*_COLUMNS, *told], chosen)
+        stages = result.stage_rows()
+        print_rows(
+            rows, _known(rows, [*_SENT, *_told(rows, _NOT_ANSWERED), *_MEASURED, *_told(rows, _PLANNED)]), chosen
+        )
+        print_text("")
         print_rows(rows, _PERCENTILE_COLUMNS, chosen)
-        print_rows(result.stage_rows(), _STAGE_COLUMNS, chosen)
+        if any(len(stage) > 1 for stage in stages):
+            print_text("")
+            print_rows(stages, _known(stages, _STAGE_COLUMNS), chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
             say_note(f"predicted: {PREDICTED_BY[by]}")
+
+
+def _known(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:
+    """Return the columns without those of predictions where nothing is predicted."""
+    empty = {column.key for column in columns if all(row.get(column.key) is None for row in rows)}
+    return [
+        one
+        for one in columns
+        if one.key not in empty or not (one.role is ColumnRole.DERIVED or one.key.startswith("predicted_"))
+    ]
+
+
+def _told(
+    rows: Sequence[Mapping[str, object]], choices: Sequence[tuple[tuple[str, ...], tuple[Column, ...]]]
+) -> list[Column]:
+    told = [columns for keys, columns in choices if any(row.get(key) for row in rows for key in keys)]
+    return [column for columns in told for column in columns]
 
 
 def _histogram(value: object) -> str:
