@@ -24,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from bench.launch_training import train_launches
+from bench.op_training import chip_of
+from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
 from gpuprof.domain.catalogue import device, v100_profiles
 from gpuprof.estimators.creq.creq import METRICS, file_name
 from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
-from gpuprof.estimators.creq.launches import Launches, published_launches
 from gpuprof.estimators.creq.requirement import KernelFill, fill_of
-from gpuprof.estimators.creq.training import train_launches
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import chip_of
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.graph.load import load_graph
 

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.op_training import Trained, bounds_as_measured, chip_of, published_ops, train
+from bench.published_ops import MeasuredOps
 from bench.unseen_intervals import OpResiduals, fit_scales, print_intervals, sample_residuals
 from bench.unseen_models import ModelDeviation, convolutional_errors, transformer_errors
 from bench.unseen_training import write_regressors
@@ -34,8 +36,6 @@ from gpuprof.estimators.cross_gpu.features import bound_times
 from gpuprof.estimators.cross_gpu.intervals import ErrorScales, generation_of, name_kinds
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import Trained, bounds_as_measured, chip_of, published_ops, train
-from gpuprof.estimators.cross_gpu.training_data import MeasuredOps
 
 Array = NDArray[np.float64]
 _ADAPTED = (5, 20, 100)

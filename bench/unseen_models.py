@@ -10,6 +10,7 @@ from math import log
 from pathlib import Path
 
 from bench.normalised_networks import write_unfolded
+from bench.op_training import chip_of
 from bench.roofline import PUBLISHED_AS
 from gpuprof.domain.catalogue import datasets, device, v100_profiles
 from gpuprof.domain.share import Share
@@ -17,7 +18,6 @@ from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch
 from gpuprof.estimators.cross_gpu.intervals import TimeParts, generation_of
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import chip_of
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture
 from gpuprof.zoo.build import build

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.launch_training import train_launches
+from bench.published_launches import Launches, kernel_resources, published_launches
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq import creq as creq_module
 from gpuprof.estimators.creq.creq import METRICS, SOURCE, shipped_creq
 from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
-from gpuprof.estimators.creq.launches import Launches, kernel_resources, published_launches
-from gpuprof.estimators.creq.training import train_launches
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.op_table import make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of

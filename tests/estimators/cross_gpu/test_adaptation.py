@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.published_ops import product_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.adaptation import OpPoints, adapt, describe_points
@@ -21,7 +22,6 @@ from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model, read_timed_ops
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training_data import product_table
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import PER_OP, OpRow, RunRow

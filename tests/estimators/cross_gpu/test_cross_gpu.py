@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.op_training import train
+from bench.published_ops import MeasuredOps, attention_table, product_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -18,8 +20,6 @@ from gpuprof.estimators.cross_gpu.features import bound_times, preparation_names
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import train
-from gpuprof.estimators.cross_gpu.training_data import MeasuredOps, attention_table, product_table
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import gpuprof
+from bench.op_training import chip_of
 from gpuprof.domain.catalogue import datasets, device, device_of_driver, devices
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.learned_range import LEARNED_FROM, describe_distance, measure_distance
-from gpuprof.estimators.cross_gpu.training import chip_of
 
 ODD = """
 [odd]

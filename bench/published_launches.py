@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.published_ops import OP_FAMILIES, MeasuredOps, neusight_launches, neusight_ops
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.occupancy import occupancies
 from gpuprof.estimators.cross_gpu.op_table import Array
-from gpuprof.estimators.cross_gpu.training_data import OP_FAMILIES, MeasuredOps, neusight_launches, neusight_ops
 
 #: Families whose kernels are cuBLAS's and cuDNN's: registers and shared memory stand in the libraries.
 LIBRARY_FAMILIES = ("linear", "bmm", "conv")

@@ -1,4 +1,4 @@
-"""Learns how kernels are launched from published launches; nothing else in this folder imports LightGBM."""
+"""Learns how kernels are launched from published launches, for the regressors that ship with gpuprof."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.op_training import chip_of
+from bench.published_launches import Launches
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.creq.launch_model import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
-from gpuprof.estimators.creq.launches import Launches
 from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import chip_of
 
 _ROUNDS = 60
 _PARAMETERS: Mapping[str, Any] = {

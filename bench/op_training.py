@@ -1,4 +1,4 @@
-"""Learns the regressors from published measurements; LightGBM is imported here and nowhere else."""
+"""Learns the regressors of ops from published measurements; what gpuprof ships of it, `bench.unseen_training` writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.published_ops import (
+    CHIP,
+    OP_FAMILIES,
+    MeasuredOps,
+    aiconfigurator_ops,
+    neusight_ops,
+)
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
     REGRESSORS,
@@ -20,13 +27,6 @@ from gpuprof.estimators.cross_gpu.features import (
 )
 from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training_data import (
-    CHIP,
-    OP_FAMILIES,
-    MeasuredOps,
-    aiconfigurator_ops,
-    neusight_ops,
-)
 
 #: A measurement that takes less than so many times an op of nothing says nothing of the op.
 _TELLING = 1.2
