@@ -1,4 +1,4 @@
-"""Learns the regressors of ops from published measurements; what gpuprof ships of it, `bench.unseen_training` writes."""
+"""Learns the regressors of ops from published measurements; `bench.unseen_training` writes what gpuprof ships of them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     name : str
         Built in, installed, or ``package.module:Class``. The classes that are built in are called with the kernel
         database and the files, others with the database alone.
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         ONNX files of models by name.
 

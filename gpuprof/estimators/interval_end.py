@@ -16,7 +16,7 @@ class IntervalEndEstimator:
     """Times and memory at an end of their intervals, without intervals; a `gpuprof.domain.estimate.Estimator`."""
 
     estimator: Estimator
-    end: Literal["lower", "upper"]  #: .
+    end: Literal["lower", "upper"]
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1

@@ -32,7 +32,6 @@ class ModelLatencies:
 
     Parameters
     ----------
-    known : KnownModels
     learned : callable
         Device → regressors trained for it, or None; asked before the roofline.
     cross_gpu : CrossGpuLatencies

@@ -25,7 +25,6 @@ class ModelMemory:
 
     Parameters
     ----------
-    known : KnownModels
     learned : callable
         Device → regressors trained for it, or None; asked before weights and activations are added up.
     """

@@ -24,7 +24,6 @@ class ServiceEstimator:
 
     Parameters
     ----------
-    models : Estimator
     sources : mapping of str to str
         Service → name of its model, with sizes or their distribution behind it (`gpuprof.domain.sizes.mixed_name`);
         what is not named is a model itself.

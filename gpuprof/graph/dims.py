@@ -145,7 +145,6 @@ def bind_inputs(
     ----------
     infos : iterable of ValueInfoProto
         The model's inputs, without its weights.
-    batch : int
     dims : mapping of str to int
         Sizes by the dimension's name, or by ``"input:axis"`` where it has none.
     model : str

@@ -36,10 +36,8 @@ def cost_of(
 
     Parameters
     ----------
-    op_type, domain : str
     inputs, outputs : sequence of Tensor or None
         By position, None where an optional one is absent.
-    attributes : mapping of str to object
     """
     call = OpCall(op_type, domain, inputs, outputs, attributes)
     read, written = _traffic(call)

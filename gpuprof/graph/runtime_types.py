@@ -36,12 +36,10 @@ def runtime_types(
 
     Parameters
     ----------
-    node : NodeProto
     types : mapping of str to TypeProto
         Of its inputs.
     known : mapping of str to TensorProto
         Values of inputs that are known.
-    opsets : iterable of OperatorSetIdProto
     """
     alone = NodeProto.FromString(node.SerializeToString())
     # Names are replaced by numbers, so that equal nodes of a model are one entry of the cache.

@@ -25,7 +25,6 @@ def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
 
     Parameters
     ----------
-    part : CpuSlice
     name : str
         Names the cgroup of a quota: processes that give the same name share the quota.
 

@@ -14,7 +14,6 @@ def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]
 
     Parameters
     ----------
-    machine : MachineView
     database : Path
         Directory of the kernel database, which need not exist.
     """

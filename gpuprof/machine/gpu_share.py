@@ -65,8 +65,6 @@ def bind_shares(
 
     Parameters
     ----------
-    device : Device
-    shares : sequence of Share
     nvml : module, optional
         In place of ``pynvml``.
     green : bool

@@ -36,7 +36,6 @@ class MpsDaemon:
 
     pipe_directory: str  #: How clients find it.
     log_directory: str | None = None
-    ours: bool = False  #: Whether it was started here, and will be stopped here.
 
     def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
         """Return what a client's environment must have, before it makes its CUDA context.
@@ -117,7 +116,6 @@ def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
 
     Parameters
     ----------
-    error : UnavailableError
     log : str or None
         The daemon's log directory: what `LOG` is in a client's environment.
     """
@@ -141,7 +139,7 @@ def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTRO
     environment = {MPS_PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
     lives = shutil.which(control) is not None and _answers(control, environment)
     try:
-        yield MpsDaemon(pipe, log, ours=True) if lives else None
+        yield MpsDaemon(pipe, log) if lives else None
     finally:
         if lives:
             _send_command(control, environment, "quit")
@@ -157,7 +155,7 @@ def _run_daemon(control: str, directory: Path, visible: str | None) -> Iterator[
         environment["CUDA_VISIBLE_DEVICES"] = visible
     try:
         _start(control, environment, log)
-        yield MpsDaemon(str(pipe), str(log), ours=True)
+        yield MpsDaemon(str(pipe), str(log))
     finally:
         _send_command(control, environment, "quit")
 

@@ -77,7 +77,6 @@ def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float =
 
     Parameters
     ----------
-    architectures : sequence of OperatorTypeGraph
     eps : float
         DBSCAN's neighbourhood, as `relative_distance`.
     """

@@ -48,12 +48,10 @@ def output_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> 
 
     Parameters
     ----------
-    node : NodeProto
     slots : sequence of Slot or None
         Its inputs; None where one is absent.
     outputs : sequence
         For each output, each model's dimensions.
-    opset : int
 
     Raises
     ------

@@ -55,7 +55,6 @@ def common_blocks(
         Integers agree only when equal; floats when they differ by at most ``tolerance``, those of 16 bits in float32.
     pairs : iterable of (int, int) or None
         Which pairs; None means all.
-    tolerance : float
     """
     wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
     search = _Search([_prepare_matrix(m) for m in first], [_prepare_matrix(m) for m in second], tolerance)

@@ -98,14 +98,10 @@ def prove_same(
 
     Parameters
     ----------
-    sources : sequence of SourceModel
-    merged : Path
-    described : MergedModel
     dims : mapping of str to int, optional
         Sizes of free dimensions beside the batch, as the models were read with.
     tolerance : float, optional
         For every output; by default `TOLERANCES` by type.
-    threads : int
 
     Raises
     ------

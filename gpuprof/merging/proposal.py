@@ -62,7 +62,6 @@ def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) 
     ----------
     models : sequence of Path
         ONNX files; the same file twice is a model and itself.
-    options : MergeOptions, optional
 
     Raises
     ------

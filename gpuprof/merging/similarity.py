@@ -54,7 +54,6 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
 
     Parameters
     ----------
-    first, second : SourceModel
     tolerance : float
         Weights that differ by no more are the same.
     """

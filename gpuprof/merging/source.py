@@ -136,8 +136,6 @@ def read_source(
 
     Parameters
     ----------
-    path : Path
-    name : str
     dims : mapping of str to int, optional
         Sizes for free dimensions beside the batch, by name; those that the model lacks are ignored.
     opset : int, optional

@@ -56,7 +56,6 @@ def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
     Parameters
     ----------
     a, b : ndarray of shape (rows, columns)
-    tolerance : float
     """
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":
         return np.equal(a, b)

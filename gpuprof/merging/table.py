@@ -34,7 +34,6 @@ class PairTable:
     ----------
     entries : int
         How many pairs will be entered, about.
-    tolerance : float
     salt : int
         Tables of different salts confuse different pairs.
     """

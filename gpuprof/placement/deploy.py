@@ -27,8 +27,6 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
 
     Parameters
     ----------
-    problem : Problem
-    placement : Placement
     created : str, optional
         Time of making; left out, the same problem gives the same bytes.
     """

@@ -44,10 +44,8 @@ def assign_devices(
 
     Parameters
     ----------
-    gpus : sequence of PlacedGpu
     previous : DeploymentMap
         Devices of it that are not in ``devices`` are not used again.
-    devices : mapping of str to Device
     """
     old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
     ours = _group_equal([_content(gpu) for gpu in gpus])

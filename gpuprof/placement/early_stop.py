@@ -13,7 +13,6 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
 
     Parameters
     ----------
-    deployment : DeploymentMap
     limit_s : float, optional
         The time limit in seconds, to be said with the option that sets it.
     """

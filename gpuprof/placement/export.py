@@ -19,7 +19,6 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
 
     Parameters
     ----------
-    deployment : DeploymentMap
     target : {"json", "kserve", "k8s", "mig-parted", "ray-serve", "triton"}
     image : str, optional
         Container image with gpuprof, which ``k8s`` and ``kserve`` need.

@@ -21,7 +21,6 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
     ----------
     tail_ms : callable
         Load, a part of the capacity → time that must not exceed the limit; rises with the load.
-    limit_ms : float
     guess : float
         A load to begin with.
 

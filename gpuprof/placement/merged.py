@@ -65,7 +65,6 @@ class Merging:
     ----------
     problem : Problem
         That the map answers.
-    deployment : DeploymentMap
     """
 
     def __init__(self, problem: Problem, deployment: DeploymentMap) -> None:

@@ -14,7 +14,6 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
 
     Parameters
     ----------
-    deployment : DeploymentMap
     base : Path
         Folder of the map: files of models are looked for there first.
     root : str

@@ -36,7 +36,6 @@ def measure(
 
     Parameters
     ----------
-    deployment : DeploymentMap
     devices : mapping of str to Device
         By name; prices are taken from here, a device without one counts 1.0.
     activity : callable, optional

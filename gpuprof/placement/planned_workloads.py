@@ -46,10 +46,6 @@ class PlannedWorkloads:
 
     Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
     fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
-
-    Parameters
-    ----------
-    problem : Problem
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -88,8 +88,6 @@ class Program:
 
         Parameters
         ----------
-        time_limit_s : float, optional
-        seed : int
         relaxed : bool
             Let integers be fractions: a bound in no time.
         gap : float

@@ -81,9 +81,6 @@ class RateLimits:
 
         Parameters
         ----------
-        queueing : QueueModel
-        server : BatchServer
-        slo : Slo
         idle_rps : float
             Where not even this rate is in time the answer is 0.0.
         wanted_rps : float

@@ -82,7 +82,6 @@ def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
 
     Parameters
     ----------
-    program : Columns
     duals : ndarray of shape (n_rows,)
     objective : float
         Of some solution of the relaxed program.

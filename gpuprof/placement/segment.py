@@ -59,7 +59,6 @@ class Segments(PlannedWorkloads):
 
     Parameters
     ----------
-    problem : Problem
     capped : bool
         Look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
     """

@@ -153,7 +153,6 @@ def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, flo
 
     Parameters
     ----------
-    title, unit : str
     pairs : sequence of (name of the series, what, measured, predicted)
         Those that are not above 0 are left out.
     """

@@ -20,7 +20,6 @@ def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], values: ND
 
     Parameters
     ----------
-    title : str
     rows, columns : sequence of str
         Names, which are shown when a cell is pointed at.
     values : ndarray of shape (rows, columns)

@@ -29,7 +29,6 @@ def map_figure(
 
     Parameters
     ----------
-    deployment : DeploymentMap
     devices : mapping of str to Device, optional
         By name; what it lacks is looked up in the catalogue.
     title : str

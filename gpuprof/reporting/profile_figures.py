@@ -27,8 +27,6 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
 
     Parameters
     ----------
-    title : str
-    ops : sequence of OpRow
     device : DeviceRow or None
         Whose roofs are drawn.
     """
@@ -113,7 +111,6 @@ def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRo
 
     Parameters
     ----------
-    title : str
     ops : sequence of OpRow
         Where the start of nothing is known, they stand one after the
         other in the order of the graph.

@@ -57,7 +57,6 @@ def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
 
     Parameters
     ----------
-    path : Path
     directory : Path
         Where copies are kept, each in a directory named by the model's hash; made if missing, used again.
 

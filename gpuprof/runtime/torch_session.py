@@ -96,7 +96,6 @@ class TorchSession:
 
     Parameters
     ----------
-    path : Path
     threads : int
         Threads within an operator on a CPU.
     provider : str

@@ -42,10 +42,8 @@ def simulate(
 
     Parameters
     ----------
-    deployment : DeploymentMap
     arrivals : mapping of str to ArrivalProcess
         By model of the map; one that is not named gets no requests.
-    options : SimulationOptions
     progress : callable, optional
         Told the fraction done, now and then.
     interference : callable, optional

@@ -20,7 +20,6 @@ def arrivals_of_rates(
 
     Parameters
     ----------
-    deployment : DeploymentMap
     rates : mapping of str to float
         Requests per second of some models, instead of the map's.
     total : float or None

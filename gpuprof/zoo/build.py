@@ -19,12 +19,10 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
 
     Parameters
     ----------
-    architecture : ZooArchitecture
     output : Path
         Replaced if it exists.
     batch : int, optional
         The batch to fix; free by default.
-    seed : int
 
     Raises
     ------

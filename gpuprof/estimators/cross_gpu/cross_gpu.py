@@ -315,7 +315,6 @@ def read_trained_texts(
 
     Parameters
     ----------
-    folder : Traversable
     file_name : callable, optional
         Name → file; left out: they are the same.
 

@@ -33,8 +33,6 @@ class LatencyGrid:
 
     Parameters
     ----------
-    kernels : KernelsByBatch
-    device : Device
     model : CrossGpuModel
         Moved to what was measured of the device, where something was.
     """
@@ -102,7 +100,6 @@ class CrossGpuLatencies:
 
     Parameters
     ----------
-    execution : Execution
     graph_of : callable
         Known model and batch → its graph.
     timed_ops : callable, optional

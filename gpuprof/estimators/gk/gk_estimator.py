@@ -38,7 +38,6 @@ class GkEstimator:
 
     Parameters
     ----------
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         As for `DatabaseEstimator`.
     """

@@ -30,7 +30,6 @@ class IgniterEstimator:
 
     Parameters
     ----------
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         Not needed: nothing is read off a graph.
     coefficients : mapping of str to (HardwareCoefficients, mapping of str to WorkloadCoefficients), optional

@@ -184,7 +184,6 @@ class ContentionModel:
 
     Parameters
     ----------
-    hardware : HardwareCoefficients
     shrinkage : float
         Weight of the squared coefficients beside the mean squared error.
     """

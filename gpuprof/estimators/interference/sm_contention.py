@@ -30,7 +30,6 @@ def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequenc
 
     Parameters
     ----------
-    alone : Figure
     own_pct, others_pct : float or None
         SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
     """

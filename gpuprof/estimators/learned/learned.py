@@ -51,13 +51,11 @@ class LearnedModel:
 
     Parameters
     ----------
-    device : Device
     times, memory : mapping of str to regressor
         By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the expected time
         and over the least memory.
     element_ns : mapping of str to float
         Op type → what an element of it takes more than the device's rates say.
-    fusion : FusionRule
     residuals : Residuals or None
         None: no intervals.
     """

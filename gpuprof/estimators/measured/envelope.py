@@ -25,7 +25,6 @@ class LatencyEnvelope:
     ----------
     points : sequence of Point
         Of one model on one device; at least one.
-    device : Device
     """
 
     def __init__(self, points: Sequence[Point], device: Device) -> None:

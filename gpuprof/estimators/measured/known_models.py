@@ -23,7 +23,6 @@ class KnownModels:
 
     Parameters
     ----------
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         As for `gpuprof.estimators.database.DatabaseEstimator`.
 

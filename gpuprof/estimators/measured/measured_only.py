@@ -24,7 +24,6 @@ class MeasuredEstimator:
 
     Parameters
     ----------
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         ONNX files; one that the database knows by its hash has its figures.
     """

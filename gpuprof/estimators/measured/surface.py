@@ -31,7 +31,6 @@ class Surface:
     ----------
     points : sequence of Point
         Of one model, device and number of processes; at least one.
-    device : Device
     """
 
     def __init__(self, points: Sequence[Point], device: Device) -> None:

@@ -121,13 +121,10 @@ def draw_path(
 
     Parameters
     ----------
-    process : Bursts
     rate, capacity : float
         Requests in a unit of time: that come, and that the pool answers when every batch is full.
-    unit_ms : float
     requests : int
         Where they would come in too few cycles, these are shortened, and what requests find is lengthened afterwards.
-    random : Generator
     service_scv : float
         Squared coefficient of variation of what a request brings.
     """

@@ -28,8 +28,6 @@ def sum_law(process: Renewal, count: int, step: float) -> Array:
     ----------
     process : Renewal
         With its rate in requests a unit of time, not a second.
-    count : int
-    step : float
 
     Returns
     -------

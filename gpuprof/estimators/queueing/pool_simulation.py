@@ -104,8 +104,6 @@ def simulate_pool(
 
     Parameters
     ----------
-    stream : PoolArrivals
-    kinds : sequence of (ScaledServer, int)
     probabilities : ndarray
         Rising.
     coarse : bool

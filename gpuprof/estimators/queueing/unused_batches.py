@@ -22,7 +22,6 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
     Parameters
     ----------
-    rate_rps : float
     server : BatchServer
         Of one process, with ``max_wait_ms`` of zero.
     """

@@ -33,8 +33,6 @@ def solve_relaxation(
         Its objective is the price of the devices.
     prices : mapping of str to float
         By device.
-    limit : Limit
-    seed : int
 
     Returns
     -------

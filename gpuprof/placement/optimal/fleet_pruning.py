@@ -75,7 +75,6 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     ----------
     problem : Problem
         Without a latency budget. Of many demands, and where something runs already, it stays as it is.
-    limit : Limit
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)

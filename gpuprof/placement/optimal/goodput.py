@@ -110,12 +110,10 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
 
     Parameters
     ----------
-    problem : Problem
     demands : sequence of Demand
         Those that something can serve.
     classes : sequence of DemandClass
         Of the same demands, with what their segments could do at best.
-    limit : Limit
     """
     total = math.fsum(demand.rate_rps for demand in demands)
     if not demands:

@@ -26,10 +26,8 @@ def best_packing(
         Above zero.
     values : sequence of float, length n
         What is worth nothing is never taken.
-    capacity : int
     weights : sequence of int, length n, optional
         A second size, of which a packing has no more than ``most_weight``.
-    most_weight : int
     """
     # In the largest unit that divides all, the tables are as small as can be and the answer is the same.
     unit = math.gcd(capacity, *sizes)

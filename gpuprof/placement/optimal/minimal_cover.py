@@ -18,7 +18,6 @@ def minimal_covers(
 
     Parameters
     ----------
-    rate : float
     capacities : sequence of float, length n
         Above zero, in any order.
     most_parts : int, optional

@@ -74,13 +74,7 @@ class PooledPlanner:
         return clip_bounds(self.problem, best)
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
-        """Return the best of a map for split streams, freed of what it need not have, and the program's of pools.
-
-        Parameters
-        ----------
-        split : Placement
-        solve_program : callable
-        """
+        """Return the best of a map for split streams, freed of what it need not have, and the program's of pools."""
         if self.limit.is_over:
             free = self._without_bounds(split)
             return clip_bounds(

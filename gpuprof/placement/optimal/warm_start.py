@@ -36,9 +36,6 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
 
     Parameters
     ----------
-    problem : Problem
-    segments : Segments
-    previous : DeploymentMap
     freed : int
         So many devices are left out, too, the idlest first: what they serve is placed anew together with what nobody
         serves, which may take fewer devices than both apart.

@@ -97,8 +97,6 @@ def rank_configurations(
 
     Parameters
     ----------
-    services : Services
-    layouts : sequence of Layout
     completion : mapping of str to float
         Part of each service's rate that is served already.
     replicas : mapping of str to int

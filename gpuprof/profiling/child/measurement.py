@@ -79,10 +79,8 @@ def measure(
 
     Parameters
     ----------
-    job : Job
     beside : sequence of Job
         Their shares and the job's must fit the device together.
-    limits : TimingLimits
     bindings : sequence of ShareBinding
         One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
     begin : function

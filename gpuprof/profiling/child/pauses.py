@@ -20,7 +20,6 @@ def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping
     ----------
     run : callable
         Runs the model on the inputs that it is given.
-    feeds : mapping of str to ndarray
     usual_ns : int
         Time of a batch that follows another at once.
     """

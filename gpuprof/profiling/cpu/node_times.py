@@ -51,7 +51,6 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
 
     Parameters
     ----------
-    graph : ModelGraph
     executed : sequence of ExecutedNode
         The graph that the runtime made of the model.
     trace : sequence of NodeEvent

@@ -42,7 +42,6 @@ class NvmlSampler:
         Index in the driver's order; by default the one that CUDA's programs get first here (`visible_gpu`).
     nvml : module, optional
         In place of ``pynvml``.
-    period_s : float
     """
 
     def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:

@@ -85,7 +85,6 @@ def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
 
     Parameters
     ----------
-    path : Path
     expect_kernels : bool
         False for a program that uses no GPU: a report without kernels is then an empty timeline.
 

@@ -37,10 +37,8 @@ def record_program(
 
     Parameters
     ----------
-    command : sequence of str
     report : Path
         Without an ending; the log goes beside it.
-    time_limit_s : float
     trace : str
         What is recorded. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
 

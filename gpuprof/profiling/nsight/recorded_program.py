@@ -21,7 +21,6 @@ class RecordedProgram:
 
     Parameters
     ----------
-    job : Job
     directory : Path
         Where those files are.
     provider : str

@@ -78,7 +78,6 @@ def run_tool(
 
     Parameters
     ----------
-    command : sequence of str
     log : Path
         Where all that it prints goes.
     time_limit_s : float

@@ -63,11 +63,8 @@ class PerOp:
 
     Parameters
     ----------
-    database : KernelDb
-    device : Device
     collector : Collector
         Names the versions under which ops are remembered.
-    share : Share
     force : bool
         Measure what is there already, too.
     """

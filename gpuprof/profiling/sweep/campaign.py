@@ -40,12 +40,8 @@ class Campaign:
 
     Parameters
     ----------
-    database : KernelDb
-    device : Device
-    collector : Collector
     force : bool
         Measure what is there already, too.
-    limits : TimingLimits
     keep_unstable : bool
         Leave unstable rows as they are, too, where time is short.
 

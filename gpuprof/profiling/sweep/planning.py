@@ -128,7 +128,6 @@ def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list
 
     Parameters
     ----------
-    models : sequence of NamedModel
     files : mapping of str to Path
         By the models' names; ``""``: for all that are not named.
 

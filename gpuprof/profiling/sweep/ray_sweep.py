@@ -135,7 +135,6 @@ class RaySweep:
 
     Parameters
     ----------
-    database : KernelDb
     address : str
         Of the cluster; empty: the one of this machine.
 
@@ -156,7 +155,6 @@ class RaySweep:
 
         Parameters
         ----------
-        tasks : sequence of Task
         device : str or None
             ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best.
         tell : callable
@@ -265,7 +263,6 @@ def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:
     ----------
     model, path : str, Path
         The file must be there under the same path on every machine of the cluster.
-    batch : int
     options : sequence of str
         Further arguments of ``gpuprof profile``.
     """

@@ -29,7 +29,6 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
     ----------
     kernels : DataFrame
         As `gpuprof.profiling.timeline.timeline.Timeline.kernels`.
-    device : Device or None
 
     Returns
     -------
