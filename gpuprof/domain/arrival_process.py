@@ -126,25 +126,15 @@ class Batched:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """A Markov-modulated Poisson process of two states, calm and burst.
+    """A Markov-modulated Poisson process of two states, calm and burst."""
 
-    Attributes
-    ----------
-    rate_rps : float
-        Mean over both states.
-    ratio : float
-        Rate in a burst over the rate in the calm.
-    burst_s, calm_s : float
-        Mean times in the states, exponentially distributed.
-    start : tuple of two floats or None
-        Between 0 and 1, where among the states' times it begins, and how long the first still lasts, as a quantile;
-        None: both are drawn.
-    """
-
-    rate_rps: float
-    ratio: float = 5.0
+    rate_rps: float  #: Mean over both states.
+    ratio: float = 5.0  #: Rate in a burst over the rate in the calm.
+    #: ``burst_s``, ``calm_s``: Mean times in the states, exponentially distributed.
     burst_s: float = 2.0
     calm_s: float = 8.0
+    #: Between 0 and 1, where among the states' times it begins, and how long the first still lasts, as a quantile;
+    #: None: both are drawn.
     start: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
@@ -163,19 +153,10 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """A Poisson process whose rate follows a sine: least at the start of each period, most in its middle.
+    """A Poisson process whose rate follows a sine: least at the start of each period, most in its middle."""
 
-    Attributes
-    ----------
-    rate_rps : float
-        Mean over a period.
-    peak_to_trough : float
-        Highest over lowest rate.
-    period_s : float
-    """
-
-    rate_rps: float
-    peak_to_trough: float = 4.0
+    rate_rps: float  #: Mean over a period.
+    peak_to_trough: float = 4.0  #: Highest over lowest rate.
     period_s: float = 86400.0
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:

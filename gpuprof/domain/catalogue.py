@@ -20,28 +20,15 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class PublishedProfile:
-    """What somebody measured of a model at a batch size, alone on a device; None where it is not known.
-
-    Attributes
-    ----------
-    model : str
-    batch : int
-    latency_ms : float or None
-        Of one batch.
-    throughput_rps : float or None
-        Requests a second.
-    memory_pct : float or None
-        Memory held, percent of the device's.
-    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        The three Creq metrics: the most of overlapping kernels, its time-weighted average (WAO), and the
-        time-weighted SM utilisation (WSM).
-    """
+    """What somebody measured of a model at a batch size, alone on a device; None where it is not known."""
 
     model: str
     batch: int
-    latency_ms: float | None
-    throughput_rps: float | None
-    memory_pct: float | None
+    latency_ms: float | None  #: Of one batch.
+    throughput_rps: float | None  #: Requests a second.
+    memory_pct: float | None  #: Memory held, percent of the device's.
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The three Creq metrics: the most of
+    #: overlapping kernels, its time-weighted average (WAO), and the time-weighted SM utilisation (WSM).
     max_occupancy_pct: float | None
     wavg_occupancy_pct: float | None
     wavg_sm_util_pct: float | None
@@ -49,18 +36,10 @@ class PublishedProfile:
 
 @dataclass(frozen=True, slots=True)
 class PublishedProfiles:
-    """A published table of profiles.
+    """A published table of profiles."""
 
-    Attributes
-    ----------
-    device : str
-        Name in the catalogue.
-    runtime, source : str
-        What the models ran in, and where the figures stand.
-    rows : tuple of PublishedProfile
-    """
-
-    device: str
+    device: str  #: Name in the catalogue.
+    #: ``runtime``, ``source``: What the models ran in, and where the figures stand.
     runtime: str
     source: str
     rows: tuple[PublishedProfile, ...]

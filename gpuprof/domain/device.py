@@ -12,33 +12,15 @@ from gpuprof.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One MIG instance profile of a GPU.
+    """One MIG instance profile of a GPU."""
 
-    Attributes
-    ----------
-    name : str
-        As ``nvidia-smi mig -lgip`` prints it, ``"3g.40gb"``.
-    sms : int
-        Streaming multiprocessors of the instance.
-    memory_bytes : int
-        Memory of the instance.
-    memory_slices : int
-        Memory slices (of 8, on A30 of 4) that it takes from its start slot on.
-    compute_slices : int
-        Compute slices (of 7, on A30 of 4) that it takes: the number before the ``g``.
-    start_slots : tuple of int
-        The only slots at which the driver places it.
-    max_count : int
-        How many of them the driver allows on one GPU.
-    """
-
-    name: str
-    sms: int
-    memory_bytes: int
-    memory_slices: int
-    compute_slices: int
-    start_slots: tuple[int, ...]
-    max_count: int
+    name: str  #: As ``nvidia-smi mig -lgip`` prints it, ``"3g.40gb"``.
+    sms: int  #: Streaming multiprocessors of the instance.
+    memory_bytes: int  #: Memory of the instance.
+    memory_slices: int  #: Memory slices (of 8, on A30 of 4) that it takes from its start slot on.
+    compute_slices: int  #: Compute slices (of 7, on A30 of 4) that it takes: the number before the ``g``.
+    start_slots: tuple[int, ...]  #: The only slots at which the driver places it.
+    max_count: int  #: How many of them the driver allows on one GPU.
 
 
 @dataclass(frozen=True, slots=True)

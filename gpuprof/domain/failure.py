@@ -9,19 +9,11 @@ from gpuprof.domain.estimate import Workload
 
 @dataclass(frozen=True, slots=True, order=True)
 class FailedRun:
-    """A workload that was run and gave no measurement: out of memory, wrong outputs, or the runtime refused it.
-
-    Attributes
-    ----------
-    device : str
-    workload : Workload
-    reason : str
-        As the database has it.
-    """
+    """A workload that was run and gave no measurement: out of memory, wrong outputs, or the runtime refused it."""
 
     device: str
     workload: Workload
-    reason: str
+    reason: str  #: As the database has it.
 
     @property
     def is_memory(self) -> bool:
@@ -36,16 +28,10 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class TriedRuns:
-    """What a database says of what can run at all.
-
-    Attributes
-    ----------
-    failed : tuple of FailedRun
-    measured : frozenset of (str, Workload)
-        Device and workload of what ran: a failure elsewhere does not refute it.
-    """
+    """What a database says of what can run at all."""
 
     failed: tuple[FailedRun, ...] = ()
+    #: Device and workload of what ran: a failure elsewhere does not refute it.
     measured: frozenset[tuple[str, Workload]] = frozenset()
 
 

@@ -19,17 +19,10 @@ _ITEM = re.compile(r"(?P<name>[^:]*[^:\s])\s*(?::(?P<count>[^:]*))?")
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
-    """Devices of one kind.
-
-    Attributes
-    ----------
-    device : Device
-    count : int or None
-        How many there are; None: as many as needed.
-    """
+    """Devices of one kind."""
 
     device: Device
-    count: int | None = None
+    count: int | None = None  #: How many there are; None: as many as needed.
 
     @property
     def price_per_hour(self) -> float:

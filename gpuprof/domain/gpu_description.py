@@ -12,30 +12,17 @@ from gpuprof.domain.device import Device, SmLimits
 
 @dataclass(frozen=True, slots=True)
 class GpuDescription:
-    """What is said of a board; None: not said.
+    """What is said of a board; None: not said."""
 
-    Attributes
-    ----------
-    name : str
-        The driver's, ``"NVIDIA H100 80GB HBM3"``.
-    compute_capability : str or None
-        ``"9.0"``.
-    sms : int or None
-    clock_mhz : float or None
-        Highest clock of the SMs.
-    memory_bytes, l2_bytes : int or None
-    memory_bytes_per_s : float or None
-    warps_per_sm, registers_per_sm, shared_bytes_per_sm, shared_bytes_per_block : int or None
-        Limits of an SM; of a block the most that it can be allowed.
-    """
-
-    name: str
-    compute_capability: str | None = None
+    name: str  #: The driver's, ``"NVIDIA H100 80GB HBM3"``.
+    compute_capability: str | None = None  #: ``"9.0"``.
     sms: int | None = None
-    clock_mhz: float | None = None
+    clock_mhz: float | None = None  #: Highest clock of the SMs.
     memory_bytes: int | None = None
     memory_bytes_per_s: float | None = None
     l2_bytes: int | None = None
+    #: ``warps_per_sm``, ``registers_per_sm``, ``shared_bytes_per_sm``, ``shared_bytes_per_block``: Limits of an SM; of
+    #: a block the most that it can be allowed.
     warps_per_sm: int | None = None
     registers_per_sm: int | None = None
     shared_bytes_per_sm: int | None = None

@@ -24,20 +24,11 @@ _KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, PREDICTED)
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """The part of a map whose times have one kind of source.
+    """The part of a map whose times have one kind of source."""
 
-    Attributes
-    ----------
-    kind : str
-        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
-    replicas : int
-    rate_rps : float
-        Requests per second that they are planned for.
-    """
-
-    kind: str
+    kind: str  #: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
     replicas: int
-    rate_rps: float
+    rate_rps: float  #: Requests per second that they are planned for.
 
 
 def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:

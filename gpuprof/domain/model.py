@@ -24,20 +24,11 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value of the graph: an input, an output, a weight or an activation.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        ONNX element type in lower case, ``"float32"``.
-    shape : tuple of int
-        With the batch bound; every dimension known.
-    """
+    """A value of the graph: an input, an output, a weight or an activation."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  #: ONNX element type in lower case, ``"float32"``.
+    shape: tuple[int, ...]  #: With the batch bound; every dimension known.
 
     @property
     def elements(self) -> int:
@@ -52,34 +43,20 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node of the ONNX graph.
+    """A node of the ONNX graph."""
 
-    Attributes
-    ----------
-    name : str
-        Unique within its graph; made from type and position where the file gives none.
-    op_type, domain : str
-        ``"Conv"``, ``""`` for ONNX's own domain.
-    inputs, outputs : tuple of Tensor
-        Absent optional inputs are left out.
-    weights : tuple of Tensor
-        The inputs that are constants of the model.
-    attributes : mapping of str to object
-        Plain Python values; subgraphs and tensors by the hash of their bytes.
-    flops : int or None
-        Floating-point operations, a multiply-add counting two; None where no formula is known.
-    bytes_read, bytes_written : int
-        Compulsory traffic: each input read once, each output written once; 0 for views.
-    """
-
-    name: str
+    name: str  #: Unique within its graph; made from type and position where the file gives none.
+    #: ``op_type``, ``domain``: ``"Conv"``, ``""`` for ONNX's own domain.
     op_type: str
     domain: str
+    #: ``inputs``, ``outputs``: Absent optional inputs are left out.
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    weights: tuple[Tensor, ...]
-    attributes: Mapping[str, object]
-    flops: int | None
+    weights: tuple[Tensor, ...]  #: The inputs that are constants of the model.
+    attributes: Mapping[str, object]  #: Plain Python values; subgraphs and tensors by the hash of their bytes.
+    flops: int | None  #: Floating-point operations, a multiply-add counting two; None where no formula is known.
+    #: ``bytes_read``, ``bytes_written``: Compulsory traffic: each input read once, each output written once; 0 for
+    #: views.
     bytes_read: int
     bytes_written: int
 

@@ -11,16 +11,10 @@ from gpuprof.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ModelQueues:
-    """Answers by the model that is served, for whoever asks with `queue_of`.
-
-    Attributes
-    ----------
-    by_model : mapping of str to QueueModel
-    unnamed : QueueModel
-        Answers where no model is named: how busy a replica is does not depend on how requests arrive.
-    """
+    """Answers by the model that is served, for whoever asks with `queue_of`."""
 
     by_model: Mapping[str, QueueModel]
+    #: Answers where no model is named: how busy a replica is does not depend on how requests arrive.
     unnamed: QueueModel
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:

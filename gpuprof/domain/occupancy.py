@@ -75,58 +75,30 @@ def cap_occupancy(sums: ArrayLike) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel launch, as a profiler reports it.
+    """A kernel launch, as a profiler reports it."""
 
-    Attributes
-    ----------
-    blocks : int
-        Of the grid: the product of its dimensions.
-    threads_per_block : int
-        The product of the block's dimensions.
-    registers_per_thread : int
-    static_shared_bytes, dynamic_shared_bytes : int
-        Of one block, without what the driver adds.
-    """
-
-    blocks: int
-    threads_per_block: int
+    blocks: int  #: Of the grid: the product of its dimensions.
+    threads_per_block: int  #: The product of the block's dimensions.
     registers_per_thread: int
+    #: ``static_shared_bytes``, ``dynamic_shared_bytes``: Of one block, without what the driver adds.
     static_shared_bytes: int = 0
     dynamic_shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How a launch fills a GPU.
+    """How a launch fills a GPU."""
 
-    Attributes
-    ----------
-    blocks_per_sm : int
-        Blocks that one SM holds at once; 0 when the launch cannot run.
-    occupancy_pct : float
-        Warps of those blocks in percent of the warps that an SM can hold.
-    limits : mapping of str to int
-        `FACTORS` → blocks that it alone would allow.
-    limiting : tuple of str
-        The factors that allow the fewest.
-    waves : float
-        Blocks in units of what the whole GPU holds at once; NaN when the launch cannot run.
-    sms_needed : int
-        SMs that hold all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
-    sm_utilization_pct : float
-        SMs needed in percent of the GPU's, at most 100; NaN when the launch cannot run.
-    average_occupancy_pct : float
-        ``occupancy_pct``, or less where the grid has too few warps to fill all SMs so far: what can be achieved on
-        average over the whole GPU; NaN when the launch cannot run.
-    """
-
-    blocks_per_sm: int
-    occupancy_pct: float
-    limits: Mapping[str, int]
-    limiting: tuple[str, ...]
-    waves: float
+    blocks_per_sm: int  #: Blocks that one SM holds at once; 0 when the launch cannot run.
+    occupancy_pct: float  #: Warps of those blocks in percent of the warps that an SM can hold.
+    limits: Mapping[str, int]  #: `FACTORS` → blocks that it alone would allow.
+    limiting: tuple[str, ...]  #: The factors that allow the fewest.
+    waves: float  #: Blocks in units of what the whole GPU holds at once; NaN when the launch cannot run.
+    #: SMs that hold all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
     sms_needed: int
-    sm_utilization_pct: float
+    sm_utilization_pct: float  #: SMs needed in percent of the GPU's, at most 100; NaN when the launch cannot run.
+    #: ``occupancy_pct``, or less where the grid has too few warps to fill all SMs so far: what can be achieved on
+    #: average over the whole GPU; NaN when the launch cannot run.
     average_occupancy_pct: float
 
 

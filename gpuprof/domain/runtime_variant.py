@@ -21,15 +21,6 @@ _SERVED_BY = "onnxruntime"
 class RuntimeVariant:
     """A way to execute a model; None: not known.
 
-    Attributes
-    ----------
-    runtime : str or None
-        ``"onnxruntime"``, ``"pytorch"``, ``"tensorrt"``, …
-    execution : str or None
-        ``"fused"``: the runtime's optimizer merges ops; ``"eager"``: each op is launched by itself.
-    precision : str or None
-        Of most of the arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
-
     Examples
     --------
     >>> str(RuntimeVariant("onnxruntime", "fused", "tf32"))
@@ -38,9 +29,10 @@ class RuntimeVariant:
     'an unknown runtime'
     """
 
-    runtime: str | None = None
+    runtime: str | None = None  #: ``"onnxruntime"``, ``"pytorch"``, ``"tensorrt"``, …
+    #: ``"fused"``: the runtime's optimizer merges ops; ``"eager"``: each op is launched by itself.
     execution: str | None = None
-    precision: str | None = None
+    precision: str | None = None  #: Of most of the arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
 
     def __str__(self) -> str:
         said = [part for part in (self.runtime, self.execution, self.precision) if part is not None]

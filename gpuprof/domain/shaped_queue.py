@@ -11,16 +11,10 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueMode
 
 @dataclass(frozen=True, slots=True)
 class ShapedQueue:
-    """Answers for arrivals of the given shape where it is asked for Poisson ones.
-
-    Attributes
-    ----------
-    queueing : QueueModel
-    shape : ArrivalProcess
-        At any rate: asked for another, it is played faster or slower (`gpuprof.domain.arrival_process.at_rate`).
-    """
+    """Answers for arrivals of the given shape where it is asked for Poisson ones."""
 
     queueing: QueueModel
+    #: At any rate: asked for another, it is played faster or slower (`gpuprof.domain.arrival_process.at_rate`).
     shape: ArrivalProcess
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:

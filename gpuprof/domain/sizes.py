@@ -25,15 +25,9 @@ _SIZED = re.compile(r"(?P<model>.+)\[(?P<sizes>[^\[\]]*=[^\[\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class SizeMix:
-    """How often requests have which sizes.
+    """How often requests have which sizes."""
 
-    Attributes
-    ----------
-    parts : tuple of (Sizes, float)
-        Sizes and which part of the requests has them; the parts add up to 1.
-    """
-
-    parts: tuple[tuple[Sizes, float], ...]
+    parts: tuple[tuple[Sizes, float], ...]  #: Sizes and which part of the requests has them; the parts add up to 1.
 
     def __str__(self) -> str:
         if len(self.parts) == 1:

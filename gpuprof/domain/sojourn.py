@@ -28,19 +28,11 @@ def grid_place(load: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A stream of requests.
-
-    Attributes
-    ----------
-    rate_rps : float
-    scv : float
-        Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
-    process : ArrivalProcess or None
-        Where given, the arrivals at just this rate, of whatever shape; ``scv`` then says nothing.
-    """
+    """A stream of requests."""
 
     rate_rps: float
-    scv: float = 1.0
+    scv: float = 1.0  #: Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
+    #: Where given, the arrivals at just this rate, of whatever shape; ``scv`` then says nothing.
     process: ArrivalProcess | None = None
 
     @classmethod
@@ -62,20 +54,6 @@ class BatchServer:
     The rule, the same in the router, the simulator and here: when a process is free and requests wait, it takes
     the oldest ``batch`` of them at once if there are so many; fewer only when the oldest has waited
     ``max_wait_ms``. A batch of n takes ``latency_ms[n - 1]`` on average, with ``latency_cv`` around it.
-
-    Attributes
-    ----------
-    latency_ms : tuple of float, length ``batch``
-    latency_cv : float
-    batch : int
-    max_wait_ms : float
-    processes : int
-    pause_factor : float
-        A batch that finds its process at rest takes so much longer than one that follows another: caches are cold.
-    pause_cv : float or None
-        Coefficient of variation of its time; None: ``latency_cv``.
-    overhead_ms : float
-        Added to every request outside the server: network, parsing, routing.
     """
 
     latency_ms: tuple[float, ...]
@@ -83,9 +61,10 @@ class BatchServer:
     max_wait_ms: float
     processes: int = 1
     latency_cv: float = 0.0
+    #: A batch that finds its process at rest takes so much longer than one that follows another: caches are cold.
     pause_factor: float = 1.0
-    pause_cv: float | None = None
-    overhead_ms: float = 0.0
+    pause_cv: float | None = None  #: Coefficient of variation of its time; None: ``latency_cv``.
+    overhead_ms: float = 0.0  #: Added to every request outside the server: network, parsing, routing.
 
     @property
     def capacity_rps(self) -> float:
@@ -95,23 +74,14 @@ class BatchServer:
 
 @dataclass(frozen=True, slots=True)
 class Sojourn:
-    """Distribution of the time from a request's arrival to its answer.
+    """Distribution of the time from a request's arrival to its answer."""
 
-    Attributes
-    ----------
-    utilization : float
-        Fraction of time that a process is busy; 1.0 or more means that the queue grows without bound and every
-        time below is infinite.
-    mean_batch : float
-        Mean number of requests in a batch.
-    quantiles_ms : tuple of (float, float)
-        (probability, milliseconds), increasing, dense enough to interpolate in; starts at 0.0, ends at or above
-        0.9999.
-    """
-
+    #: Fraction of time that a process is busy; 1.0 or more means that the queue grows without bound and every time
+    #: below is infinite.
     utilization: float
-    mean_batch: float
+    mean_batch: float  #: Mean number of requests in a batch.
     mean_ms: float
+    #: (probability, milliseconds), increasing, dense enough to interpolate in; starts at 0.0, ends at or above 0.9999.
     quantiles_ms: tuple[tuple[float, float], ...]
 
     def percentile(self, percent: float) -> float:
@@ -156,17 +126,10 @@ class ServedPart:
 
 @dataclass(frozen=True, slots=True)
 class PoolSojourn:
-    """Distribution of the time that requests take that a router gives to one of several replicas.
+    """Distribution of the time that requests take that a router gives to one of several replicas."""
 
-    Attributes
-    ----------
-    whole : Sojourn
-        Over all requests; its utilization is that of all processes together.
-    parts : tuple of ServedPart
-        By replica, in the order of the question; the rates add up to that of the arrivals.
-    """
-
-    whole: Sojourn
+    whole: Sojourn  #: Over all requests; its utilization is that of all processes together.
+    #: By replica, in the order of the question; the rates add up to that of the arrivals.
     parts: tuple[ServedPart, ...]
 
 

@@ -50,20 +50,12 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of one file.
-
-    Attributes
-    ----------
-    form : str
-        A key of `IMPORTERS`; empty for a file that was passed over.
-    rows : int
-        Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
-    note : str
-    """
+    """What came of one file."""
 
     path: Path
-    form: str
+    form: str  #: A key of `IMPORTERS`; empty for a file that was passed over.
     device: str
+    #: Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
     rows: int
     note: str = ""
 

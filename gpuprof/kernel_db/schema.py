@@ -30,64 +30,42 @@ PER_OP = "(per op)"
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """Provenance of one run: one workload measured once, by one collector, under one set of conditions.
+    """Provenance of one run: one workload measured once, by one collector, under one set of conditions."""
 
-    Attributes
-    ----------
-    run_id : str
-        Sorts by time of start.
-    started_at : datetime
-        With a time zone.
-    duration_s : float or None
-        Wall-clock time that measuring took.
-    device, host, driver : str
-        Device by its name in the catalogue (a CPU: by `gpuprof.machine.local_device`), host's name, driver's version.
-    clocks_policy : str or None
-        How the clocks were held: ``"locked:1410"``, ``"base"``, ``"none"``.
-    runtime, runtime_version, provider, precision : str
-        ``"onnxruntime"``, its version, execution provider, type of the arithmetic (``"float32"``).
-    model, model_sha256, model_path : str
-    batch, dims, sm_share_pct, mig_profile, processes
-        The workload.
-    beside : str or None
-        What ran beside it, as `gpuprof.kernel_db.schema.workload_label` writes it, joined by ``" + "``.
-    collector, collector_version, gpuprof_version : str
-    command : str
-        The command line that asked for it.
-    settings : str or None
-        JSON object of what else decides the figures: session options, threads, arena.
-    source, source_sha256 : str or None
-        File and its hash, for a run that was imported; None: measured by gpuprof itself.
-    notes : str or None
-        What a reader must know of these figures: nodes that could not be tied, rows that did not match.
-    """
-
-    run_id: str
-    started_at: datetime
+    run_id: str  #: Sorts by time of start.
+    started_at: datetime  #: With a time zone.
+    #: ``device``, ``host``, ``driver``: Device by its name in the catalogue (a CPU: by `gpuprof.machine.local_device`),
+    #: host's name, driver's version.
     device: str
     collector: str
     model: str
     model_sha256: str | None = None
     model_path: str | None = None
+    #: ``batch``, ``dims``, ``sm_share_pct``, ``mig_profile``, ``processes``: The workload.
     batch: int | None = None
     sm_share_pct: float | None = None
     mig_profile: str | None = None
     processes: int | None = None
+    #: What ran beside it, as `gpuprof.kernel_db.schema.workload_label` writes it, joined by ``" + "``.
     beside: str | None = None
-    duration_s: float | None = None
+    duration_s: float | None = None  #: Wall-clock time that measuring took.
     host: str | None = None
     driver: str | None = None
-    clocks_policy: str | None = None
+    clocks_policy: str | None = None  #: How the clocks were held: ``"locked:1410"``, ``"base"``, ``"none"``.
+    #: ``runtime``, ``runtime_version``, ``provider``, ``precision``: ``"onnxruntime"``, its version, execution
+    #: provider, type of the arithmetic (``"float32"``).
     runtime: str | None = None
     runtime_version: str | None = None
     provider: str | None = None
     precision: str | None = None
     collector_version: str | None = None
     gpuprof_version: str | None = None
-    command: str | None = None
-    settings: str | None = None
+    command: str | None = None  #: The command line that asked for it.
+    settings: str | None = None  #: JSON object of what else decides the figures: session options, threads, arena.
+    #: ``source``, ``source_sha256``: File and its hash, for a run that was imported; None: measured by gpuprof itself.
     source: str | None = None
     source_sha256: str | None = None
+    #: What a reader must know of these figures: nodes that could not be tied, rows that did not match.
     notes: str | None = None
     dims: str | None = None
 
@@ -98,35 +76,15 @@ class DeviceRow:
 
     Attributes
     ----------
-    sm_share_pct : float
-        Share under which the ceilings were measured; 100: the whole device.
     float32_flops_per_s and its like : float or None
         Peak rate by type of arithmetic.
-    reread_bytes_per_s : str or None
-        JSON list of pairs, ascending: so many bytes, read and written again and again, at so many bytes per second.
-    pcie_bytes_per_s, pcie_d2h_bytes_per_s : float or None
-        What copies of a mebibyte or more from the host to the device achieved, and those back.
-    pcie_memory : str or None
-        Of which host memory: ``"pinned"`` or ``"pageable"``; None: the tool does not say.
-    request_ms, request_ms_per_mib : float or None
-        Time that serving adds to a request outside the model, and more for each MiB of its inputs.
-    handover_ms : float or None
-        Of it, for which the worker is kept from the next batch.
-    host_ms, host_ms_per_mib : float or None
-        CPU time of router, machine process and client for a request, and more for each MiB of its inputs.
-    host_ms_busy : float or None
-        The former at 600 requests/s, where `host_ms` is at 60.
-    measured : bool
-        Whether the rates are measured, or read from a data sheet.
-    source : str or None
-        How they were measured, or where they were read.
     """
 
     run_id: str
     device: str
     kind: str
     compute_units: int | None = None
-    sm_share_pct: float = 100.0
+    sm_share_pct: float = 100.0  #: Share under which the ceilings were measured; 100: the whole device.
     clock_mhz: float | None = None
     float32_flops_per_s: float | None = None
     tfloat32_flops_per_s: float | None = None
@@ -138,22 +96,30 @@ class DeviceRow:
     float64_flops_per_s: float | None = None
     dram_bytes: int | None = None
     dram_bytes_per_s: float | None = None
+    #: JSON list of pairs, ascending: so many bytes, read and written again and again, at so many bytes per second.
     reread_bytes_per_s: str | None = None
     l2_bytes: int | None = None
     compute_capability: str | None = None
     max_power_w: float | None = None
     idle_power_w: float | None = None
+    #: ``pcie_bytes_per_s``, ``pcie_d2h_bytes_per_s``: What copies of a mebibyte or more from the host to the device
+    #: achieved, and those back.
     pcie_bytes_per_s: float | None = None
     pcie_d2h_bytes_per_s: float | None = None
+    #: Of which host memory: ``"pinned"`` or ``"pageable"``; None: the tool does not say.
     pcie_memory: str | None = None
+    #: ``request_ms``, ``request_ms_per_mib``: Time that serving adds to a request outside the model, and more for each
+    #: MiB of its inputs.
     request_ms: float | None = None
     request_ms_per_mib: float | None = None
-    handover_ms: float | None = None
+    handover_ms: float | None = None  #: Of it, for which the worker is kept from the next batch.
+    #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and more for each
+    #: MiB of its inputs.
     host_ms: float | None = None
     host_ms_per_mib: float | None = None
-    host_ms_busy: float | None = None
-    measured: bool = False
-    source: str | None = None
+    host_ms_busy: float | None = None  #: The former at 600 requests/s, where `host_ms` is at 60.
+    measured: bool = False  #: Whether the rates are measured, or read from a data sheet.
+    source: str | None = None  #: How they were measured, or where they were read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,42 +128,8 @@ class ModelRow:
 
     Attributes
     ----------
-    processes : int
-        Copies that ran at once in the share; latencies are of one of them, ``throughput_rps`` of all.
-    stable : bool or None
-        Whether the confidence interval of the median latency is within 2%; None: not known (imported).
-    repeats : int or None
-        Batches timed.
     latency_mean_ms and its like : float or None
         Time of one batch, alone in its process, without queueing.
-    latency_paused_mean_ms, latency_paused_std_ms : float or None
-        Time of a batch that follows a pause as long as itself, with inputs that no cache holds.
-    memory_peak_bytes : int or None
-        Peak memory of one process above an idle one with the runtime loaded (Mreq); loading is included.
-    memory_held_bytes : int or None
-        The same after warm-up, when what loading needed has been given back.
-    weight_bytes : int or None
-        Weights of the model, part of the above.
-    input_bytes : int or None
-        Inputs of one batch.
-    client_sms : int or None
-        SMs of a GPU that each process was given: under MPS the part that its percentage is.
-    cpu_utilization_pct : float or None
-        CPU time taken, percent of the share's cores, while batches ran back to back.
-    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        The three metrics of Creq: maximum achieved occupancy, its time-weighted average (WAO), time-weighted SM
-        utilisation (WSM); thesis section 5.3.
-    l2_pct, dram_pct : float or None
-        Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
-    h2d_bytes, d2h_bytes : int or None
-        Copied to and from the device for one batch.
-    dispatch_ms : float or None
-        Part of one batch's time in which the device waits for launches (iGniter's scheduling delay).
-    node_time_ms, untied_time_ms : float or None
-        Sum of the mean times of the nodes that the runtime executed, and the part of it that belongs to no op of
-        the model. What ``latency_mean_ms`` has beyond is the runtime's own.
-    error : str or None
-        Why the figures are missing; the attempt is remembered.
     """
 
     run_id: str
@@ -206,91 +138,89 @@ class ModelRow:
     batch: int
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
+    #: Copies that ran at once in the share; latencies are of one of them, ``throughput_rps`` of all.
     processes: int = 1
     model_sha256: str | None = None
     model_path: str | None = None
+    #: Whether the confidence interval of the median latency is within 2%; None: not known (imported).
     stable: bool | None = None
-    repeats: int | None = None
+    repeats: int | None = None  #: Batches timed.
     latency_mean_ms: float | None = None
     latency_std_ms: float | None = None
     latency_p50_ms: float | None = None
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
+    #: ``latency_paused_mean_ms``, ``latency_paused_std_ms``: Time of a batch that follows a pause as long as itself,
+    #: with inputs that no cache holds.
     latency_paused_mean_ms: float | None = None
     latency_paused_std_ms: float | None = None
     latency_p50_low_ms: float | None = None
     latency_p50_high_ms: float | None = None
     throughput_rps: float | None = None
+    #: Peak memory of one process above an idle one with the runtime loaded (Mreq); loading is included.
     memory_peak_bytes: int | None = None
-    memory_held_bytes: int | None = None
-    weight_bytes: int | None = None
-    input_bytes: int | None = None
+    memory_held_bytes: int | None = None  #: The same after warm-up, when what loading needed has been given back.
+    weight_bytes: int | None = None  #: Weights of the model, part of the above.
+    input_bytes: int | None = None  #: Inputs of one batch.
     flops: int | None = None
+    #: SMs of a GPU that each process was given: under MPS the part that its percentage is.
     client_sms: int | None = None
+    #: CPU time taken, percent of the share's cores, while batches ran back to back.
     cpu_utilization_pct: float | None = None
     power_w: float | None = None
     idle_power_w: float | None = None
     clock_mhz: float | None = None
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The three metrics of Creq: maximum achieved
+    #: occupancy, its time-weighted average (WAO), time-weighted SM utilisation (WSM); thesis section 5.3.
     max_occupancy_pct: float | None = None
     wavg_occupancy_pct: float | None = None
     wavg_sm_util_pct: float | None = None
+    #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
     l2_pct: float | None = None
     dram_pct: float | None = None
+    #: ``h2d_bytes``, ``d2h_bytes``: Copied to and from the device for one batch.
     h2d_bytes: int | None = None
     d2h_bytes: int | None = None
     kernel_count: int | None = None
+    #: Part of one batch's time in which the device waits for launches (iGniter's scheduling delay).
     dispatch_ms: float | None = None
+    #: ``node_time_ms``, ``untied_time_ms``: Sum of the mean times of the nodes that the runtime executed, and the part
+    #: of it that belongs to no op of the model. What ``latency_mean_ms`` has beyond is the runtime's own.
     node_time_ms: float | None = None
     untied_time_ms: float | None = None
     runtime: str | None = None
     execution: str | None = None
     precision: str | None = None
-    error: str | None = None
+    error: str | None = None  #: Why the figures are missing; the attempt is remembered.
     dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """A node of a model and its time under the run's conditions.
-
-    Attributes
-    ----------
-    position : int
-        In the topological order of the model's graph; 0 in a per-op run.
-    signature : str
-        `gpuprof.domain.model.Op.signature`: equal signatures cost the same.
-    shapes : str
-        ``"1x3x224x224,64x3x7x7->1x64x112x112"``.
-    attributes : str or None
-        JSON object of the node's attributes.
-    fused : int
-        Nodes of the model that the runtime ran as one; the time is of all, and stands at the one with the most
-        FLOPs.
-    duration_mean_ns, duration_p50_ns, duration_min_ns : int or None
-        Of one execution; None: the runtime did not execute a node that could be tied to this one.
-    note : str or None
-        Which other nodes were fused into it, or where this one went.
-    """
+    """A node of a model and its time under the run's conditions."""
 
     run_id: str
     model: str
     device: str
     batch: int
-    position: int
+    position: int  #: In the topological order of the model's graph; 0 in a per-op run.
     name: str
     op_type: str
-    signature: str
+    signature: str  #: `gpuprof.domain.model.Op.signature`: equal signatures cost the same.
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
     model_sha256: str | None = None
-    shapes: str | None = None
+    shapes: str | None = None  #: ``"1x3x224x224,64x3x7x7->1x64x112x112"``.
     dtype: str | None = None
-    attributes: str | None = None
+    attributes: str | None = None  #: JSON object of the node's attributes.
     flops: int | None = None
     bytes_read: int | None = None
     bytes_written: int | None = None
     weight_bytes: int | None = None
+    #: Nodes of the model that the runtime ran as one; the time is of all, and stands at the one with the most FLOPs.
     fused: int = 1
+    #: ``duration_mean_ns``, ``duration_p50_ns``, ``duration_min_ns``: Of one execution; None: the runtime did not
+    #: execute a node that could be tied to this one.
     duration_mean_ns: int | None = None
     duration_p50_ns: int | None = None
     duration_min_ns: int | None = None
@@ -298,47 +228,28 @@ class OpRow:
     runtime: str | None = None
     execution: str | None = None
     precision: str | None = None
-    note: str | None = None
+    note: str | None = None  #: Which other nodes were fused into it, or where this one went.
     dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One execution of one kernel; on a CPU a kernel is the execution of a node by the runtime.
-
-    Attributes
-    ----------
-    name : str
-        Demangled, as the tool gave it.
-    position : int
-        Order of launch within one repeat.
-    repeat : int
-        Which execution of the model it belongs to.
-    op_signature, op_type, op_name : str or None
-        The node that caused it; None: it could not be tied to one.
-    start_ns : int or None
-        Since the first kernel of the run.
-    achieved_occupancy_pct, theoretical_occupancy_pct : float or None
-    sm_throughput_pct, sm_active_pct, dram_throughput_pct, l2_hit_pct : float or None
-        Counters, percent of peak.
-    joined : str or None
-        Where a timeline and counters were joined: ``"both"``, ``"timeline"`` or ``"counters"`` for a kernel that
-        only one of them has.
-    """
+    """One execution of one kernel; on a CPU a kernel is the execution of a node by the runtime."""
 
     run_id: str
     model: str
     device: str
     batch: int
-    name: str
-    position: int
-    repeat: int = 0
+    name: str  #: Demangled, as the tool gave it.
+    position: int  #: Order of launch within one repeat.
+    repeat: int = 0  #: Which execution of the model it belongs to.
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
+    #: ``op_signature``, ``op_type``, ``op_name``: The node that caused it; None: it could not be tied to one.
     op_signature: str | None = None
     op_type: str | None = None
     op_name: str | None = None
-    start_ns: int | None = None
+    start_ns: int | None = None  #: Since the first kernel of the run.
     duration_ns: int | None = None
     process_id: int | None = None
     stream_id: int | None = None
@@ -354,6 +265,7 @@ class KernelRow:
     achieved_occupancy_pct: float | None = None
     theoretical_occupancy_pct: float | None = None
     waves_per_sm: float | None = None
+    #: ``sm_throughput_pct``, ``sm_active_pct``, ``dram_throughput_pct``, ``l2_hit_pct``: Counters, percent of peak.
     sm_throughput_pct: float | None = None
     sm_active_pct: float | None = None
     dram_throughput_pct: float | None = None
@@ -364,34 +276,22 @@ class KernelRow:
     runtime: str | None = None
     execution: str | None = None
     precision: str | None = None
+    #: Where a timeline and counters were joined: ``"both"``, ``"timeline"`` or ``"counters"`` for a kernel that only
+    #: one of them has.
     joined: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ColocationRow:
-    """One of several workloads that ran at once on one device; all rows of the group have its ``run_id``.
-
-    Attributes
-    ----------
-    group : int
-        Which group of the run.
-    member : int
-        Position in the group; the first is the one that was asked about.
-    beside : str
-        The others, as `workload_label` writes them, joined by ``" + "``.
-    solo_latency_mean_ms : float or None
-        The same workload's mean latency alone, where it was measured in the same run.
-    client_sms : int or None
-        As in ``models``.
-    """
+    """One of several workloads that ran at once on one device; all rows of the group have its ``run_id``."""
 
     run_id: str
     device: str
-    group: int
-    member: int
+    group: int  #: Which group of the run.
+    member: int  #: Position in the group; the first is the one that was asked about.
     model: str
     batch: int
-    beside: str
+    beside: str  #: The others, as `workload_label` writes them, joined by ``" + "``.
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
     processes: int = 1
@@ -404,8 +304,9 @@ class ColocationRow:
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
     throughput_rps: float | None = None
+    #: The same workload's mean latency alone, where it was measured in the same run.
     solo_latency_mean_ms: float | None = None
-    client_sms: int | None = None
+    client_sms: int | None = None  #: As in ``models``.
     power_w: float | None = None
     clock_mhz: float | None = None
     l2_pct: float | None = None

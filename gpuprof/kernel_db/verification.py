@@ -20,20 +20,11 @@ from gpuprof.kernel_db.store import COMPACTED_PREFIX, KernelDb
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """Something wrong with a database.
+    """Something wrong with a database."""
 
-    Attributes
-    ----------
-    path : Path
-        File or directory.
-    what : str
-    harmless : bool
-        True for what a killed process left and readers pass over; ``repair`` removes it.
-    """
-
-    path: Path
+    path: Path  #: File or directory.
     what: str
-    harmless: bool = False
+    harmless: bool = False  #: True for what a killed process left and readers pass over; ``repair`` removes it.
 
 
 def verify(database: KernelDb, repair: bool = False) -> list[Defect]:

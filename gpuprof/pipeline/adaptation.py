@@ -30,27 +30,14 @@ _FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 @dataclass(frozen=True, slots=True)
 class MapReplanner:
-    """Plans the map for a measured load, with the policy and the settings of the map that is served.
+    """Plans the map for a measured load, with the policy and the settings of the map that is served."""
 
-    Attributes
-    ----------
-    base : Path
-        Directory of the first map, in which the files of its models are looked for.
-    db : Path or None
-        Kernel database.
-    more_devices : bool
-        Whether a fleet without a count may grow; else the devices of the first map are all there are.
-    first : DeploymentMap
-        Has the machines that there are: a map that shrank grows again onto them, by their names.
-    estimator : str or None
-        Name of another estimator than the map was planned with.
-    """
-
-    base: Path
-    db: Path | None
+    base: Path  #: Directory of the first map, in which the files of its models are looked for.
+    db: Path | None  #: Kernel database.
+    #: Whether a fleet without a count may grow; else the devices of the first map are all there are.
     more_devices: bool
-    first: DeploymentMap
-    estimator: str | None = None
+    first: DeploymentMap  #: Has the machines that there are: a map that shrank grows again onto them, by their names.
+    estimator: str | None = None  #: Name of another estimator than the map was planned with.
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for the load, for as much of it as the devices bear; None when that is not more than now.
@@ -174,19 +161,11 @@ def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: L
 
 @dataclass(frozen=True, slots=True)
 class CorrectedEstimator:
-    """Another estimator whose latencies of some models are multiplied by a factor.
-
-    Attributes
-    ----------
-    estimator : Estimator
-    factors : mapping of str to float
-        By model: measured over estimated time of a batch.
-    beside : mapping of (str, str) to float
-        By model and neighbour: likewise, for each such neighbour that it has.
-    """
+    """Another estimator whose latencies of some models are multiplied by a factor."""
 
     estimator: Estimator
-    factors: Mapping[str, float]
+    factors: Mapping[str, float]  #: By model: measured over estimated time of a batch.
+    #: By model and neighbour: likewise, for each such neighbour that it has.
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def estimate(

@@ -34,30 +34,18 @@ _TIME_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuOutcome:
-    """What the demands take on one kind of device.
-
-    Attributes
-    ----------
-    device : str
-    by_means : Outcome
-        Planned on the estimates' values.
-    by_upper_ends : Outcome
-        Planned as `gpuprof.place` does with these options: unless they say otherwise, on the upper end of the interval
-        of what was not measured. The same where everything was.
-    at_lower_ends : PlanAtEnds or None
-        What the plan comes to at the lower ends, where not everything was measured and there was time for it.
-    interval_factor : float or None
-        Of the replicas' times the largest ratio of the upper end to the value; None where nothing is known of errors.
-    sources : str
-        What part of the map rests on measurements.
-    """
+    """What the demands take on one kind of device."""
 
     device: str
-    by_means: Outcome
+    by_means: Outcome  #: Planned on the estimates' values.
+    #: Planned as `gpuprof.place` does with these options: unless they say otherwise, on the upper end of the interval
+    #: of what was not measured. The same where everything was.
     by_upper_ends: Outcome
+    #: What the plan comes to at the lower ends, where not everything was measured and there was time for it.
     at_lower_ends: PlanAtEnds | None
+    #: Of the replicas' times the largest ratio of the upper end to the value; None where nothing is known of errors.
     interval_factor: float | None
-    sources: str
+    sources: str  #: What part of the map rests on measurements.
 
 
 @dataclass(frozen=True, kw_only=True)

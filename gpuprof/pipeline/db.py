@@ -33,16 +33,10 @@ from models m join runs r using (run_id) group by m.model, m.device order by m.m
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult(Result):
-    """Rows of a table or of a query's answer.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    values : tuple of tuple
-        A row each, in the order of ``columns``: text, numbers, lists and mappings of them, or None.
-    """
+    """Rows of a table or of a query's answer."""
 
     columns: tuple[str, ...]
+    #: A row each, in the order of ``columns``: text, numbers, lists and mappings of them, or None.
     values: tuple[tuple[object, ...], ...]
 
     def rows(self) -> Sequence[Mapping[str, object]]:

@@ -29,20 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OtherTimes:
-    """Whose times a map is checked against where they are others than it was planned with.
+    """Whose times a map is checked against where they are others than it was planned with."""
 
-    Attributes
-    ----------
-    estimator, precision, runtime : str or None
-        None: as the map says.
-    device_file : path or None
-        File with the GPUs that the catalogue lacks.
-    """
-
+    #: ``estimator``, ``precision``, ``runtime``: None: as the map says.
     estimator: str | None = None
     precision: str | None = None
     runtime: str | None = None
-    device_file: PathArgument | None = None
+    device_file: PathArgument | None = None  #: File with the GPUs that the catalogue lacks.
 
 
 def restore_problem(

@@ -21,19 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """A simulation, and how the map followed the load.
+    """A simulation, and how the map followed the load."""
 
-    Attributes
-    ----------
-    policy : str or None
-        None: the map's own.
-    timetable : Timetable or None
-        None: the map stayed.
-    outcome : SimulationOutcome
-    """
-
-    policy: str | None
-    timetable: Timetable | None
+    policy: str | None  #: None: the map's own.
+    timetable: Timetable | None  #: None: the map stayed.
     outcome: SimulationOutcome
 
 

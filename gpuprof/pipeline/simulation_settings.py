@@ -25,17 +25,10 @@ _DURATION_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SimulatedArrivals:
-    """How the requests of each model arrive.
-
-    Attributes
-    ----------
-    processes : mapping of str to ArrivalProcess
-    trace_s : float or None
-        How long a trace lasts, with its last request; None without one.
-    """
+    """How the requests of each model arrive."""
 
     processes: Mapping[str, ArrivalProcess]
-    trace_s: float | None = None
+    trace_s: float | None = None  #: How long a trace lasts, with its last request; None without one.
 
 
 @dataclass(frozen=True, slots=True)

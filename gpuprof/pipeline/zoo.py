@@ -27,20 +27,11 @@ class ZooResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class RebatchResult(Result):
-    """What changing a model's batch did.
+    """What changing a model's batch did."""
 
-    Attributes
-    ----------
-    path : Path
-        The new file.
-    nodes_changed : int
-    was_free : bool
-        Whether the model took any batch before.
-    """
-
-    path: Path
+    path: Path  #: The new file.
     nodes_changed: int
-    was_free: bool
+    was_free: bool  #: Whether the model took any batch before.
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return one row."""

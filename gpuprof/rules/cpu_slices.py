@@ -14,17 +14,10 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CpuSlice:
-    """Part of a CPU that a group of processes may use.
+    """Part of a CPU that a group of processes may use."""
 
-    Attributes
-    ----------
-    cores : tuple of int
-        Cores on which they may run.
-    quota_cores : float or None
-        CPU seconds a second that they may take together; None: as much as the cores give.
-    """
-
-    cores: tuple[int, ...]
+    cores: tuple[int, ...]  #: Cores on which they may run.
+    #: CPU seconds a second that they may take together; None: as much as the cores give.
     quota_cores: float | None = None
 
     @property

@@ -39,23 +39,15 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """The cost of serving, measured by ``gpuprof profile``.
+    """The cost of serving, measured by ``gpuprof profile``."""
 
-    Attributes
-    ----------
-    handover_ms : float
-        For so long each batch keeps its worker beyond the model's own time: taking it in, handing the answer out.
-    host_ms : float
-        CPU time that router, machine process and clients of the same machine take for a request, at few of them.
-    host_cores : int
-        Cores of the machine; 0: the workers' device is not the CPU that those processes run on, or nothing is known.
-    host_ms_busy : float
-        The same at `BUSY_RPS`: less, since whoever is awake already takes what has come meanwhile, too. 0: not known.
-    """
-
+    #: For so long each batch keeps its worker beyond the model's own time: taking it in, handing the answer out.
     handover_ms: float = 0.0
+    #: CPU time that router, machine process and clients of the same machine take for a request, at few of them.
     host_ms: float = 0.0
+    #: Cores of the machine; 0: the workers' device is not the CPU that those processes run on, or nothing is known.
     host_cores: int = 0
+    #: The same at `BUSY_RPS`: less, since whoever is awake already takes what has come meanwhile, too. 0: not known.
     host_ms_busy: float = 0.0
 
     def __post_init__(self) -> None:

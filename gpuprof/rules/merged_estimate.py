@@ -31,21 +31,11 @@ _KINDS = (*_MEASURED, PREDICTED)
 
 @dataclass(frozen=True, slots=True)
 class MergedWork:
-    """A merged model as an estimator sees it.
+    """A merged model as an estimator sees it."""
 
-    Attributes
-    ----------
-    rates : mapping of str to float
-        Requests per second of each of its models.
-    saved_weight_bytes : int
-        What the models hold more when each has its own weights.
-    path : Path or None
-        The merged file, if it is there to be found in the database.
-    """
-
-    rates: Mapping[str, float]
-    saved_weight_bytes: int = 0
-    path: Path | None = None
+    rates: Mapping[str, float]  #: Requests per second of each of its models.
+    saved_weight_bytes: int = 0  #: What the models hold more when each has its own weights.
+    path: Path | None = None  #: The merged file, if it is there to be found in the database.
 
     def rows(self, batch: int, first: Sequence[str] = ()) -> dict[str, int]:
         """Return how a batch of ``batch`` requests of all models divides among them when each sends at its rate.

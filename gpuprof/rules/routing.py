@@ -18,36 +18,18 @@ from gpuprof.errors import unknown_name
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class ReplicaLoad:
-    """What a replica has to do at one moment.
+    """What a replica has to do at one moment."""
 
-    Attributes
-    ----------
-    waiting : int
-        Requests in its queue.
-    oldest_wait_ms : float
-        How long the oldest of them has waited; 0 when the queue is empty.
-    busy_ms : tuple of float, one for each process that lives
-        Time until each is expected to have finished all that it was given; 0: idle.
-    latency_ms : sequence of float
-        Expected time of a batch of 1, 2, … requests; its length is the largest batch.
-    max_wait_ms : float
-        How long a batch waits to be filled.
-    idle : int
-        Processes that run no batch; one whose batch takes longer than expected is busy, though its ``busy_ms`` is 0.
-    joining : int
-        Requests that the next batch is expected to hold in the end, by `forecast_joining`; 0 while a process is idle.
-    oldest_deadline_ms : float
-        By when the oldest of those that wait is to be answered, from its arrival.
-    """
-
-    waiting: int
-    oldest_wait_ms: float
-    busy_ms: tuple[float, ...]
-    latency_ms: Sequence[float]
-    max_wait_ms: float = 0.0
+    waiting: int  #: Requests in its queue.
+    oldest_wait_ms: float  #: How long the oldest of them has waited; 0 when the queue is empty.
+    busy_ms: tuple[float, ...]  #: Time until each is expected to have finished all that it was given; 0: idle.
+    latency_ms: Sequence[float]  #: Expected time of a batch of 1, 2, … requests; its length is the largest batch.
+    max_wait_ms: float = 0.0  #: How long a batch waits to be filled.
+    #: Processes that run no batch; one whose batch takes longer than expected is busy, though its ``busy_ms`` is 0.
     idle: int = 0
+    #: Requests that the next batch is expected to hold in the end, by `forecast_joining`; 0 while a process is idle.
     joining: int = 0
-    oldest_deadline_ms: float = math.inf
+    oldest_deadline_ms: float = math.inf  #: By when the oldest of those that wait is to be answered, from its arrival.
 
 
 def expected_finish_ms(load: ReplicaLoad) -> float:

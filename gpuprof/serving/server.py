@@ -55,54 +55,25 @@ Ready = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How a server listens and what it allows.
-
-    Attributes
-    ----------
-    host, port : str, int
-    grpc_port : int or None
-        None: no gRPC.
-    routing : str
-        Name of a routing rule.
-    buffer_bytes : int
-        Memory for the tensors of all requests and answers together.
-    max_body_bytes : int
-        Of one inference request.
-    hang_s : float
-        Beyond what its batches should take, a worker that is silent for so long is replaced.
-    drain_s : float
-        How long requests may take to be answered after the server was told to stop.
-    stall_s : float
-        A connection that stands still in the middle of a request or an answer for so long is closed.
-    idle_s : float
-        A connection on which nothing is asked for so long is closed.
-    connections_per_peer : int
-        Connections of HTTP, and calls and connections of gRPC, that one address may have.
-    shadow : bool
-        Whether the standbys of the plan take over from replicas whose model breaks its SLO.
-    adapt : AdaptSettings or None
-        When and how the map is planned anew; None: never.
-    tracer : SpanTracer or None
-        Makes spans of requests.
-    security : Security
-        What clients must know and are shown.
-    """
+    """How a server listens and what it allows."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    grpc_port: int | None = None
-    routing: str = "fastest"
-    buffer_bytes: int = 1 << 30
-    max_body_bytes: int = 64 << 20
-    hang_s: float = 5.0
-    drain_s: float = 30.0
+    grpc_port: int | None = None  #: None: no gRPC.
+    routing: str = "fastest"  #: Name of a routing rule.
+    buffer_bytes: int = 1 << 30  #: Memory for the tensors of all requests and answers together.
+    max_body_bytes: int = 64 << 20  #: Of one inference request.
+    hang_s: float = 5.0  #: Beyond what its batches should take, a worker that is silent for so long is replaced.
+    drain_s: float = 30.0  #: How long requests may take to be answered after the server was told to stop.
+    #: A connection that stands still in the middle of a request or an answer for so long is closed.
     stall_s: float = 30.0
-    idle_s: float = 300.0
+    idle_s: float = 300.0  #: A connection on which nothing is asked for so long is closed.
+    #: Connections of HTTP, and calls and connections of gRPC, that one address may have.
     connections_per_peer: int = 2048
-    shadow: bool = False
-    adapt: AdaptSettings | None = None
-    tracer: SpanTracer | None = None
-    security: Security = OPEN
+    shadow: bool = False  #: Whether the standbys of the plan take over from replicas whose model breaks its SLO.
+    adapt: AdaptSettings | None = None  #: When and how the map is planned anew; None: never.
+    tracer: SpanTracer | None = None  #: Makes spans of requests.
+    security: Security = OPEN  #: What clients must know and are shown.
 
 
 class Server:

@@ -40,20 +40,12 @@ _LIKE = 0.2  # figures within so much of each other are the same load
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the placer is asked to place.
+    """What the placer is asked to place."""
 
-    Attributes
-    ----------
-    rates_rps : mapping of str to float
-        Measured where the plan was left, else as planned.
-    slowdowns : mapping of str to float
-        By model: time of its batches over what the estimator said; models left out are as it said.
-    beside : mapping of (str, str) to float
-        By model and a neighbour on its device: likewise, for batches beside that neighbour alone.
-    """
-
-    rates_rps: Mapping[str, float]
+    rates_rps: Mapping[str, float]  #: Measured where the plan was left, else as planned.
+    #: By model: time of its batches over what the estimator said; models left out are as it said.
     slowdowns: Mapping[str, float]
+    #: By model and a neighbour on its device: likewise, for batches beside that neighbour alone.
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -67,30 +59,15 @@ class Replanner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdaptSettings:
-    """When maps are changed.
-
-    Attributes
-    ----------
-    replan : Replanner
-    output : Path
-        Where each new map is written.
-    period_s : float
-        Time over which the load is measured.
-    patience : mapping of bool to int
-        Periods in a row for which a model must have too little (True), or too much (False).
-    headroom : float
-        The placer plans for so many times the measured rate.
-    settle_periods : int
-        Periods after a move that are not judged.
-    bounds : Bounds
-    """
+    """When maps are changed."""
 
     replan: Replanner
-    output: Path
-    period_s: float = 5.0
+    output: Path  #: Where each new map is written.
+    period_s: float = 5.0  #: Time over which the load is measured.
+    #: Periods in a row for which a model must have too little (True), or too much (False).
     patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
-    headroom: float = 1.2
-    settle_periods: int = 1
+    headroom: float = 1.2  #: The placer plans for so many times the measured rate.
+    settle_periods: int = 1  #: Periods after a move that are not judged.
     bounds: Bounds = field(default_factory=Bounds)
 
 

@@ -31,18 +31,12 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a plan bears, as parts of what it says.
+    """What a plan bears, as parts of what it says."""
 
-    Attributes
-    ----------
-    more, less : float
-        The rate may be so many times the planned one.
-    slower : float
-        Batches may take so many times the predicted time, or its inverse; more where the map's interval says so.
-    """
-
+    #: ``more``, ``less``: The rate may be so many times the planned one.
     more: float = 1.2
     less: float = 0.5
+    #: Batches may take so many times the predicted time, or its inverse; more where the map's interval says so.
     slower: float = 1.25
 
 
@@ -57,20 +51,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a model did in a window.
-
-    Attributes
-    ----------
-    window : ServiceWindow
-    slowdown : float or None
-        Time of its batches over what was predicted for batches of their sizes; None without batches.
-    neighbours : NeighbourCost or None
-        What of it its neighbours cause; None: not looked at, or no batches.
-    """
+    """What a model did in a window."""
 
     window: ServiceWindow
+    #: Time of its batches over what was predicted for batches of their sizes; None without batches.
     slowdown: float | None
-    neighbours: NeighbourCost | None = None
+    neighbours: NeighbourCost | None = None  #: What of it its neighbours cause; None: not looked at, or no batches.
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> Planned:

@@ -14,23 +14,15 @@ _SURE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceWindow:
-    """Differences of a model's, or a replica's, counts over a time.
-
-    Attributes
-    ----------
-    seconds : float
-    arrived, answered, late, refused : int
-        ``late`` are the answers after their deadline.
-    buckets : tuple of int
-        Answers by latency, by `BUCKETS_MS`.
-    """
+    """Differences of a model's, or a replica's, counts over a time."""
 
     seconds: float
+    #: ``arrived``, ``answered``, ``late``, ``refused``: ``late`` are the answers after their deadline.
     arrived: int
     answered: int
     late: int
     refused: int
-    buckets: tuple[int, ...]
+    buckets: tuple[int, ...]  #: Answers by latency, by `BUCKETS_MS`.
 
     @property
     def rate_rps(self) -> float:

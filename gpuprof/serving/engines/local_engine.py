@@ -37,15 +37,9 @@ async def cut_machine(machine: MachineLink, layouts: Layouts) -> MachineParts:
 
 
 class Engine(Protocol):
-    """Keeps machine processes where the nodes of a map are.
+    """Keeps machine processes where the nodes of a map are."""
 
-    Attributes
-    ----------
-    on_moved : callable
-        Told when a machine has been replaced by another, which may have other parts.
-    """
-
-    on_moved: Callable[[], None]
+    on_moved: Callable[[], None]  #: Told when a machine has been replaced by another, which may have other parts.
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return what the machines of these nodes have, when the GPUs for which there are layouts are cut so.

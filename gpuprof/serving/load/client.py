@@ -39,74 +39,40 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What one client sends.
-
-    Attributes
-    ----------
-    host, port : str, int
-    requests : tuple of tuple of bytes
-        For each model, one or more whole HTTP requests, sent in turn.
-    times : sequence of float
-        Seconds from the start, increasing.
-    models : sequence of int
-        Position in ``requests`` of each.
-    patience_s : float
-        How long to wait for the last answers.
-    target : Target or None
-        Where it is encrypted: what tells how.
-    in_flight : tuple of int
-        Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
-    until_s : float
-        Closed loop: when the last request is sent, at the latest.
-    chains : tuple of tuple of tuple of int
-        Closed loop: sequences of requests, as `gpuprof.serving.load.closed_loop.ClosedLoop` takes them.
-    give_up_s : float
-        A request that has found no free connection for so long is not sent, and lost: else, once all are taken, every
-        request is as late as those before it, and what is measured is this client.
-    """
+    """What one client sends."""
 
     host: str
     port: int
+    #: For each model, one or more whole HTTP requests, sent in turn.
     requests: tuple[tuple[bytes, ...], ...]
-    times: Sequence[float]
-    models: Sequence[int]
-    patience_s: float = 10.0
-    target: Target | None = None
+    times: Sequence[float]  #: Seconds from the start, increasing.
+    models: Sequence[int]  #: Position in ``requests`` of each.
+    patience_s: float = 10.0  #: How long to wait for the last answers.
+    target: Target | None = None  #: Where it is encrypted: what tells how.
+    #: Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
     in_flight: tuple[int, ...] = ()
-    until_s: float = 0.0
+    until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
+    #: Closed loop: sequences of requests, as `gpuprof.serving.load.closed_loop.ClosedLoop` takes them.
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    #: A request that has found no free connection for so long is not sent, and lost: else, once all are taken, every
+    #: request is as late as those before it, and what is measured is this client.
     give_up_s: float = math.inf
 
 
 @dataclass(slots=True)
 class SentRequests:
-    """What became of each request: all lists are as long as the schedule, of a closed loop as what was sent.
+    """What became of each request: all lists are as long as the schedule, of a closed loop as what was sent."""
 
-    Attributes
-    ----------
-    sent_s, done_s : array of float
-        Seconds from the start; ``done_s`` is -1 where no answer came.
-    status : array of int
-        HTTP status; 0 where no answer came.
-    cpu_s : float
-        CPU time of the client that sent them.
-    server_ms : array of float
-        What the server says that it took; `UNTOLD_MS` where it does not, and empty where nobody asked.
-    models : array of int
-        Of a closed loop: position of each request's model.
-    windows : int
-        How many windows were measured, where a rule says when it ends.
-    is_stable : bool
-        Whether the last of them agree.
-    """
-
+    #: ``sent_s``, ``done_s``: Seconds from the start; ``done_s`` is -1 where no answer came.
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
-    status: array[int] = field(default_factory=lambda: array("h"))
-    cpu_s: float = 0.0
+    status: array[int] = field(default_factory=lambda: array("h"))  #: HTTP status; 0 where no answer came.
+    cpu_s: float = 0.0  #: CPU time of the client that sent them.
+    #: Of a closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
-    windows: int = 0
-    is_stable: bool = False
+    windows: int = 0  #: How many windows were measured, where a rule says when it ends.
+    is_stable: bool = False  #: Whether the last of them agree.
+    #: What the server says that it took; `UNTOLD_MS` where it does not, and empty where nobody asked.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
 
 

@@ -28,68 +28,37 @@ _EASY_BYTES_PER_S = 600e6
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """Traffic for one model.
-
-    Attributes
-    ----------
-    model : str
-    rate_rps : float
-        Of a recording: its mean.
-    slo_ms : float
-    path : str or None
-        The file that tells what its inputs may be.
-    times_s : tuple of float or None
-        A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
-    dims : str or None
-        Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
-    data : Path or None
-        Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
-    concurrency : int or None
-        Closed loop: so many requests are on their way at any time, whatever the rate; None: open loop. All streams of a
-        load are of one kind.
-    """
+    """Traffic for one model."""
 
     model: str
-    rate_rps: float
+    rate_rps: float  #: Of a recording: its mean.
     slo_ms: float
-    path: str | None = None
+    path: str | None = None  #: The file that tells what its inputs may be.
+    #: A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
     times_s: tuple[float, ...] | None = None
+    #: Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
     dims: str | None = None
+    #: Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
     data: Path | None = None
+    #: Closed loop: so many requests are on their way at any time, whatever the rate; None: open loop. All streams of a
+    #: load are of one kind.
     concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How traffic is sent.
+    """How traffic is sent."""
 
-    Attributes
-    ----------
-    duration_s, warmup_s : float
-        What is counted, and what is sent before.
-    seed : int
-    arrivals : str
-        ``"poisson"``, ``"gamma"`` or ``"constant"``.
-    scv : float
-        Squared coefficient of variation of the gaps of ``gamma``.
-    clients : int or None
-        Processes; None: as many as the traffic needs.
-    patience_s : float
-        How long to wait for the last answers.
-    give_up_s : float
-        A request that has found no free connection of its client for so long is not sent.
-    rule : WindowRule or None
-        Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
-    """
-
+    #: ``duration_s``, ``warmup_s``: What is counted, and what is sent before.
     duration_s: float = 20.0
     warmup_s: float = 2.0
     seed: int = 0
-    arrivals: str = "poisson"
-    scv: float = 4.0
-    clients: int | None = None
-    patience_s: float = 10.0
-    give_up_s: float = math.inf
+    arrivals: str = "poisson"  #: ``"poisson"``, ``"gamma"`` or ``"constant"``.
+    scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
+    clients: int | None = None  #: Processes; None: as many as the traffic needs.
+    patience_s: float = 10.0  #: How long to wait for the last answers.
+    give_up_s: float = math.inf  #: A request that has found no free connection of its client for so long is not sent.
+    #: Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
     rule: WindowRule | None = None
 
 

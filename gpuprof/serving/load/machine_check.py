@@ -35,23 +35,12 @@ _PROBED_LOAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineCheck:
-    """What was found of the machine.
+    """What was found of the machine."""
 
-    Attributes
-    ----------
-    busy_cores : float or None
-        Cores that something else keeps busy; None: not known.
-    slowdowns : mapping of str to float
-        Model → time of its batches of one now, over that of the profile.
-    late_ms : float
-        How late one of a hundred wake-ups comes while nothing is sent.
-    stolen : float or None
-        Part of the cores' time that the hypervisor gave to others meanwhile; None: not known.
-    """
-
-    busy_cores: float | None
-    slowdowns: Mapping[str, float]
-    late_ms: float = 0.0
+    busy_cores: float | None  #: Cores that something else keeps busy; None: not known.
+    slowdowns: Mapping[str, float]  #: Model → time of its batches of one now, over that of the profile.
+    late_ms: float = 0.0  #: How late one of a hundred wake-ups comes while nothing is sent.
+    #: Part of the cores' time that the hypervisor gave to others meanwhile; None: not known.
     stolen: float | None = None
 
     def notes(self) -> Iterator[str]:

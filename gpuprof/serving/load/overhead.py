@@ -31,28 +31,16 @@ _WORKER = "gpuprof.serving.worker.worker"
 
 @dataclass(frozen=True, slots=True)
 class RequestOverhead:
-    """Time that serving adds to a request, without any queue.
+    """Time that serving adds to a request, without any queue."""
 
-    Attributes
-    ----------
-    fixed_ms : float
-        Of a request without content.
-    ms_per_mib : float
-        More for each MiB of tensors that it brings.
-    handover_ms : float
-        Of it, for which the worker is kept from other batches.
-    host_ms, host_ms_per_mib : float
-        CPU time of router, machine process and client for a request, and more for each MiB that it brings.
-    host_ms_busy : float
-        The former where many requests come a second.
-    """
-
-    fixed_ms: float
-    ms_per_mib: float
-    handover_ms: float = 0.0
+    fixed_ms: float  #: Of a request without content.
+    ms_per_mib: float  #: More for each MiB of tensors that it brings.
+    handover_ms: float = 0.0  #: Of it, for which the worker is kept from other batches.
+    #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and more for each
+    #: MiB that it brings.
     host_ms: float = 0.0
     host_ms_per_mib: float = 0.0
-    host_ms_busy: float = 0.0
+    host_ms_busy: float = 0.0  #: The former where many requests come a second.
 
     def of(self, request_bytes: float) -> float:
         """Return the overhead in ms of a request with ``request_bytes`` of tensors."""

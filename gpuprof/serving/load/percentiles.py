@@ -14,17 +14,11 @@ _LOADGEN_DOUBT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A percentile of a sample.
-
-    Attributes
-    ----------
-    value : float
-    low, high : float or None
-        Ends of its 95% interval, which are values of the sample: nothing is assumed of the distribution but that values
-        do not depend on one another. None: the sample is too small for that end.
-    """
+    """A percentile of a sample."""
 
     value: float
+    #: ``low``, ``high``: Ends of its 95% interval, which are values of the sample: nothing is assumed of the
+    #: distribution but that values do not depend on one another. None: the sample is too small for that end.
     low: float | None
     high: float | None
 

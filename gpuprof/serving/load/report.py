@@ -27,47 +27,39 @@ _STAGES = {"queue": "queue", "compute_input": "gather", "compute_infer": "infer"
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """Measured figures of one model; times in milliseconds from the moment at which a request was due.
-
-    Attributes
-    ----------
-    sent, answered, in_slo, refused, failed, lost : int
-        Requests after the warm-up: all, with status 200, of these within the SLO, with 503, with another status,
-        without any answer.
-    rate_rps, goodput_rps : float
-        Sent, and answered within the SLO, per second.
-    p50_ms, p95_ms, p99_ms, mean_ms : float or None
-        Of the answered; a percentile is None where too few were to have one beyond it: 20 for p95, 100 for p99.
-    p50_low_ms, p50_high_ms, p95_low_ms, p95_high_ms, p99_low_ms, p99_high_ms : float or None
-        Their 95% intervals; None: too few were answered for that end.
-    lag_p99_ms : float
-        How late the client itself sent.
-    server_mean_ms, server_p50_ms, server_p99_ms : float or None
-        What the server says that it took for the answered (Server-Timing), from their arrival to their answer; None
-        where it does not say. The rest of the latency is client and network.
-    """
+    """Measured figures of one model; times in milliseconds from the moment at which a request was due."""
 
     model: str
     slo_ms: float
+    #: ``sent``, ``answered``, ``in_slo``, ``refused``, ``failed``, ``lost``: Requests after the warm-up: all, with
+    #: status 200, of these within the SLO, with 503, with another status, without any answer.
     sent: int
     answered: int
     in_slo: int
     refused: int
     failed: int
     lost: int
+    #: ``rate_rps``, ``goodput_rps``: Sent, and answered within the SLO, per second.
     rate_rps: float
     goodput_rps: float
+    #: ``p50_ms``, ``p95_ms``, ``p99_ms``, ``mean_ms``: Of the answered; a percentile is None where too few were to have
+    #: one beyond it: 20 for p95, 100 for p99.
     mean_ms: float | None
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    lag_p99_ms: float
+    lag_p99_ms: float  #: How late the client itself sent.
+    #: ``p50_low_ms``, ``p50_high_ms``, ``p95_low_ms``, ``p95_high_ms``, ``p99_low_ms``, ``p99_high_ms``: Their 95%
+    #: intervals; None: too few were answered for that end.
     p50_low_ms: float | None = None
     p50_high_ms: float | None = None
     p95_low_ms: float | None = None
     p95_high_ms: float | None = None
     p99_low_ms: float | None = None
     p99_high_ms: float | None = None
+    #: ``server_mean_ms``, ``server_p50_ms``, ``server_p99_ms``: What the server says that it took for the answered
+    #: (Server-Timing), from their arrival to their answer; None where it does not say. The rest of the latency is
+    #: client and network.
     server_mean_ms: float | None = None
     server_p50_ms: float | None = None
     server_p99_ms: float | None = None

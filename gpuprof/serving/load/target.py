@@ -34,24 +34,13 @@ _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that speaks the Open Inference Protocol over HTTP.
-
-    Attributes
-    ----------
-    host, port : str, int
-    token : str
-        Sent with every request; empty: none is.
-    encrypted : bool
-        Whether it speaks TLS.
-    authority : Path or None
-        PEM file of the certificates to trust; None: those that the system trusts.
-    """
+    """A server that speaks the Open Inference Protocol over HTTP."""
 
     host: str
     port: int
-    token: str = field(default="", repr=False)
-    encrypted: bool = False
-    authority: Path | None = None
+    token: str = field(default="", repr=False)  #: Sent with every request; empty: none is.
+    encrypted: bool = False  #: Whether it speaks TLS.
+    authority: Path | None = None  #: PEM file of the certificates to trust; None: those that the system trusts.
 
     @classmethod
     def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:

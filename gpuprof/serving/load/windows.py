@@ -7,24 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """When a load has been measured.
+    """When a load has been measured."""
 
-    Attributes
-    ----------
-    window_s : float
-        Length of a window.
-    percent : float
-        By how much of their mean the windows that agree may differ from it, in rate and mean latency of every model.
-    most : int
-        Windows after which it ends, agree they or not.
-    count : int
-        How many in a row must agree; these are what counts. perf_analyzer takes three.
-    """
-
-    window_s: float = 5.0
+    window_s: float = 5.0  #: Length of a window.
+    #: By how much of their mean the windows that agree may differ from it, in rate and mean latency of every model.
     percent: float = 10.0
-    most: int = 10
-    count: int = 3
+    most: int = 10  #: Windows after which it ends, agree they or not.
+    count: int = 3  #: How many in a row must agree; these are what counts. perf_analyzer takes three.
 
     @property
     def longest_s(self) -> float:
@@ -34,19 +23,11 @@ class WindowRule:
 
 @dataclass(slots=True)
 class WindowWatch:
-    """Counts answers by window and says when enough windows agree.
-
-    Attributes
-    ----------
-    rule : WindowRule
-    models : int
-    begin_s : float
-        When the first window begins: what is answered before does not count.
-    """
+    """Counts answers by window and says when enough windows agree."""
 
     rule: WindowRule
     models: int
-    begin_s: float
+    begin_s: float  #: When the first window begins: what is answered before does not count.
     is_stable: bool = False
     finished: int = 0
     _counts: list[int] = field(init=False)

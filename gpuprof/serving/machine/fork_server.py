@@ -35,18 +35,10 @@ MESSAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What all workers of a fork server have in common.
+    """What all workers of a fork server have in common."""
 
-    Attributes
-    ----------
-    key : RendezvousKey
-        Where they find the router.
-    memory : SharedMemory or None
-        What they share with it.
-    """
-
-    key: RendezvousKey
-    memory: SharedMemory | None
+    key: RendezvousKey  #: Where they find the router.
+    memory: SharedMemory | None  #: What they share with it.
 
     def to_json(self) -> str:
         """Return it as JSON."""

@@ -18,53 +18,28 @@ _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """What a worker is to serve and with what.
-
-    Attributes
-    ----------
-    model, version, path : str
-    batch : int
-        Largest batch.
-    threads : int
-        Of ONNX Runtime within an operator.
-    provider : str
-        Execution provider.
-    cores : tuple of int
-        It runs on these; empty: it is not held to any.
-    quota_cores : float or None
-        CPU seconds a second that all workers of ``group`` may take together.
-    group : str
-        Name of the control group for the quota.
-    environment : mapping of str to str
-        Set before the process starts: MPS and MIG are bound so.
-    gpu : GpuShare or None
-        Part of a GPU that it is to be held to; becomes ``environment`` when the GPU's MPS daemon runs.
-    with_mps : bool
-        Whether that needs MPS.
-    latency_ms, latency_cv : tuple of float, float
-        Predicted times of a batch of 1, 2, … and their variation: what a simulated worker takes.
-    node : str
-        The machine that keeps it, by its name in the map.
-    sha256 : str
-        Of the model's file as it was planned with; empty: any will do.
-    """
+    """What a worker is to serve and with what."""
 
     model: str
     version: str
     path: str
-    batch: int
-    threads: int = 1
-    provider: str = "CPUExecutionProvider"
-    cores: tuple[int, ...] = ()
-    quota_cores: float | None = None
-    group: str = ""
+    batch: int  #: Largest batch.
+    threads: int = 1  #: Of ONNX Runtime within an operator.
+    provider: str = "CPUExecutionProvider"  #: Execution provider.
+    cores: tuple[int, ...] = ()  #: It runs on these; empty: it is not held to any.
+    quota_cores: float | None = None  #: CPU seconds a second that all workers of ``group`` may take together.
+    group: str = ""  #: Name of the control group for the quota.
+    #: Set before the process starts: MPS and MIG are bound so.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Part of a GPU that it is to be held to; becomes ``environment`` when the GPU's MPS daemon runs.
     gpu: GpuShare | None = None
-    with_mps: bool = False
+    with_mps: bool = False  #: Whether that needs MPS.
+    #: ``latency_ms``, ``latency_cv``: Predicted times of a batch of 1, 2, … and their variation: what a simulated
+    #: worker takes.
     latency_ms: tuple[float, ...] = ()
     latency_cv: float = 0.0
-    node: str = ""
-    sha256: str = ""
+    node: str = ""  #: The machine that keeps it, by its name in the map.
+    sha256: str = ""  #: Of the model's file as it was planned with; empty: any will do.
 
     def to_message(self) -> dict[str, object]:
         """Return what the worker is told, as JSON for the wire."""

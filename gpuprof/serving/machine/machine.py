@@ -40,20 +40,11 @@ _HURRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineOrder:
-    """What a machine process is told when it starts.
+    """What a machine process is told when it starts."""
 
-    Attributes
-    ----------
-    node : str
-        Its name in the map.
-    key : RendezvousKey
-    memory : SharedMemory or None
-        What its workers share with the router; None: the router is elsewhere.
-    """
-
-    node: str
+    node: str  #: Its name in the map.
     key: RendezvousKey
-    memory: SharedMemory | None = None
+    memory: SharedMemory | None = None  #: What its workers share with the router; None: the router is elsewhere.
 
     def to_json(self) -> str:
         """Return the order as JSON."""

@@ -9,21 +9,12 @@ from gpuprof.machine.mps import MpsDaemon
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """What one worker process may use of a GPU or a MIG instance.
+    """What one worker process may use of a GPU or a MIG instance."""
 
-    Attributes
-    ----------
-    uuid : str
-        ``GPU-…`` or ``MIG-…``.
-    active_pct : float or None
-        Of its compute units, in (0, 100]; None: it is held to none, beside others who are not either.
-    memory_bytes : int or None
-        Limit of its memory.
-    """
-
-    uuid: str
+    uuid: str  #: ``GPU-…`` or ``MIG-…``.
+    #: Of its compute units, in (0, 100]; None: it is held to none, beside others who are not either.
     active_pct: float | None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  #: Limit of its memory.
 
     def environment(self, daemon: MpsDaemon | None) -> dict[str, str]:
         """Return what to set before the process starts; ``daemon`` is None where it needs no MPS."""

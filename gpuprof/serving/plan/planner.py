@@ -34,33 +34,15 @@ class MapSource:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """How the workers of maps are planned.
+    """How the workers of maps are planned."""
 
-    Attributes
-    ----------
-    group : str
-        Prefix of the control groups' names, unique to this server.
-    node : str or None
-        Which node of the map this machine is; None: the only one.
-    simulated : bool
-        Whether nothing is computed.
-    shadow_pct : float
-        How much more of its device a standby has; 0: no standbys.
-    cluster : bool
-        Whether the map's nodes are machines of a cluster.
-    apply_mig : bool
-        Whether GPUs are cut into the MIG instances of the map.
-    allow_changed : bool
-        Whether model files may be others than the map was planned with.
-    """
-
-    group: str
-    node: str | None = None
-    simulated: bool = False
-    shadow_pct: float = 0.0
-    cluster: bool = False
-    apply_mig: bool = False
-    allow_changed: bool = False
+    group: str  #: Prefix of the control groups' names, unique to this server.
+    node: str | None = None  #: Which node of the map this machine is; None: the only one.
+    simulated: bool = False  #: Whether nothing is computed.
+    shadow_pct: float = 0.0  #: How much more of its device a standby has; 0: no standbys.
+    cluster: bool = False  #: Whether the map's nodes are machines of a cluster.
+    apply_mig: bool = False  #: Whether GPUs are cut into the MIG instances of the map.
+    allow_changed: bool = False  #: Whether model files may be others than the map was planned with.
 
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
         """Return the nodes of a map whose machines must be there before its workers can be planned.

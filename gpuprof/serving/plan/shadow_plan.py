@@ -21,16 +21,10 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a standby takes of something when it takes over: a core, or a percentage of a GPU or MIG instance.
-
-    Attributes
-    ----------
-    resource : str
-    amount, spare : float
-        What it takes, and what the plan leaves over for everybody.
-    """
+    """What a standby takes of something when it takes over: a core, or a percentage of a GPU or MIG instance."""
 
     resource: str
+    #: ``amount``, ``spare``: What it takes, and what the plan leaves over for everybody.
     amount: float
     spare: float
 

@@ -13,23 +13,12 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, local_places
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """A GPU or a MIG instance at a moment.
+    """A GPU or a MIG instance at a moment."""
 
-    Attributes
-    ----------
-    index : int
-        Of the GPU.
-    mig : str
-        Profile and first slice, empty for a whole GPU.
-    uuid : str
-    sm_ratio : float or None
-        Part of the last sample period in which a kernel ran; None where NVML does not say, as of MIG instances.
-    memory_bytes, memory_total_bytes : int
-    """
-
-    index: int
-    mig: str
+    index: int  #: Of the GPU.
+    mig: str  #: Profile and first slice, empty for a whole GPU.
     uuid: str
+    #: Part of the last sample period in which a kernel ran; None where NVML does not say, as of MIG instances.
     sm_ratio: float | None
     memory_bytes: int
     memory_total_bytes: int

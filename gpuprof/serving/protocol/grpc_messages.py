@@ -42,19 +42,11 @@ _MODEL_NAME, _MODEL_VERSION, _REQUEST_ID = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class InferCall:
-    """A ModelInferRequest without its raw contents, and these.
-
-    Attributes
-    ----------
-    message : ModelInferRequest
-    raw : sequence of bytes-like
-    data : bytes-like
-        All of it, as it came.
-    """
+    """A ModelInferRequest without its raw contents, and these."""
 
     message: Any
     raw: Sequence[Buffer]
-    data: Buffer
+    data: Buffer  #: All of it, as it came.
 
     @property
     def size(self) -> int:
@@ -101,22 +93,14 @@ class InferCall:
 
 @dataclass(frozen=True, slots=True)
 class LargeCall:
-    """A ModelInferRequest that is large beside its raw contents, and not read yet but for what it asks.
+    """A ModelInferRequest that is large beside its raw contents, and not read yet but for what it asks."""
 
-    Attributes
-    ----------
-    name, version, id : str
-        Of the model; of the request.
-    data : bytes
-    text_bytes : int
-        What it has beside raw contents.
-    """
-
+    #: ``name``, ``version``, ``id``: Of the model; of the request.
     name: str
     version: str
     id: str
     data: Buffer
-    text_bytes: int
+    text_bytes: int  #: What it has beside raw contents.
 
     @property
     def size(self) -> int:

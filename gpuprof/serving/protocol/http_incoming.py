@@ -35,18 +35,10 @@ _JSON_LENGTH = b"inference-header-content-length"
 
 
 class HttpClient(Protocol):
-    """Who asked, and is to be answered once, by any of these calls.
+    """Who asked, and is to be answered once, by any of these calls."""
 
-    Attributes
-    ----------
-    on_gone : callable or None
-        Called when it goes before that.
-    peer : str
-        Its address.
-    """
-
-    on_gone: Callable[[], None] | None
-    peer: str
+    on_gone: Callable[[], None] | None  #: Called when it goes before that.
+    peer: str  #: Its address.
 
     def respond(
         self,
@@ -80,27 +72,16 @@ class ReceivedBody:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a request.
+    """What answers a request."""
 
-    Attributes
-    ----------
-    handle : callable
-        Given who asked, the head and the body; answers now or later.
-    max_body : int
-        Bytes that the body may have.
-    in_arena : bool
-        Whether a large body is to be received in the arena.
-    foresee : callable or None
-        Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
-        need not be received because it will be refused anyhow.
-    lane : hashable or None
-        With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
-    """
-
+    #: Given who asked, the head and the body; answers now or later.
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
-    max_body: int = MAX_DISCARDED_BYTES
-    in_arena: bool = False
+    max_body: int = MAX_DISCARDED_BYTES  #: Bytes that the body may have.
+    in_arena: bool = False  #: Whether a large body is to be received in the arena.
+    #: Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
+    #: need not be received because it will be refused anyhow.
     foresee: Callable[[Buffer, str], None] | None = None
+    #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
     lane: Hashable = None
 
 
@@ -116,30 +97,15 @@ class KnownHead:
 
 @dataclass(slots=True)
 class Incoming:
-    """A request whose body is being received.
-
-    Attributes
-    ----------
-    head : HttpHead
-    arrived : float
-        Monotonic seconds.
-    route : Route
-        Known once it was prepared.
-    refusal : RefusedError or None
-        The body is received for nothing: this is the answer.
-    view : memoryview or None
-        Where in the arena the body goes, as far as there is memory for it; None: into ``data``, or nowhere.
-    received, length : int
-        Bytes of the body.
-    peer : str
-        Address of who sends it.
-    """
+    """A request whose body is being received."""
 
     head: HttpHead
-    arrived: float
-    route: Route
+    arrived: float  #: Monotonic seconds.
+    route: Route  #: Known once it was prepared.
+    #: ``received``, ``length``: Bytes of the body.
     length: int = 0
-    refusal: RefusedError | None = None
+    refusal: RefusedError | None = None  #: The body is received for nothing: this is the answer.
+    #: Where in the arena the body goes, as far as there is memory for it; None: into ``data``, or nowhere.
     view: memoryview | None = None
     received: int = 0
     _undecided: bool = False
@@ -149,7 +115,7 @@ class Incoming:
     _chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
     _data: bytearray = field(default_factory=bytearray)
     _charged: int = 0
-    peer: str = ""
+    peer: str = ""  #: Address of who sends it.
 
     @classmethod
     def begin(cls, head: HttpHead, arrived: float, peer: str = "") -> Incoming:

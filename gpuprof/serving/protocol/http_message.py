@@ -26,30 +26,17 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 @dataclass(slots=True)
 class HttpHead:
-    """Request line and headers.
-
-    Attributes
-    ----------
-    method, target : bytes
-    headers : dict of bytes to bytes
-        Names in lower case; of a name given twice the last.
-    length : int or None
-        Content-Length; None when none was given.
-    chunked, keep_alive : bool
-    repeated : bytes or None
-        A header that was given twice, of those that may be given once.
-    is_whole : bool
-        Whether the parser has found its end.
-    """
+    """Request line and headers."""
 
     method: bytes = b""
     target: bytes = b""
+    #: Names in lower case; of a name given twice the last.
     headers: dict[bytes, bytes] = field(default_factory=dict)
-    length: int | None = None
+    length: int | None = None  #: Content-Length; None when none was given.
     chunked: bool = False
     keep_alive: bool = True
-    repeated: bytes | None = None
-    is_whole: bool = False
+    repeated: bytes | None = None  #: A header that was given twice, of those that may be given once.
+    is_whole: bool = False  #: Whether the parser has found its end.
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, perhaps several times."""

@@ -26,19 +26,11 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class ProtocolFigures:
-    """What the server counts beside the router.
+    """What the server counts beside the router."""
 
-    Attributes
-    ----------
-    refusals : mapping of (str, int, str) to int
-        Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
-    turned_away : int
-        Connections, and calls of gRPC, beyond those that an address may have.
-    stalls : StallMeter
-    """
-
+    #: Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
     refusals: Mapping[tuple[str, int, str], int]
-    turned_away: int
+    turned_away: int  #: Connections, and calls of gRPC, beyond those that an address may have.
     stalls: StallMeter
 
 

@@ -15,18 +15,9 @@ CountRefusal = Callable[[RefusedError], None]
 
 @dataclass(frozen=True, slots=True)
 class ProtocolParts:
-    """What one protocol has of another.
+    """What one protocol has of another."""
 
-    Attributes
-    ----------
-    pool : ParsePool
-        Reads and writes large texts.
-    turns : LoopTurns
-        In which order requests are read where the router cannot keep up.
-    count_refusal : callable
-        Told what is refused.
-    """
-
-    pool: ParsePool = field(default_factory=ParsePool)
+    pool: ParsePool = field(default_factory=ParsePool)  #: Reads and writes large texts.
+    #: In which order requests are read where the router cannot keep up.
     turns: LoopTurns = field(default_factory=LoopTurns)
-    count_refusal: CountRefusal = lambda refusal: None
+    count_refusal: CountRefusal = lambda refusal: None  #: Told what is refused.

@@ -23,64 +23,32 @@ _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_b
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class InferRequest:
-    """What a request asks for.
-
-    Attributes
-    ----------
-    id : str or None
-    rows : int
-    inputs : list of InputTensor
-        In the order of the model's inputs.
-    outputs : list of int or None
-        Positions asked for, in the order asked; None: all.
-    binary : set of int or None
-        Positions whose data is to be binary; None: all of them.
-    timeout_ms : float or None
-    priority : int
-        0 where none was given.
-    """
+    """What a request asks for."""
 
     id: str | None
     rows: int
-    inputs: list[InputTensor]
-    outputs: list[int] | None
-    binary: frozenset[int] | None
+    inputs: list[InputTensor]  #: In the order of the model's inputs.
+    outputs: list[int] | None  #: Positions asked for, in the order asked; None: all.
+    binary: frozenset[int] | None  #: Positions whose data is to be binary; None: all of them.
     timeout_ms: float | None
-    priority: int
+    priority: int  #: 0 where none was given.
 
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What decides whether a request can be answered in time: all of `InferRequest` that does.
+    """What decides whether a request can be answered in time: all of `InferRequest` that does."""
 
-    Attributes
-    ----------
-    timeout_ms : float or None
-        That it gives its answer; None: the model's SLO.
-    priority : int
-        0 is served first.
-    """
-
-    timeout_ms: float | None
-    priority: int
+    timeout_ms: float | None  #: That it gives its answer; None: the model's SLO.
+    priority: int  #: 0 is served first.
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class RequestBody:
-    """The bytes of a request.
-
-    Attributes
-    ----------
-    data : bytes-like
-    json_bytes : int
-        Length of the JSON at its start; all of it unless binary tensors follow.
-    offset : int or None
-        Where in the arena ``data`` begins; None when it is elsewhere.
-    """
+    """The bytes of a request."""
 
     data: Buffer
-    json_bytes: int
-    offset: int | None = None
+    json_bytes: int  #: Length of the JSON at its start; all of it unless binary tensors follow.
+    offset: int | None = None  #: Where in the arena ``data`` begins; None when it is elsewhere.
 
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:

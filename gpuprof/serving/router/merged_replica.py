@@ -27,22 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMember:
-    """A model of a merged file.
+    """A model of a merged file."""
 
-    Attributes
-    ----------
-    model : str
-        Its name in the map.
-    inputs, outputs : tuple of (str, str)
-        Its own name of each tensor, in its order, and the name in the merged file.
-    path : str or None
-        Of its own file, which may tell its version.
-    """
-
-    model: str
+    model: str  #: Its name in the map.
+    #: ``inputs``, ``outputs``: Its own name of each tensor, in its order, and the name in the merged file.
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
-    path: str | None = None
+    path: str | None = None  #: Of its own file, which may tell its version.
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
         """Return what the model takes and gives, out of what the merged file does."""

@@ -18,17 +18,10 @@ _NOTHING: BatchTimes = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTime:
-    """What the batches of a replica took in a time, and what the map predicts for them.
-
-    Attributes
-    ----------
-    model : str
-    beside : tuple of str
-        Models of the other replicas of its device or MIG instance that ran batches meanwhile, one for each.
-    took_ns, predicted_ns : float
-    """
+    """What the batches of a replica took in a time, and what the map predicts for them."""
 
     model: str
+    #: Models of the other replicas of its device or MIG instance that ran batches meanwhile, one for each.
     beside: tuple[str, ...]
     took_ns: float
     predicted_ns: float
@@ -36,17 +29,10 @@ class ReplicaTime:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourCost:
-    """How far batches of a model were off what the map predicts for them beside their neighbours.
+    """How far batches of a model were off what the map predicts for them beside their neighbours."""
 
-    Attributes
-    ----------
-    alone : float or None
-        Served over predicted time of the replicas that had no neighbours; None: each had some.
-    beside : mapping of str to float
-        By neighbour: so many times longer than predicted, what ``alone`` explains left out.
-    """
-
-    alone: float | None
+    alone: float | None  #: Served over predicted time of the replicas that had no neighbours; None: each had some.
+    #: By neighbour: so many times longer than predicted, what ``alone`` explains left out.
     beside: Mapping[str, float]
 
 

@@ -32,32 +32,17 @@ from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """How a replica batches.
+    """How a replica batches."""
 
-    Attributes
-    ----------
-    name : str
-        ``"resnet50/0"``.
-    batch : int
-    max_wait_ms : float
-    latency_ms : tuple of float or None
-        Predicted time of a batch of 1, 2, … ``batch``.
-    rate_rps : float
-        That it is planned for.
-    place, mig : str
-        Node and device; MIG instance, empty where there is none: for people and metrics.
-    share_pct : float
-        Part of the device or MIG instance that its workers have together.
-    """
-
-    name: str
+    name: str  #: ``"resnet50/0"``.
     batch: int
     max_wait_ms: float
-    latency_ms: tuple[float, ...] | None
-    rate_rps: float = 0.0
+    latency_ms: tuple[float, ...] | None  #: Predicted time of a batch of 1, 2, … ``batch``.
+    rate_rps: float = 0.0  #: That it is planned for.
+    #: ``place``, ``mig``: Node and device; MIG instance, empty where there is none: for people and metrics.
     place: str = ""
     mig: str = ""
-    share_pct: float = 100.0
+    share_pct: float = 100.0  #: Part of the device or MIG instance that its workers have together.
 
 
 class ReplicaOwner(Protocol):

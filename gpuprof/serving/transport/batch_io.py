@@ -24,23 +24,13 @@ INLINE = -1
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class Part:
-    """One request of a batch, as the router describes it.
-
-    Attributes
-    ----------
-    rows : int
-    inputs : list of [shape, offset, bytes]
-        Offset in the arena, `INLINE` where the bytes follow in the message, in order.
-    slot : [offset, size] or None
-        Where large outputs may be written.
-    wanted : list of int or None
-        Positions of the outputs that were asked for; None: all.
-    """
+    """One request of a batch, as the router describes it."""
 
     rows: int
+    #: [shape, offset, bytes]: offset in the arena, `INLINE` where the bytes follow in the message, in order.
     inputs: list[tuple[list[int], int, int]]
-    slot: tuple[int, int] | None
-    wanted: list[int] | None
+    slot: tuple[int, int] | None  #: Where large outputs may be written.
+    wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
 
 
 class BatchInputs:

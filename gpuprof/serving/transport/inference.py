@@ -59,17 +59,10 @@ def out_of_memory() -> RefusedError:
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class InputTensor:
-    """A tensor of a request.
-
-    Attributes
-    ----------
-    shape : list of int
-    data : bytes-like, or (offset, size)
-        Where in the arena it lies.
-    """
+    """A tensor of a request."""
 
     shape: list[int]
-    data: Buffer | tuple[int, int]
+    data: Buffer | tuple[int, int]  #: Bytes, or (offset, size): where in the arena it lies.
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
@@ -93,74 +86,36 @@ class StageTimes:
 
 @dataclass(slots=True, eq=False)
 class Inference:
-    """What the router queues, sends to a worker and answers, exactly once.
+    """What the router queues, sends to a worker and answers, exactly once."""
 
-    Attributes
-    ----------
-    rows : int
-        Of the batch; 1 for a model without a batch dimension.
-    inputs : list of InputTensor
-        In the order of the model's inputs.
-    wanted : list of int or None
-        Positions of the outputs that were asked for; None: all.
-    arrived : float
-        Seconds on the loop's clock.
-    deadline_ms : float
-        From the arrival on.
-    priority : int
-        0 is served first.
-    on_done, on_refused : callables
-        One of them is called, once.
-    slots : list of Slot
-        Memory of the inputs, held until the answer.
-    charged : int
-        Bytes of inputs that lie elsewhere, which count until the answer, too.
-    expected_ms : float
-        From the arrival to the answer, as it was expected when it was let in; corrected as its batch is sent.
-    expected_rows : int
-        What its batch was expected to hold then; 0: nothing was expected.
-    attempts : int
-        How often it was sent to a worker.
-    alone : bool
-        It must not share a batch, because the last one that it was in failed.
-    member_request : object
-        What it was before it entered the queue of a merged replica, which alone knows what that is.
-    replica : str
-        Where it was sent last.
-    client : str
-        Who sent it; clients of a model share it fairly.
-    turn : float
-        Its place among requests of its priority; see `gpuprof.serving.router.request_queue`.
-    overtaken : bool
-        Others that came later go before it, so that it may miss its deadline though it was let in.
-    traceparent : str
-        The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
-    """
-
-    rows: int
-    inputs: list[InputTensor]
-    wanted: list[int] | None
-    arrived: float
-    deadline_ms: float
+    rows: int  #: Of the batch; 1 for a model without a batch dimension.
+    inputs: list[InputTensor]  #: In the order of the model's inputs.
+    wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
+    arrived: float  #: Seconds on the loop's clock.
+    deadline_ms: float  #: From the arrival on.
+    #: ``on_done``, ``on_refused``: One of them is called, once.
     on_done: Callable[[Inference, list[OutputTensor], Slot | None], None]
     on_refused: Callable[[Inference, RefusedError], None]
-    priority: int = 0
-    slots: list[Slot] = field(default_factory=list)
-    charged: int = 0
+    priority: int = 0  #: 0 is served first.
+    slots: list[Slot] = field(default_factory=list)  #: Memory of the inputs, held until the answer.
+    charged: int = 0  #: Bytes of inputs that lie elsewhere, which count until the answer, too.
+    #: From the arrival to the answer, as it was expected when it was let in; corrected as its batch is sent.
     expected_ms: float = 0.0
-    expected_rows: int = 0
-    attempts: int = 0
-    alone: bool = False
+    expected_rows: int = 0  #: What its batch was expected to hold then; 0: nothing was expected.
+    attempts: int = 0  #: How often it was sent to a worker.
+    alone: bool = False  #: It must not share a batch, because the last one that it was in failed.
     cancelled: bool = False
     output_slot: Slot | None = None
     sent: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
     batch_key: object = None
+    #: What it was before it entered the queue of a merged replica, which alone knows what that is.
     member_request: object = None
-    replica: str = ""
-    traceparent: str = ""
-    client: str = ""
-    turn: float = 0.0
+    replica: str = ""  #: Where it was sent last.
+    traceparent: str = ""  #: The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
+    client: str = ""  #: Who sent it; clients of a model share it fairly.
+    turn: float = 0.0  #: Its place among requests of its priority; see `gpuprof.serving.router.request_queue`.
+    #: Others that came later go before it, so that it may miss its deadline though it was let in.
     overtaken: bool = False
 
     def charge_inputs(self, arena: Arena) -> None:

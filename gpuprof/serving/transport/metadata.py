@@ -12,20 +12,11 @@ from gpuprof.serving.transport.datatypes import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or an output of a model.
-
-    Attributes
-    ----------
-    name : str
-    datatype : str
-        As the Open Inference Protocol names it, ``"FP32"``.
-    shape : tuple of int
-        -1 where any size will do.
-    """
+    """An input or an output of a model."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: str  #: As the Open Inference Protocol names it, ``"FP32"``.
+    shape: tuple[int, ...]  #: -1 where any size will do.
 
     def mismatch(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor of ``shape`` does not fit."""
@@ -43,26 +34,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as its workers found it.
-
-    Attributes
-    ----------
-    name, version : str
-    platform : str
-        What runs it, ``"onnxruntime_onnx"``.
-    inputs, outputs : tuple of TensorSpec
-    max_batch : int
-        Largest number of rows in a request; 0 when the first dimension is not a batch.
-    input_index, output_index : mapping of str to int
-        Position by name.
-    """
+    """A model as its workers found it."""
 
     name: str
     version: str
-    platform: str
+    platform: str  #: What runs it, ``"onnxruntime_onnx"``.
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_batch: int
+    max_batch: int  #: Largest number of rows in a request; 0 when the first dimension is not a batch.
+    #: ``input_index``, ``output_index``: Position by name.
     input_index: dict[str, int] = field(init=False)
     output_index: dict[str, int] = field(init=False)
 

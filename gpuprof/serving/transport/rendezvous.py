@@ -28,21 +28,11 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class RendezvousKey:
-    """What a machine or a worker needs to be let in.
+    """What a machine or a worker needs to be let in."""
 
-    Attributes
-    ----------
-    address : str
-        ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
-    secret : str
-        Hexadecimal.
-    certificate : str
-        The one certificate that the rendezvous has, PEM; empty: the connection is not encrypted.
-    """
-
-    address: str
-    secret: str
-    certificate: str = ""
+    address: str  #: ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
+    secret: str  #: Hexadecimal.
+    certificate: str = ""  #: The one certificate that the rendezvous has, PEM; empty: the connection is not encrypted.
 
     def to_json(self) -> str:
         """Return the key as JSON."""

@@ -21,20 +21,12 @@ _MOST_TOKEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a server asks of its clients and shows them.
+    """What a server asks of its clients and shows them."""
 
-    Attributes
-    ----------
-    token : str
-        Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
-    context : SSLContext or None
-        With certificate and key, for HTTP/1.1; None: nothing is encrypted.
-    certificate, private_key : str
-        PEM; empty: there are none.
-    """
-
+    #: Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
     token: str = field(default="", repr=False)
-    context: ssl.SSLContext | None = None
+    context: ssl.SSLContext | None = None  #: With certificate and key, for HTTP/1.1; None: nothing is encrypted.
+    #: ``certificate``, ``private_key``: PEM; empty: there are none.
     certificate: str = ""
     private_key: str = field(default="", repr=False)
 

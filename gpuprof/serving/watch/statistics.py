@@ -28,48 +28,26 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Counts of one model, or of one of its replicas.
+    """Counts of one model, or of one of its replicas."""
 
-    Attributes
-    ----------
-    arrived : int
-        Requests that were asked for, whatever became of them.
-    answered, in_slo, failed, refused : int
-        Requests; ``in_slo`` are those answered within their deadline: goodput.
-    rows : int
-        Inferences, a request of n rows counting n.
-    batches : dict of int to BatchStatistics
-        By number of rows.
-    total_ns : int
-        Time from arrival to answer, of the answered requests.
-    failed_ns : int
-        Likewise of the failed.
-    stages : StageTimes
-        Sums over the answered requests.
-    last_ms : int
-        Milliseconds since the epoch of the last answer.
-    buckets : list of int
-        Answers by latency, `BUCKETS_MS` and one more for the rest.
-    stage_buckets : dict of str to list of int
-        Answers by the time that they spent in each of `STAGES`.
-    retried : int
-        Requests sent again because their worker died.
-    """
-
-    arrived: int = 0
+    arrived: int = 0  #: Requests that were asked for, whatever became of them.
+    #: ``answered``, ``in_slo``, ``failed``, ``refused``: Requests; ``in_slo`` are those answered within their deadline:
+    #: goodput.
     answered: int = 0
     in_slo: int = 0
     failed: int = 0
     refused: int = 0
-    rows: int = 0
-    batches: dict[int, BatchStatistics] = field(default_factory=dict)
-    total_ns: int = 0
-    failed_ns: int = 0
-    stages: StageTimes = field(default_factory=StageTimes)
-    last_ms: int = 0
+    rows: int = 0  #: Inferences, a request of n rows counting n.
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)  #: By number of rows.
+    total_ns: int = 0  #: Time from arrival to answer, of the answered requests.
+    failed_ns: int = 0  #: Likewise of the failed.
+    stages: StageTimes = field(default_factory=StageTimes)  #: Sums over the answered requests.
+    last_ms: int = 0  #: Milliseconds since the epoch of the last answer.
+    #: Answers by latency, `BUCKETS_MS` and one more for the rest.
     buckets: list[int] = field(default_factory=lambda: _empty())
+    #: Answers by the time that they spent in each of `STAGES`.
     stage_buckets: dict[str, list[int]] = field(default_factory=lambda: {stage: _empty() for stage in STAGES})
-    retried: int = 0
+    retried: int = 0  #: Requests sent again because their worker died.
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
         """Count a batch, whose times are those of each of its requests."""

@@ -21,23 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class Begun:
-    """A batch whose inputs are together.
-
-    Attributes
-    ----------
-    number : int
-    parts : list of Part
-    inputs : sequence of array, or Staged
-    wanted : list of int
-    gather_ns : int
-        What putting them together took, with the copy to the device.
-    """
+    """A batch whose inputs are together."""
 
     number: int
     parts: list[Part]
     inputs: Sequence[Array] | Staged
     wanted: list[int]
-    gather_ns: int
+    gather_ns: int  #: What putting them together took, with the copy to the device.
 
 
 class Batches:

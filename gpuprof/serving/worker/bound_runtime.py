@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Inputs that are where the model can be run on them.
+    """Inputs that are where the model can be run on them."""
 
-    Attributes
-    ----------
-    binding : onnxruntime.IOBinding or None
-        None: they could not be bound, and are given as they are.
-    inputs : sequence of array
-    """
-
-    binding: Any
+    binding: Any  #: None: they could not be bound, and are given as they are.
     inputs: Sequence[Array]
 
 
