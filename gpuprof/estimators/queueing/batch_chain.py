@@ -87,9 +87,6 @@ class Stationary:
     #: ``lattice_y``, ``lattice_mass``: Shape (L,). The states with backlog.
     lattice_y: Array
     lattice_mass: Array
-    #: ``backlog_z``, ``backlog_mass``: Shape (Z,). The same by z, how long the batch's last request had to wait.
-    backlog_z: Array
-    backlog_mass: Array
 
 
 def solve(rate: float, max_wait: float, service: Service) -> Stationary:
@@ -236,5 +233,4 @@ def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, 
     landed = np.convolve(backlog, on_lattice)
     total = fresh.sum() + landed.sum()
     y = (np.arange(len(landed)) + 0.5) * step
-    z = (np.arange(len(backlog)) + 0.5) * step
-    return Stationary(fresh / total, y, landed / total, z, backlog / total)
+    return Stationary(fresh / total, y, landed / total)
