@@ -1,4 +1,4 @@
-"""Learns the regressors of ops from published measurements; `bench.unseen_training` writes what gpuprof ships of them."""
+"""Learns the regressors of ops from published measurements; `bench.unseen_training` writes them."""
 
 from __future__ import annotations
 
