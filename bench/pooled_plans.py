@@ -253,14 +253,14 @@ def _judge_row(given: Problem) -> Row:
 def print_papers(reference: Path) -> bool:
     """Print what is planned by queues for the papers' workloads, with whether the simulator accepts it."""
     print("\nThe papers' workloads by queues (p99 within the SLO): devices")
-    print(f"  {'':38} split pooled bound  simulated p99 over SLO, worst    time")
+    print(f"  {'':39} split pooled bound  simulated p99 over SLO, worst    time")
     sound = True
     for name, given in _papers(reference):
         plans = plan_both(given)
         worst = max(late for _, late in simulated_tails(plans.deployment).values())
         sound = sound and plans.sound and plans.pooled <= plans.split
         print(
-            f"  {name:38} {plans.split:5} {plans.pooled:6} {plans.bound:5}  {worst:6.3f} {plans.seconds:31.1f} s",
+            f"  {name:39} {plans.split:5} {plans.pooled:6} {plans.bound:5}  {worst:6.3f} {plans.seconds:31.1f} s",
             flush=True,
         )
     return sound
@@ -291,13 +291,20 @@ def _papers(reference: Path) -> Iterator[tuple[str, Problem]]:
                 files={name: ModelFile(None, model) for name, model in models.items()},
             ),
         )
-    vision = ["alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19"]
-    thesis = Problem(
-        tuple(Demand(model, 500.0, Slo(200.0)) for model in vision),
-        Fleet((FleetEntry(v100()),)),
-        thesis_estimator(),
-        BatchQueue(),
+    yield from _thesis_problems()
+
+
+def _thesis_problems() -> Iterator[tuple[str, Problem]]:
+    """Yield the examples of Elvinger's thesis, on as many V100s as they take, and the last at four times the rate."""
+    vision = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
+    examples = (
+        ("Elvinger's thesis, 5.4.1 within a group", "alexnet gpt2 resnet50 t5", 400.0),
+        ("Elvinger's thesis, 5.4.1 across groups", "resnet50 vgg19 mobilenet_v2 gpt2 bert", 400.0),
+        ("Elvinger's thesis, 5.4.2 multiplier", "resnet50 alexnet mobilenet_v2 bert", 500.0),
+        ("Elvinger's thesis, 6.2.1 vision", vision, 500.0),
+        ("USHER's profiles, four times the rate", vision, 2_000.0),
     )
-    yield "Elvinger's thesis, 6.2.1 vision, V100", thesis
-    demands = tuple(replace(one, rate_rps=2_000.0) for one in thesis.demands)
-    yield "USHER's profiles, four times the rate", replace(thesis, demands=demands)
+    for name, models, rate_rps in examples:
+        slo = Slo(300.0 if "across" in name else 200.0)
+        demands = tuple(Demand(model, rate_rps, slo) for model in models.split())
+        yield name, Problem(demands, Fleet((FleetEntry(v100()),)), thesis_estimator(), BatchQueue())

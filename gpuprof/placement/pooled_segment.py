@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from scipy.special import gammainc
 
@@ -16,7 +17,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, grid_load, grid_place
 from gpuprof.errors import InputError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.problem import Problem
@@ -51,6 +52,11 @@ def _parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
     if cv < 1e-3:
         return [float(ms <= left_ms) for ms in server.latency_ms]
     return [float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2)) for ms in server.latency_ms]
+
+
+def _count(rate_rps: float, each_rps: float) -> int:
+    """Return how many replicas serve a rate that one of them does not serve alone."""
+    return max(2, math.ceil(rate_rps / each_rps * (1.0 - 1e-9)))
 
 
 class BoundingSegments(Segments):
@@ -100,13 +106,22 @@ class _GroupLimits:
             self._loads[key] = self._search(queueing, server, demand.slo, count, guess)
         return self._loads[key]
 
-    def _search(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, guess: float) -> float:
-        def tail_ms(load: float) -> float:
-            self.problem.limits.check_time()
-            arrivals = Arrivals(load * count * server.capacity_rps)
-            return queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(slo.percentile)
+    def bears(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
+        """Whether so many replicas answer a demand in time under a load; mostly the nearest queue below tells."""
+        queueing = queue_of(self.problem.queueing, demand.model)
+        known = self._loads.get((id(queueing), server, demand.slo, count))
+        if known is not None:
+            return load <= known
+        loads = (grid_load(math.floor(grid_place(load))), load)
+        return all(self._tail_ms(queueing, server, demand.slo, count, one) <= demand.slo.latency_ms for one in loads)
 
-        return find_load(tail_ms, slo.latency_ms, guess)
+    def _search(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, guess: float) -> float:
+        return find_load(partial(self._tail_ms, queueing, server, slo, count), slo.latency_ms, guess)
+
+    def _tail_ms(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, load: float) -> float:
+        self.problem.limits.check_time()
+        arrivals = Arrivals(load * count * server.capacity_rps)
+        return queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(slo.percentile)
 
 
 class PooledSegments(Segments):
@@ -138,10 +153,12 @@ class PooledSegments(Segments):
         parts = _parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - _SLACK:
             return 0.0  # of equal replicas none makes up for what the others are late with
-        each = min(_LIKELY * ceiling, rate * _LESS)
+        each = min(least_rps or _LIKELY * ceiling, rate * _LESS)
+        if least_rps and not self._groups.bears(server, demand, _count(rate, each), each / capacity):
+            return 0.0  # less will not be taken (see `make`), and more need not be looked for
         count, best = 0, 0.0
         for _ in range(_ROUNDS):
-            needed = max(2, math.ceil(rate / each * (1.0 - 1e-9)))
+            needed = _count(rate, each)
             if needed == count:
                 break
             count = needed

@@ -74,6 +74,7 @@ class Segments(PlannedWorkloads):
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
+        self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
 
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
         """Return what ``find`` says of why the device serves none of the demand, asked once for all policies."""
@@ -111,16 +112,24 @@ class Segments(PlannedWorkloads):
         return self._segments[key]
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
-        """Return the segment of largest capacity of these, the first of equal ones; None when nothing meets the SLO."""
+        """Return the segment of largest capacity of these, the first of equal ones; None when nothing meets the SLO.
+
+        The batch that was best under the last share is looked at first: it likely leaves little to the others.
+        """
         best: tuple[float, int, Segment] | None = None
+        last = self._last_largest.get((demand.model, device.name))
         ceilings = [(self._ceiling_rps(device, one), -position, one) for position, one in enumerate(workloads)]
-        for ceiling, position, workload in sorted(ceilings, key=lambda item: item[:2], reverse=True):
+        ordered = sorted(ceilings, key=lambda item: item[:2], reverse=True)
+        for ceiling, position, workload in sorted(ordered, key=lambda one: (one[2].batch, one[2].processes) != last):
             if best is not None and ceiling < best[0]:
                 break  # even batches that are always full could not reach it
             segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best[0])
             if segment is not None and (best is None or (segment.capacity_rps, position) > best[:2]):
                 best = (segment.capacity_rps, position, segment)
-        return None if best is None else best[2]
+        if best is None:
+            return None
+        self._last_largest[demand.model, device.name] = best[2].batch, best[2].processes
+        return best[2]
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
         """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""

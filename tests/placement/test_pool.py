@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import Batched
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.shaped_queue import ShapedQueue
 from gpuprof.domain.share import Share
@@ -128,6 +129,31 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
     demand, device = given.demands[0], given.fleet.entries[0].device
     for kind in (Segments, PooledSegments, BoundingSegments):
         assert max(one.capacity_rps for one in kind(given).best(demand, device)) == 50.0
+
+
+class CountingQueue(BatchQueue):
+    """Counts the pools of several replicas that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        self.asked += len(servers) > 1
+        return super().pool(arrivals, servers, coarse=coarse)
+
+
+def test_two_queues_tell_that_a_replica_among_others_serves_less_than_is_needed() -> None:
+    queueing = CountingQueue()
+    given = replace(make_problem(4000.0, 14.0), queueing=queueing)
+    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
+    found = PooledSegments(given).make(demand, device, workload)
+    assert found is not None
+    searching, queueing.asked = queueing.asked, 0
+    assert PooledSegments(given).make(demand, device, workload, least_rps=1.03 * found.capacity_rps) is None
+    assert 1 <= queueing.asked <= 2 < searching
+    enough = PooledSegments(given).make(demand, device, workload, least_rps=0.97 * found.capacity_rps)
+    assert enough is not None
+    assert enough.capacity_rps == pytest.approx(found.capacity_rps, rel=0.02)
 
 
 @pytest.mark.slow
