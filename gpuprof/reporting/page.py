@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 
+from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.document import Section, Table
 from gpuprof.reporting.palette import declarations, style, variables
 from gpuprof.reporting.svg import inline
 
 #: A report can be mailed and opened from a disk: nothing in it can send anything, whatever a model is called.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+#: Pixels of a drawing in a window of 400.
+_NARROW = 370
 
 _CSS = """
 *{box-sizing:border-box}
@@ -42,7 +47,8 @@ button{background:var(--paper);color:var(--ink);border:1px solid var(--faint);bo
 font:inherit;cursor:pointer}
 #tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);border-radius:6px;padding:5px 9px;
 font-size:13px;max-width:420px;visibility:hidden;z-index:9}
-@media(max-width:600px){main{padding:12px}figure{padding:2px;overflow-x:auto}figure svg{min-width:520px}
+.narrow{display:none}
+@media(max-width:600px){main{padding:12px}figure{padding:2px}.wide{display:none}.narrow{display:block}
 h1{font-size:20px}#tip{max-width:92vw}th,td{padding-right:10px}th,td{white-space:nowrap}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--paper);white-space:normal;min-width:38vw;
 max-width:38vw;overflow-wrap:anywhere}}
@@ -142,7 +148,7 @@ def _themes() -> str:
 
 def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
     figures = "".join(
-        f"<figure>{inline(chart)}{f'<figcaption>{escape(chart.note)}</figcaption>' if chart.note else ''}</figure>"
+        f"<figure>{_draw_twice(chart)}{f'<figcaption>{escape(chart.note)}</figcaption>' if chart.note else ''}</figure>"
         for chart in section.charts
     )
     table = "" if section.table is None else _table(section.table, anchors)
@@ -151,6 +157,16 @@ def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
     if section.folded:
         return f'<details id="s{number}"><summary>{escape(section.title)}{tag}</summary>{text}</details>'
     return f'<section id="s{number}"><h2>{escape(section.title)}{tag}</h2>{text}</section>'
+
+
+def _draw_twice(chart: Chart) -> str:
+    """Return a chart for wide windows and one for telephones, of which a page shows the one that fits.
+
+    Shrunk to a telephone, letters of the wide one could not be read.
+    """
+    if chart.width <= _NARROW:
+        return inline(chart)
+    return inline(chart, "wide") + inline(replace(chart, width=_NARROW), "narrow")
 
 
 def _table(table: Table, anchors: Mapping[str, str]) -> str:

@@ -18,6 +18,9 @@ from gpuprof.reporting.scale import Scale, scale_of, tick_text
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
 _MOST_LETTERS = 34  # of a name beside the drawing or, aslant, below it
 _LEAST_LETTERS = 7  # of a name that is shortened
+_LABEL_LETTER = 6.2  # mean width of a letter of an axis' label
+_MOST_BESIDE = 0.45  # of the width, for names beside the drawing
+_MOST_MARGIN = 0.17  # of the width, for numbers beside the drawing
 _MARGIN_LETTERS = 24  # of a name aslant, for which the drawing makes room at its left
 _TITLE_LETTER, _TITLE_LINE = 8.0, 18
 _WIDE_LETTER = 7.6  # of names that must not be cut
@@ -47,10 +50,13 @@ def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) 
     )
 
 
-def inline(chart: Chart) -> str:
-    """Return the chart for a page that has the style; it is as wide as its place on the page."""
+def inline(chart: Chart, kind: str = "") -> str:
+    """Return the chart for a page that has the style, of class ``kind``; it is as wide as its place on the page."""
     body, height = _draw(chart)
-    return f'<svg role="img" aria-label="{escape(chart.title)}" viewBox="0 0 {chart.width} {height}">{body}</svg>'
+    named = f' class="{kind}"' if kind else ""
+    return (
+        f'<svg role="img"{named} aria-label="{escape(chart.title)}" viewBox="0 0 {chart.width} {height}">{body}</svg>'
+    )
 
 
 def _draw(chart: Chart) -> tuple[str, int]:
@@ -77,19 +83,24 @@ def _draw(chart: Chart) -> tuple[str, int]:
 
 def _left_margin(chart: Chart) -> float:
     """Return where the drawing begins: names beside it, and those that end aslant below its left, need room."""
-    letters = min(_MOST_LETTERS, max(map(len, chart.y.names), default=0))
-    return max(_LEFT, 14 + _WIDE_LETTER * letters, _slant_margin(chart))
+    letters = min(_letters_beside(chart), max(map(len, chart.y.names), default=0))
+    return max(min(_LEFT, _MOST_MARGIN * chart.width), 14 + _WIDE_LETTER * letters, _slant_margin(chart))
+
+
+def _letters_beside(chart: Chart) -> int:
+    """Return how many letters of a name beside the drawing are shown: it must not take the room of the drawing."""
+    return min(_MOST_LETTERS, int(_MOST_BESIDE * chart.width / _WIDE_LETTER))
 
 
 def _slant_margin(chart: Chart) -> float:
     """Return what names that end aslant below the drawing take to its left; a longer one is shortened."""
-    across = Scale(0.0, 1.0, _LEFT, chart.width - _RIGHT, False)
+    across = Scale(0.0, 1.0, min(_LEFT, _MOST_MARGIN * chart.width), chart.width - _RIGHT, False)
     if not _is_slanted(chart.x, across):
         return 0.0
     each = (across.end - across.begin) / len(chart.x.names)
     reach = LETTER * math.cos(math.radians(_SLANT))
     sizes = (min(_MARGIN_LETTERS, len(name)) * reach - each * (i + 0.5) for i, name in enumerate(chart.x.names))
-    return max(sizes) + 4.0
+    return min(max(sizes) + 4.0, _MOST_BESIDE * chart.width)
 
 
 def _is_slanted(axis: Axis, scale: Scale) -> bool:
@@ -123,13 +134,13 @@ def _values(chart: Chart, which: str) -> list[float]:
 
 def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
     parts = []
-    for value, text in _labels(chart.y, y, across=False):
+    for value, text in _labels(chart.y, y, across=False, letters=_letters_beside(chart)):
         at = y(value)
         if not chart.y.names:
             parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="faint" text-anchor="end" x="{x.begin - 6:.1f}" y="{at + 4:.1f}">{text}</text>')
     slanted = _is_slanted(chart.x, x)
-    for value, text in _labels(chart.x, x, across=True):
+    for value, text in _labels(chart.x, x, across=True, letters=_MOST_LETTERS):
         at, under = x(value), max(y.begin, y.end) + (12 if slanted else 17)
         place = (
             f'text-anchor="end" transform="translate({at + 4:.1f} {under:.1f}) rotate(-{_SLANT:g})"'
@@ -141,8 +152,10 @@ def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
             parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{y.begin:.1f}" y2="{y.end:.1f}"/>')
     middle, bottom = (y.begin + y.end) / 2, max(y.begin, y.end)
     parts.append(f'<line class="axis" x1="{x.begin}" x2="{x.end}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>')
+    half = _LABEL_LETTER * len(chart.x.label) / 2 + 4  # a long label may stand below the margins, too
+    center = max(half, min((x.begin + x.end) / 2, chart.width - half))
     parts.append(
-        f'<text class="ink" text-anchor="middle" x="{(x.begin + x.end) / 2:.1f}" y="{bottom + below - 12:.1f}">'
+        f'<text class="ink" text-anchor="middle" x="{center:.1f}" y="{bottom + below - 12:.1f}">'
         f"{escape(chart.x.label)}</text>"
     )
     if not chart.y.names:  # names say themselves what they are, and need the space
@@ -153,7 +166,7 @@ def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
     return "".join(parts)
 
 
-def _labels(axis: Axis, scale: Scale, across: bool) -> list[tuple[float, str]]:
+def _labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[float, str]]:
     """Return what stands at an axis; a row of names needs their width, a column their height."""
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
@@ -163,7 +176,7 @@ def _labels(axis: Axis, scale: Scale, across: bool) -> list[tuple[float, str]]:
     every = max(1, math.ceil(least / each - 0.5))
     slanted = across and _is_slanted(axis, scale)
     return [
-        (float(i), _name(name, _slanted_letters(scale(float(i))) if slanted else _MOST_LETTERS))
+        (float(i), _name(name, _slanted_letters(scale(float(i))) if slanted else letters))
         for i, name in enumerate(axis.names)
         if i % every == 0
     ]

@@ -467,3 +467,28 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
     before, without, again, alone = (set(names) for names in seen["shown"])
     assert "0" in before and without == before - {"0"} and again == before and alone == {"0"}
     assert seen["theme"] == ("light" if theme == "dark" else "dark")
+
+
+def test_a_telephone_gets_drawings_of_its_own_that_need_no_scrolling() -> None:
+    content = whole_page(3)
+    figures = re.findall(r"<figure>(.*?)</figure>", content)
+    assert len(figures) > 8
+    for figure in figures:
+        wide, narrow = re.findall(r'<svg role="img" class="(wide|narrow)".*? viewBox="0 0 (\d+) \d+">', figure)
+        assert (wide[0], narrow[0]) == ("wide", "narrow") and int(narrow[1]) <= 376 < int(wide[1])
+    small = re.search(r"@media\(max-width:600px\)\{(.*?\}\})", content, re.DOTALL)
+    assert small is not None and ".wide{display:none}.narrow{display:block}" in small[1]
+    assert "min-width:520px" not in content and content.index(".narrow{display:none}") < small.start()
+
+
+def test_long_names_and_labels_leave_a_narrow_drawing_its_room() -> None:
+    names = tuple(f"a_name_that_is_much_longer_than_the_drawing_is_wide_{i}" for i in range(4))
+    bars = group_bars(names, {"first": [1.0, 2.0, 3.0, 4.0]}, "ms")
+    label = "requests per second of all models that the map holds"
+    upright = Chart("t", Axis(label, names=names), Axis("ms"), boxes=bars, width=370)
+    aside = Chart("t", Axis(label), Axis("model", names=names), boxes=bars, width=370)
+    for drawn in (inline(upright), inline(aside)):
+        axis = re.search(r'<line class="axis" x1="([\d.]+)" x2="([\d.]+)"', drawn)
+        assert axis is not None and float(axis[2]) - float(axis[1]) > 370 * 0.4
+        middle = re.search(rf'x="([\d.]+)" y="[\d.]+">{label}', drawn)
+        assert middle is not None and 6 * len(label) / 2 <= float(middle[1]) <= 370 - 6 * len(label) / 2
