@@ -44,6 +44,9 @@ POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 _HANDSHAKE_S = 10.0
+#: Connections that wait to be accepted, as many as the system allows (net.core.somaxconn): clients of one more believe
+#: that they are connected, and what they send comes after one, three or seven seconds, when they are told again.
+_MOST_UNACCEPTED = (1 << 16) - 1
 #: Nothing to do: for so long no request and no more work for the router's thread than so much of the time.
 _QUIET_S, _QUIET_PART = 3.0, 0.2
 
@@ -175,7 +178,7 @@ class Server:
                 settings.port,
                 ssl=settings.security.context,
                 ssl_handshake_timeout=None if settings.security.context is None else _HANDSHAKE_S,
-                backlog=1024,
+                backlog=_MOST_UNACCEPTED,
                 start_serving=False,
             )
         except OSError as error:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import resource
+import signal
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpuprof.serving.listening import stop_listening
 from tests.reruns import serves_in_real_time
+from tests.serving.running import eventually, map_of, replica, running
 
 pytestmark = serves_in_real_time
 
@@ -24,3 +29,35 @@ def test_who_waits_at_the_door_is_let_in_and_who_comes_later_is_refused() -> Non
         socket.create_connection(address)
     for connection in (*early, *waiting):
         connection.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_all_wait_to_be_accepted_who_connect_while_the_router_has_no_time(tmp_path: Path, many_files: None) -> None:
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    count = min(1500, most)
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        server.process.send_signal(signal.SIGSTOP)
+        clients = []
+        try:
+            for _ in range(count):
+                clients.append(socket.socket())
+                clients[-1].setblocking(False)
+                clients[-1].connect_ex(("127.0.0.1", server.port))
+            assert eventually(lambda: _unaccepted(server.port) == count), _unaccepted(server.port)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+            for client in clients:
+                client.close()
+
+
+def _unaccepted(port: int) -> int:
+    """Return how many connections wait to be accepted: of a socket that listens the kernel tells it as rx_queue."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return next(int(row[4].split(":")[1], 16) for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}"))

@@ -178,7 +178,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         lane = self._site.lane(beginning)
         if turns.admits(lane, now):
             return True
-        self._awaits_turn, self._waits_since = True, now
+        self._awaits_turn, self._waits_since = True, turns.arrival(now)
         turns.wait(lane, self._take_turn)
         return False
 
@@ -345,7 +345,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _handle_known(self, known: KnownHead, body: bytes) -> None:
         """Handle a request that is here as a whole, and whose head came before: most small ones are."""
         self.touched = time.monotonic()
-        arrived, self._waits_since = self._waits_since or self.touched, None
+        arrived, self._waits_since = self._waits_since or self._site.turns.arrival(self.touched), None
         self._keep_alive = known.head.keep_alive and not self._client_ended
         self.busy = True
         known.route.handle(self, known.head, ReceivedBody(RequestBody(body, known.json_bytes), None, arrived))
@@ -353,7 +353,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _begin(self, text: bytes) -> None:
         """Read a head and prepare for its body."""
         self.touched = time.monotonic()
-        arrived, self._waits_since = self._waits_since or self.touched, None
+        arrived, self._waits_since = self._waits_since or self._site.turns.arrival(self.touched), None
         try:
             head = read_head(text)
         except RefusedError as refusal:

@@ -87,7 +87,7 @@ class LoopTurns:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._call_soon = call_soon
         self._lanes: dict[Hashable, _Lane] = {}
-        self._until = 0.0
+        self._began = self._until = 0.0
         self._is_due = self._is_open = False
 
     def admits_all(self, now: float) -> bool:
@@ -103,6 +103,14 @@ class LoopTurns:
         """Return whether a request may be read now beside those that wait; else its reader is to call `wait`."""
         return now < self._until and lane not in self._lanes
 
+    def arrival(self, now: float) -> float:
+        """Return since when a request waits that is read now: all of a turn's were there when it began.
+
+        The loop calls those that have something to read one after another; under overload the last of them waits for
+        tens of milliseconds, which count towards its deadline.
+        """
+        return min(now, self._began) if self._is_open else now
+
     def wait(self, lane: Hashable, resume: Callable[[], None]) -> None:
         """Call ``resume`` when it is the reader's turn, which `admits` has just denied."""
         self._lanes.setdefault(lane, _Lane()).waiting.append((time.monotonic(), resume))
@@ -117,7 +125,7 @@ class LoopTurns:
         """Begin to count the time of a turn, which lasts until the loop has called all that had something."""
         self._until = now + TURN_S
         if not self._is_open:
-            self._is_open = True
+            self._is_open, self._began = True, now
             (self._call_soon or asyncio.get_running_loop().call_soon)(self._close_turn)
 
     def _close_turn(self) -> None:

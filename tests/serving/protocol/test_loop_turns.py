@@ -185,3 +185,19 @@ def test_a_body_that_cannot_be_received_does_not_hold_up_the_others() -> None:
         due.pop()()
     due.pop()()
     assert resumed == [1]
+
+
+def test_what_is_read_last_in_a_turn_waits_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        router = StubRouter(monkeypatch)
+        assert router.turns.arrival(router.now) == router.now  # nobody was read yet
+        began = router.now
+        router.ask("m", 0, took_s=30 * MS)  # the only one that is read in this turn, and its bodies take long
+        assert router.turns.arrival(router.now) == began
+        router.ask("m", 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        router.now += 1.0
+        assert router.turns.arrival(router.now) == router.now  # the loop has looked again who has something to read
+
+    run(test)
