@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.memory_grid import MemoryGrid
 from gpuprof.placement.optimal.pattern import DeviceConfiguration, PartitionKind, PartitionSlot, SharePattern
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, served_column
-from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import EXACT, Program, Solution
 
 #: Of more devices it is not made, nor of more variables.
 _MOST_DEVICES, _MOST_COLUMNS = 4, 500
@@ -108,3 +110,27 @@ def is_compact(entries: Sequence[FleetEntry], classes: Sequence[DemandClass]) ->
     segments = [(one, len(group.demands)) for group in classes for one in group.segments]
     columns = count * sum(times for _, times in segments)
     return count <= _MOST_DEVICES and columns <= _MOST_COLUMNS and all(one.share.mig is None for one, _ in segments)
+
+
+def find_cheaper(problem: Problem, classes: Sequence[DemandClass], below: float, limit: Limit) -> Choice | None:
+    """Return the cheapest choice that serves all demands for less than ``below``; None where the program has none.
+
+    It is asked only where so few devices cost less that the program is small.
+    """
+    entries = [
+        replace(entry, count=min(entry.count if entry.count is not None else _MOST_DEVICES + 1, affordable))
+        for entry in problem.fleet.entries
+        if (affordable := math.ceil(min(below / entry.price_per_hour, _MOST_DEVICES + 2.0) * (1.0 - EXACT)) - 1) > 0
+    ]
+    if not entries or not is_compact(entries, classes):
+        return None
+    compact = CompactProgram(entries, classes)
+    costs = compact.device_costs({entry.device.name: entry.price_per_hour for entry in entries})
+    budget = compact.program.row(high=below * (1.0 - EXACT))
+    for column, price in costs.items():
+        compact.program.add(column, budget, price)
+    for demand, column in compact.served_columns():
+        compact.program.add(column, compact.program.row(low=demand.rate_rps), 1.0)
+    compact.program.recost(costs)
+    solution = compact.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)
+    return None if solution is None else compact.read_solution(solution)

@@ -12,6 +12,7 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
 from gpuprof.placement.optimal.column_generation import solve_relaxation
+from gpuprof.placement.optimal.compact_program import find_cheaper
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster, group_demands
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
@@ -83,6 +84,12 @@ def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: Candidate
         return CostResult(solution.choice, counted, None, None)
     optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     fewest = _bound_devices(problem, group_demands(demands, optimistic), bound.cost, limit)
+    if not (_is_proven(solution, bound) or offers.segments.bounds_any_map or limit.is_over):
+        # Patterns round memory up, and those of the relaxation need not add up to whole devices.
+        choices = offers.known_segments()
+        other = find_cheaper(problem, group_demands(demands, choices), solution.cost, limit)
+        if other is not None:
+            return CostResult(other, choices, fewest, bound.cost)
     return CostResult(solution.choice, counted, fewest, bound.cost)
 
 

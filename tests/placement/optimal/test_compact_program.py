@@ -26,6 +26,15 @@ def test_the_most_is_served_where_the_best_patterns_of_a_relaxation_serve_up_to_
     assert loss_of(problem, placement, best_of(problem)) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("seed", "cost"), [(510014, 1.0), (510151, 1.7)])
+def test_one_device_is_found_that_holds_everything_though_its_memory_is_full(seed: int, cost: float) -> None:
+    problem = draw_problem("priced", seed)
+    placement, _ = solve_and_check(Optimal(), problem)
+    paid = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+    assert paid == pytest.approx(cost)
+    assert placement.lower_bound_cost_per_hour == pytest.approx(paid)
+
+
 def test_it_is_for_a_few_devices_that_are_counted_and_shared_whole() -> None:
     problem = draw_problem("fixed", 20096)
     offers = CandidateSegments(problem, Segments(problem)).known_segments()
