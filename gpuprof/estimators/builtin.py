@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_no_failure
@@ -85,3 +86,7 @@ class FailureAwareEstimator:
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return what the estimator says."""
         return self._estimator.shares(model, device)
+
+    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
+        """Return the table of the estimator, which says nothing of failures: less is refused, and bounds hold."""
+        return tabulate_interference(self._estimator, device, workloads)

@@ -15,6 +15,7 @@ from functools import partial
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns
+from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
 
@@ -81,6 +82,19 @@ class ServiceEstimator:
         known = self._models.shares(first, device)
         others = [set(self._models.shares(name, device)) for name, _ in rest]
         return tuple(share for share in known if all(share in other for other in others)) or known
+
+    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
+        """Return the table of the models that the services run; None where requests of one have several sizes.
+
+        Raises
+        ------
+        InputError
+            As `estimate`.
+        """
+        if any(len(name_parts(self._source(one.model))) > 1 for one in workloads):
+            return None
+        models = [replace(one, model=_largest_part(self._source(one.model))) for one in workloads]
+        return tabulate_interference(self._models, device, models)
 
     def _source(self, service: str) -> str:
         return self._sources.get(service, service)

@@ -13,6 +13,7 @@ from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
+from gpuprof.placement.optimal.class_bound import bound_classes
 from gpuprof.placement.optimal.class_search import ClassSearch, is_of_few_classes
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.fleet_pruning import prune_fleet
@@ -28,7 +29,7 @@ from gpuprof.placement.optimal.incumbent import (
 )
 from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.merge_replicas import merge_replicas
-from gpuprof.placement.optimal.minimise_cost import bound_relaxed, find_cheapest, minimise_cost
+from gpuprof.placement.optimal.minimise_cost import find_cheapest, minimise_cost
 from gpuprof.placement.optimal.packing import pack_replicas
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
@@ -155,15 +156,7 @@ class Optimal:
         gpus = search.search([first.gpus])
         if gpus is not None:
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
-        if not first.unplaced:
-            with problem.limits.until(limit), suppress(TimeUpError):
-                offers = CandidateSegments(problem, segments)
-                offers.work_out_all()
-                bound = bound_relaxed(problem, problem.demands, offers, limit)
-                zero = replace(first, lower_bound_gpus=0, lower_bound_cost_per_hour=0.0)
-                return clip_bounds(problem, raise_bounds(problem, zero, bound))
-            return clip_bounds(problem, with_cost_bound(problem, segments, first, limit))
-        return first
+        return first if first.unplaced else bound_classes(problem, segments, first, limit)
 
     def _first_plan(self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.

@@ -1,0 +1,92 @@
+"""iGniter's model of many workloads at once, beside neighbours of which only L2 use and power are known in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.domain.interference_table import Floats
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    PlacedWorkload,
+    WorkloadCoefficients,
+    added_launch_ms,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IgniterTable:
+    """Implements `gpuprof.domain.interference_table.InterferenceTable` by equations 1 to 10.
+
+    The pressures are the L2 use in percent and the power in watts. Scheduling delays grow with the number of workloads,
+    active time with the L2 use of the others, and the clock falls with the power of all, so that less of each is
+    quicker.
+
+    Attributes
+    ----------
+    hardware : HardwareCoefficients
+    pressures : ndarray of shape (n, 2)
+    copied_ms : ndarray of shape (n, 2)
+        Loading and feedback (equation 3).
+    launching : ndarray of shape (n, 2)
+        Kernels, and the scheduling delay of each alone.
+    active : ndarray of shape (n, 2)
+        Active time alone in ms, and what a percent of L2 used by others adds to it.
+    """
+
+    hardware: HardwareCoefficients
+    pressures: Floats
+    copied_ms: Floats
+    launching: Floats
+    active: Floats
+
+    def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
+        """Return what each workload takes for a batch beside so many, and that without loading (equation 2)."""
+        crowded = np.maximum(totals[0] - self.pressures[:, 0], 0.0)
+        demand_w = np.maximum(totals[1], self.pressures[:, 1]) + self.hardware.idle_power_w
+        over = np.maximum(demand_w - self.hardware.max_power_w, 0.0)
+        highest = self.hardware.max_clock_mhz
+        clock = np.maximum(highest + self.hardware.alpha_f * over, 0.1 * highest)
+        launching = (self.launching[:, 1] + added_launch_ms(self.hardware, count)) * self.launching[:, 0]
+        active = self.active[:, 0] * (1.0 + self.active[:, 1] * crowded)
+        occupied = (launching + active) * highest / clock + self.copied_ms[:, 1]
+        return occupied + self.copied_ms[:, 0], occupied
+
+
+def tabulate_workloads(hardware: HardwareCoefficients, placed: Sequence[PlacedWorkload | None]) -> IgniterTable | None:
+    """Return the table; None where by these coefficients neighbours may quicken one another.
+
+    Parameters
+    ----------
+    hardware : HardwareCoefficients
+    placed : sequence of PlacedWorkload or None
+        None stands for a workload of which the model says nothing.
+    """
+    rows = [_row(hardware, one) for one in placed]
+    table = np.array(rows, dtype=float).reshape(len(rows), 8)
+    known = table[np.isfinite(table[:, 6])]
+    if hardware.alpha_f > 0.0 or hardware.alpha_sch < 0.0 or np.any(known[:, 6:] < 0.0) or np.any(known[:, 4] < 0.0):
+        return None
+    return IgniterTable(hardware, table[:, :2], table[:, 2:4], table[:, 4:6], table[:, 6:])
+
+
+def _row(hardware: HardwareCoefficients, placed: PlacedWorkload | None) -> tuple[float, ...]:
+    if placed is None:
+        return (0.0,) * 6 + (np.inf, 0.0)
+    own, batch, share = placed.workload, placed.batch, placed.share
+    return (
+        own.l2_pct(batch, share),
+        own.power_w(batch, share),
+        *_copied_ms(hardware, own, batch),
+        own.kernels,
+        own.launch_ms,
+        own.active_ms(batch, share),
+        own.cache,
+    )
+
+
+def _copied_ms(hardware: HardwareCoefficients, own: WorkloadCoefficients, batch: int) -> tuple[float, float]:
+    per_ms = hardware.pcie_bytes_per_ms
+    return own.load_bytes * batch / per_ms, own.feedback_bytes * batch / per_ms
