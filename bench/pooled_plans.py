@@ -38,6 +38,8 @@ from gpuprof.simulator.engine import simulate
 
 _REQUESTS, _GLIMPSE = 150_000, 15_000
 _RUNS = 5  # of a plan, with random numbers of their own
+#: The part of the capacity that must be left for `_REQUESTS` to be enough; with less, up to so many times as many.
+_LEFT, _MOST_TIMES = 0.05, 20.0
 _MOST_DEVICES = 100
 _FAR = 1.3  # of the SLO: so late after a glimpse, too late after all
 _ERRORS = 2.0  # standard errors of the simulated p99, within which an SLO is not known to be missed
@@ -95,6 +97,18 @@ def simulated_tails(
     arrivals = {name: Gamma(model.rate_rps) for name, model in deployment.models.items()}
     outcome = simulate(deployment, arrivals, options)
     return {one.model: (one.p99_ms or math.inf, (one.p99_ms or math.inf) / one.slo_ms) for one in outcome.models}
+
+
+def count_requests(deployment: DeploymentMap) -> int:
+    """Return how many requests tell the p99 of a map of one model.
+
+    Queues come to rest, and forget, in a time that grows with the square of one over what is left of the capacity.
+    """
+    parts = [part for node in deployment.nodes for gpu in node.gpus for part in gpu.partitions]
+    predicted = [one.predicted for part in parts for one in part.replicas]
+    capacity = math.fsum(one.throughput_rps for one in predicted if one is not None)
+    left = max(1e-6, 1.0 - math.fsum(model.rate_rps for model in deployment.models.values()) / capacity)
+    return round(_REQUESTS * min(_MOST_TIMES, max(1.0, (_LEFT / left) ** 2)))
 
 
 def least_accepted(given: Problem) -> int:
@@ -193,7 +207,8 @@ def judge_demand(given: Problem) -> RandomDemand:
     """Plan one demand and look for the least devices that the simulator accepts."""
     plans, least = plan_both(given), least_accepted(given)
     asked, said = given.demands[0], plans.deployment.models["m"].predicted
-    tails = np.array([simulated_tails(plans.deployment, seed)["m"] for seed in range(2, 2 + _RUNS)])
+    requests = count_requests(plans.deployment)
+    tails = np.array([simulated_tails(plans.deployment, seed, requests)["m"] for seed in range(2, 2 + _RUNS)])
     tail, late = (float(one) for one in tails.mean(axis=0))
     return RandomDemand(
         asked.slo.latency_ms,
