@@ -108,6 +108,8 @@ class _GroupLimits:
 
     def bears(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
         """Whether so many replicas answer a demand in time under a load; mostly the nearest queue below tells."""
+        if load >= 1.0:
+            return False  # as of full batches that answer less than smaller ones
         queueing = queue_of(self.problem.queueing, demand.model)
         known = self._loads.get((id(queueing), server, demand.slo, count))
         if known is not None:

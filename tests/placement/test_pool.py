@@ -156,6 +156,18 @@ def test_two_queues_tell_that_a_replica_among_others_serves_less_than_is_needed(
     assert enough.capacity_rps == pytest.approx(found.capacity_rps, rel=0.02)
 
 
+def test_full_batches_that_answer_less_than_is_needed_are_not_asked_queues() -> None:
+    queueing = CountingQueue()
+    given = replace(make_problem(4000.0, 14.0), queueing=queueing)
+    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
+    segments = PooledSegments(given)
+    slower = replace(segments.server(device, workload), latency_ms=(3.0, 4.0, 5.0, 9.0))
+    segments.server = lambda *_: slower  # type: ignore[method-assign]
+    least = 1.05 * slower.capacity_rps  # of batches of three: 600 requests/s
+    assert segments.make(demand, device, workload, least_rps=least) is None
+    assert not queueing.asked
+
+
 @pytest.mark.slow
 def test_arrivals_in_groups_take_more_devices() -> None:
     calm = make_problem(2000.0, 16.0)
