@@ -11,20 +11,21 @@ see nothing of it. The interval that is judged on a model is that of the rows in
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from bench.published_pairs import read_pairs
 from gpuprof.estimators.igniter.fit import fit_all
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
     WorkloadCoefficients,
-    appropriate_batch,
-    lower_bound_share,
 )
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.estimators.interference.judgement import LeftOutRow, evaluate, leave_models_out, read_pairs
+from gpuprof.estimators.interference.judgement import LeftOutRow, leave_models_out, ratios
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
@@ -42,6 +43,19 @@ _REFERENCE = Path("../shared/reference/igniter_v100")
 EXAMPLE = (("alexnet", 15.0, 500.0), ("resnet50", 40.0, 400.0), ("vgg19", 60.0, 200.0))
 
 
+@dataclass(frozen=True, slots=True)
+class InterferenceError:
+    """Error of a model."""
+
+    model: str
+    left_out: str  #: ``"pair"`` of models, ``"victim"`` model, or ``"nothing"``: fitted and tested on the same rows.
+    rows: int
+    #: ``mean_pct``, ``p95_pct``, ``worst_pct``: Of the absolute relative error of the latency.
+    mean_pct: float
+    p95_pct: float
+    worst_pct: float
+
+
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,6 +66,48 @@ def main() -> int:
     print_bounds(hardware, workloads)
     print_errors(directory / "pairs.csv", hardware, workloads)
     return 0
+
+
+def appropriate_batch(
+    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, rate_rps: float
+) -> int:
+    """Return b_appr, the batch that just meets the rate (equation 17)."""
+    rate, pcie = rate_rps / 1000.0, hardware.pcie_bytes_per_ms
+    batch = slo_ms * rate * pcie / (2.0 * (pcie + rate * workload.load_bytes))
+    return max(1, math.ceil(batch - 1e-9))
+
+
+def lower_bound_share(
+    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, batch: int
+) -> float | None:
+    """Return r_lower, the least share that meets half of the SLO alone (equation 18).
+
+    None where no share does: the fixed parts alone take longer, or more than the whole GPU would be needed.
+    """
+    k1, k2, k3, k4, k5 = workload.active
+    transfer = (workload.load_bytes + workload.feedback_bytes) * batch / hardware.pcie_bytes_per_ms
+    left = slo_ms / 2.0 - transfer - k5 - workload.launch_ms * workload.kernels
+    if left <= 0.0:
+        return None
+    steps = ((k1 * batch**2 + k2 * batch + k3) / left - k4) / hardware.share_unit
+    share = max(1, math.ceil(steps - 1e-9)) * hardware.share_unit
+    return share if share <= 1.0 + 1e-9 else None
+
+
+def evaluate(
+    name: str, make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str
+) -> InterferenceError:
+    """Fit a fresh model without each group in turn and predict the group.
+
+    Parameters
+    ----------
+    left_out : {"pair", "victim", "nothing"}
+    """
+    errors = np.abs(1.0 / np.array(ratios(make, measured, left_out)) - 1.0)
+    percent = 100.0 * errors
+    return InterferenceError(
+        name, left_out, len(errors), float(percent.mean()), float(np.percentile(percent, 95)), float(percent.max())
+    )
 
 
 def print_bounds(hardware: HardwareCoefficients, workloads: dict[str, WorkloadCoefficients]) -> None:

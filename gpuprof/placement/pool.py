@@ -18,7 +18,6 @@ from gpuprof.placement.segment import Segments
 Gpus = tuple[PlacedGpu, ...]
 _Pools = Mapping[str, Counter[BatchServer]]
 
-_EPSILON = 1e-9
 #: The largest rate that a pool serves is found to this part of it, from below.
 _PRECISION = 0.002
 #: Part of the largest rate below which replicas serve nothing.

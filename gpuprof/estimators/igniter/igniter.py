@@ -5,7 +5,6 @@ Times are in milliseconds, frequencies in MHz, powers in watts, data in bytes; a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,29 +113,3 @@ def clock_mhz(hardware: HardwareCoefficients, demand_w: float) -> float:
     """Return the frequency under a demand for power (equation 9), at least a tenth of the highest."""
     over = max(0.0, demand_w - hardware.max_power_w)
     return max(hardware.max_clock_mhz + hardware.alpha_f * over, 0.1 * hardware.max_clock_mhz)
-
-
-def appropriate_batch(
-    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, rate_rps: float
-) -> int:
-    """Return b_appr, the batch that just meets the rate (equation 17)."""
-    rate, pcie = rate_rps / 1000.0, hardware.pcie_bytes_per_ms
-    batch = slo_ms * rate * pcie / (2.0 * (pcie + rate * workload.load_bytes))
-    return max(1, math.ceil(batch - 1e-9))
-
-
-def lower_bound_share(
-    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, batch: int
-) -> float | None:
-    """Return r_lower, the least share that meets half of the SLO alone (equation 18).
-
-    None where no share does: the fixed parts alone take longer, or more than the whole GPU would be needed.
-    """
-    k1, k2, k3, k4, k5 = workload.active
-    transfer = (workload.load_bytes + workload.feedback_bytes) * batch / hardware.pcie_bytes_per_ms
-    left = slo_ms / 2.0 - transfer - k5 - workload.launch_ms * workload.kernels
-    if left <= 0.0:
-        return None
-    steps = ((k1 * batch**2 + k2 * batch + k3) / left - k4) / hardware.share_unit
-    share = max(1, math.ceil(steps - 1e-9)) * hardware.share_unit
-    return share if share <= 1.0 + 1e-9 else None

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.interference import appropriate_batch, lower_bound_share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile, fit_hardware, fit_workload
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
     PlacedWorkload,
     WorkloadCoefficients,
-    appropriate_batch,
     clock_mhz,
-    lower_bound_share,
     predict,
 )
 from gpuprof.estimators.igniter.profile import read_coefficients, read_igniter_profile, write_coefficients

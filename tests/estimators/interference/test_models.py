@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.interference import evaluate
+from bench.published_pairs import read_pairs
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.choice import rank
-from gpuprof.estimators.interference.judgement import evaluate, leave_models_out, read_pairs
+from gpuprof.estimators.interference.judgement import leave_models_out
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
