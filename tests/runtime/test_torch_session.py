@@ -1,6 +1,8 @@
-# ruff: noqa: E402 (without PyTorch the file is skipped before it imports what needs it)
+"""Models run by PyTorch, which each test imports itself: importing this file must not take its seconds."""
+
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,9 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-
-torch = pytest.importorskip("torch")  # of the extra `export`; what follows imports it, too
-
 from onnx import TensorProto, helper, numpy_helper, save
 
 from gpuprof.errors import InputError, UnavailableError
@@ -20,10 +19,10 @@ from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.runtime.providers import NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.runtime.session import open_session
-from gpuprof.runtime.torch_layers import OPERATORS
-from gpuprof.runtime.torch_session import TorchSession, gpu_missing, where_read
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is of the extra `export`")
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -194,6 +193,8 @@ def test_each_operator_runs_in_a_range_named_after_its_output_and_fixed_values_a
 
 
 def test_an_operator_without_counterpart_is_named_before_anything_runs(tmp_path: Path) -> None:
+    from gpuprof.runtime.torch_session import TorchSession
+
     path = tmp_path / "m.onnx"
     node = helper.make_node("Det", ["x"], ["y"])
     x, y = helper.make_tensor_value_info("x", FLOAT, [2, 2]), helper.make_tensor_value_info("y", FLOAT, [])
@@ -209,7 +210,7 @@ def test_inputs_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UnavailableError, match="sees no GPU"):
         open_session(build(find_architecture("mlp"), tmp_path / "m.onnx"), threads=1, provider=TORCH_CUDA)
 
@@ -224,6 +225,10 @@ def test_other_shapes_get_a_plan_of_their_own(tmp_path: Path) -> None:
 
 
 def test_fixed_inputs_lie_where_they_are_read() -> None:
+    import torch
+
+    from gpuprof.runtime.torch_session import where_read
+
     values = {"six": torch.tensor(6.0), "table": torch.ones(4, 4), "index": torch.tensor([1])}
     nodes = [
         ("Clip", ["x", "", "six"]),
@@ -238,11 +243,13 @@ def test_fixed_inputs_lie_where_they_are_read() -> None:
 
 
 def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuprof.runtime.torch_session import gpu_missing
+
     def refuse() -> None:
         raise RuntimeError("MPS client failed to connect\nto the server")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", refuse)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
     assert gpu_missing() == "MPS client failed to connect; MPS was asked for: /somewhere"
 
@@ -250,6 +257,11 @@ def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_gpu_without_memory_to_spare_is_no_fault_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    from gpuprof.runtime.torch_layers import OPERATORS
+    from gpuprof.runtime.torch_session import TorchSession
+
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words")
 
@@ -273,6 +285,8 @@ def _chain(path: Path, length: int) -> Path:
 def test_the_first_run_keeps_no_activation_after_its_last_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from gpuprof.runtime.torch_session import TorchSession
+
     session = TorchSession(_chain(tmp_path / "m.onnx", 40), 1, TORCH_CPU)
     alive: list[int] = []
     execute = session._execute
@@ -292,9 +306,13 @@ def test_the_first_run_keeps_no_activation_after_its_last_reader(
 def test_what_only_the_first_run_took_is_given_back_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    from gpuprof.runtime.torch_session import TorchSession
+
     returned: list[str] = []
     session = TorchSession(_chain(tmp_path / "m.onnx", 3), 1, TORCH_CPU)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("cache"))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: returned.append("cache"))
     monkeypatch.setattr(session, "_device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(session, "_copy_to_device", torch.from_numpy)
     monkeypatch.setattr("gpuprof.runtime.torch_session.where_read", lambda nodes, values, device: [

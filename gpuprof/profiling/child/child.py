@@ -11,12 +11,13 @@ import ctypes
 import importlib
 import io
 import json
+import math
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,27 @@ from typing import Any, TextIO
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine_to_share, own_cores
 from gpuprof.machine.visible_sms import visible_sms
+from gpuprof.profiling.child.job import TimingLimits
 from gpuprof.profiling.child.pauses import time_after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
-from gpuprof.rules.cpu_slices import CpuSlice
+from gpuprof.profiling.child.task import (
+    CheckTask,
+    Effort,
+    KernelsTask,
+    LatencyTask,
+    NodesTask,
+    OpFiles,
+    OpsTask,
+    PeakTask,
+    Task,
+    read_task,
+)
 from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.providers import GPU_PROVIDERS, TORCH_PROVIDERS
 from gpuprof.runtime.session import open_session
 
 _WARM_UP_RUNS = 3
-_WARM_UP_S = 0.3  # unless the task says more: a GPU's clocks take a second to rise
 _MAX_WARM_UP_S = 3.0
 _CHECK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -48,13 +60,11 @@ def main() -> int:
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
-    task = json.loads(read_task())
+    task = receive_task()
     try:
-        if task.get("compare"):
-            task["alone"] = _outputs_alone(task)
-        part = task["slice"] and CpuSlice(tuple(task["slice"]["cores"]), task["slice"]["quota_cores"])
-        with confine_to_share(part, task["group"]) if part else nullcontext():
-            _TASKS[task["kind"]](task, speech)
+        alone = _outputs_alone(task) if isinstance(task, NodesTask) and task.compare else None
+        with confine_to_share(task.part, task.group) if task.part else nullcontext():
+            _do(task, alone, speech)
     except GpuprofError as error:
         send_message(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
         return 1
@@ -64,30 +74,47 @@ def main() -> int:
     return 0
 
 
-def _latency(task: dict[str, Any], speech: TextIO) -> None:
+def _do(task: Task, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
+    match task:
+        case CheckTask():
+            _check(task, speech)
+        case LatencyTask():
+            _latency(task, speech)
+        case NodesTask():
+            _nodes(task, alone, speech)
+        case OpsTask():
+            _ops(task, speech)
+        case KernelsTask():
+            _kernels(task, speech)
+        case PeakTask():
+            _peak(task, speech)
+        case _:
+            raise ValueError(f"no task of this process: {task}")
+
+
+def _latency(task: LatencyTask, speech: TextIO) -> None:
     """Time batches back to back."""
     import numpy as np
 
-    _load_runtime(task["provider"])  # before the baseline, as an idle server has it loaded
-    time_model(task, dict(np.load(task["inputs"])), speech)
+    load_runtime(task.provider)  # before the baseline, as an idle server has it loaded
+    time_model(task, dict(np.load(task.inputs)), speech)
 
 
-def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> None:
+def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None:
     """Open the task's model, say ``ready``, and told to ``go`` time it: ``timed``, then its figures in ``done``."""
-    path = Path(task["model"])
     # After the runtime is loaded and before the model is: the difference is the model's.
     baseline = _resident_bytes(reset_peak=True)
-    session = open_session(path, threads=task["threads"], provider=task["provider"])
-    run = session_run(session, feeds, path)
-    warm_up(run, task)
-    send_message(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
+    session = open_session(task.model, threads=task.threads, provider=task.provider)
+    run = session_run(session, feeds, task.model)
+    _warm_up(run, task.warm_up_s)
+    send_message(speech, "ready", sms=visible_sms() if task.provider in GPU_PROVIDERS else None)
     wait_for("go")
-    starts, latencies, cpu_s = measure_runs(run, task)
-    if task["leads"]:  # what follows has pauses: nobody is to sample the device in them
+    starts, latencies, cpu_s = _measure_runs(run, task)
+    if task.leads:  # what follows has pauses: nobody is to sample the device in them
         send_message(speech, "timed")
     # Before the runs after pauses, whose copies of the inputs are not the model's memory.
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
-    alone = task["leads"] and not task["beside_others"]
+    alone = task.leads and not task.beside_others
     usual = int(median(latencies))
     send_message(
         speech,
@@ -97,68 +124,68 @@ def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> N
         cpu_s=cpu_s,
         memory_peak_bytes=peak,
         memory_held_bytes=held,
-        paused_ns=time_after_pauses(lambda fresh: session_run(session, dict(fresh), path)(), feeds, usual)
+        paused_ns=time_after_pauses(lambda fresh: session_run(session, dict(fresh), task.model)(), feeds, usual)
         if alone
         else [],
     )
 
 
-def _load_runtime(provider: str) -> None:
+def load_runtime(provider: str) -> None:
+    """Import what runs the models, which takes long."""
     importlib.import_module("torch" if provider in TORCH_PROVIDERS else "onnxruntime")
 
 
-def _nodes(task: dict[str, Any], speech: TextIO) -> None:
+def _nodes(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
     """Run under the runtime's own profiler, which slows it down: never in the process that is timed."""
     import numpy as np
 
-    feeds = dict(np.load(task["inputs"]))
-    path = Path(task["model"])
+    feeds = dict(np.load(task.inputs))
     session = open_session(
-        path,
-        threads=task["threads"],
-        provider=task["provider"],
-        profile_prefix=task["profile_prefix"],
-        optimized_path=Path(task["optimized"]),
+        task.model,
+        threads=task.threads,
+        provider=task.provider,
+        profile_prefix=task.profile_prefix,
+        optimized_path=task.optimized,
     )
-    run = session_run(session, feeds, path)
+    run = session_run(session, feeds, task.model)
     send_message(speech, "ready")
     wait_for("go")
-    repeats = _repeat(run, task)
-    alone = task.get("alone")
+    repeats = _repeat(run, task.effort)
     differs = outputs_differ(alone, run()) if alone else None
     send_message(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
 
 
-def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
+def _outputs_alone(task: NodesTask) -> dict[str, Any] | None:
     """Return what the model answers without a share; None for one that answers differently every time."""
     import numpy as np
 
-    path = Path(task["model"])
-    session = open_session(path, threads=len(own_cores()), provider=task["provider"])
-    run = session_run(session, dict(np.load(task["inputs"])), path)
+    session = open_session(task.model, threads=len(own_cores()), provider=task.provider)
+    run = session_run(session, dict(np.load(task.inputs)), task.model)
     first, second = run(), run()
     return None if outputs_differ(first, second) else dict(first)
 
 
-def _ops(task: dict[str, Any], speech: TextIO) -> None:
+def _ops(task: OpsTask, speech: TextIO) -> None:
     """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
     import numpy as np
 
     send_message(speech, "ready")
     for line in _STDIN:
-        asked = json.loads(line)
-        path = Path(asked["model"])
+        asked: OpFiles = read_task(line)
         try:
             session = open_session(
-                path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
+                asked.model,
+                threads=task.threads,
+                provider=task.provider,
+                profile_prefix=str(asked.model.with_suffix("")),
             )
-            repeats = _repeat(session_run(session, dict(np.load(asked["inputs"])), path), task)
+            repeats = _repeat(session_run(session, dict(np.load(asked.inputs)), asked.model), task.effort)
             send_message(speech, "op", profile=session.end_profiling(), repeats=repeats)
         except GpuprofError as error:
             send_message(speech, "op", error=str(error))
 
 
-def _kernels(task: dict[str, Any], speech: TextIO) -> None:
+def _kernels(task: KernelsTask, speech: TextIO) -> None:
     """Run one small model after another under torch.profiler, as they come in on stdin; runs are in ranges."""
     import numpy as np
     from torch import profiler
@@ -166,103 +193,91 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
     kinds = profiler.supported_activities()
     send_message(speech, "ready")
     for line in _STDIN:
-        asked = json.loads(line)
-        path = Path(asked["model"])
+        asked: OpFiles = read_task(line)
         try:
-            session = open_session(path, threads=task["threads"], provider=task["provider"])
-            run = session_run(session, dict(np.load(asked["inputs"])), path)
+            session = open_session(asked.model, threads=task.threads, provider=task.provider)
+            run = session_run(session, dict(np.load(asked.inputs)), asked.model)
             # Warm-up outside of the recording: the first runs allocate and choose algorithms.
-            _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
+            _repeat(run, Effort(time_s=0.0, min_repeats=_WARM_UP_RUNS))
 
             def run_marked(run: Callable[[], object] = run) -> None:
-                with profiler.record_function(task["range"]):
+                with profiler.record_function(task.range):
                     run()
 
             with profiler.profile(activities=kinds) as recording:
-                repeats = _repeat(run_marked, task)
-            trace = path.with_suffix(".trace.json")
+                repeats = _repeat(run_marked, task.effort)
+            trace = asked.model.with_suffix(".trace.json")
             recording.export_chrome_trace(str(trace))
             send_message(speech, "op", trace=str(trace), repeats=repeats)
         except GpuprofError as error:
             send_message(speech, "op", error=str(error))
 
 
-def _check(task: dict[str, Any], speech: TextIO) -> None:
+def _check(task: CheckTask, speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
-    path = Path(task["model"])
-    open_session(path, threads=1, provider=task["provider"])
-    send_message(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
+    open_session(task.model, threads=1, provider=task.provider)
+    send_message(speech, "done", mixed=find_mixed_output(task.model) if task.batches else None)
 
 
-def _peak(task: dict[str, Any], speech: TextIO) -> None:
-    """Time a model whose inputs and outputs are bound once, of each case's shapes: for ceilings, not for latencies."""
+def _peak(task: PeakTask, speech: TextIO) -> None:
+    """Time a model whose inputs and outputs are bound once, of each case's shapes."""
     import numpy as np
     import onnxruntime as ort
 
-    session = open_session(Path(task["model"]), threads=task["threads"], provider=task["provider"])
+    session = open_session(task.model, threads=task.threads, provider=task.provider)
     send_message(speech, "ready")
     wait_for("go")
     best = []
-    for case in task["cases"]:
+    for shapes in task.cases:
         binding = session.io_binding()
-        for name, shape in case["input_shapes"].items():
-            binding.bind_cpu_input(name, np.full(shape, 0.5, np.float32))
+        for tensor, shape in zip(session.get_inputs(), shapes, strict=True):
+            binding.bind_cpu_input(tensor.name, np.full(shape, 0.5, np.float32))
         output = session.get_outputs()[0]
-        held = ort.OrtValue.ortvalue_from_numpy(np.zeros(case["output_shape"], np.float32))
+        held = ort.OrtValue.ortvalue_from_numpy(np.zeros(shapes[0], np.float32))
         binding.bind_ortvalue_output(output.name, held)
-        best.append(_least_ns(partial(session.run_with_iobinding, binding), task))
+        best.append(_least_ns(partial(session.run_with_iobinding, binding), task.effort))
     send_message(speech, "done", least_ns=best)
 
 
-def _least_ns(run: Callable[[], object], task: dict[str, Any]) -> int:
+def _least_ns(run: Callable[[], object], effort: Effort) -> int:
     times: list[int] = []
-    end = time.monotonic() + task["time_s"]
-    while len(times) < task["min_repeats"] or time.monotonic() < end:
+    end = time.monotonic() + effort.time_s
+    while len(times) < effort.min_repeats or time.monotonic() < end:
         start = time.perf_counter_ns()
         run()
         times.append(time.perf_counter_ns() - start)
     return min(times)
 
 
-_TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
-    "check": _check,
-    "kernels": _kernels,
-    "latency": _latency,
-    "nodes": _nodes,
-    "ops": _ops,
-    "peak": _peak,
-}
-
-
-def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:
-    """Run for ``time_s`` seconds within the limits of the task; return how often."""
-    end = time.monotonic() + task["time_s"]
+def _repeat(run: Callable[[], object], effort: Effort) -> int:
+    """Run so often; return how often."""
+    end = time.monotonic() + effort.time_s
+    most = math.inf if effort.max_repeats is None else effort.max_repeats
     repeats = 0
-    while repeats < task["min_repeats"] or (time.monotonic() < end and repeats < task["max_repeats"]):
+    while repeats < effort.min_repeats or (time.monotonic() < end and repeats < most):
         run()
         repeats += 1
     return repeats
 
 
-def warm_up(run: Callable[[], object], task: dict[str, Any]) -> None:
+def _warm_up(run: Callable[[], object], seconds: float) -> None:
     """Run until caches are warm and clocks have risen."""
     start = time.monotonic()
     runs = 0
-    while runs < _WARM_UP_RUNS or time.monotonic() - start < task.get("warm_up_s", _WARM_UP_S):
+    while runs < _WARM_UP_RUNS or time.monotonic() - start < seconds:
         run()
         runs += 1
         if time.monotonic() - start > _MAX_WARM_UP_S:
             return
 
 
-def measure_runs(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
+def _measure_runs(run: Callable[[], object], task: LatencyTask) -> tuple[list[int], list[int], float]:
     """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
-    limits = task["limits"]
     starts: list[int] = []
     latencies: list[int] = []
-    over = _rule(latencies, limits) if task["leads"] else _is_stop_requested
-    if task["beside_others"]:  # until all others are at full speed
-        warm_up(run, task)
+    over = _rule(latencies, task.limits) if task.leads else _is_stop_requested
+    if task.beside_others:  # until all others are at full speed
+        _warm_up(run, task.warm_up_s)
     begin = time.monotonic()
     check = begin + _CHECK_EVERY_S
     cpu = time.process_time()
@@ -281,15 +296,15 @@ def measure_runs(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[
     return starts, latencies, time.process_time() - cpu
 
 
-def _rule(latencies: list[int], limits: dict[str, Any]) -> Callable[[float], bool]:
+def _rule(latencies: list[int], limits: TimingLimits) -> Callable[[float], bool]:
     def over(elapsed_s: float) -> bool:
-        if len(latencies) < limits["min_repeats"] or elapsed_s < limits["min_time_s"]:
+        if len(latencies) < limits.min_repeats or elapsed_s < limits.min_time_s:
             return False
-        if elapsed_s >= limits["max_time_s"]:
+        if elapsed_s >= limits.max_time_s:
             return True
-        if len(latencies) < limits["want_repeats"] and elapsed_s < limits["want_time_s"]:
+        if len(latencies) < limits.want_repeats and elapsed_s < limits.want_time_s:
             return False
-        return median_is_known(sorted(latencies), limits["precision"])
+        return median_is_known(sorted(latencies), limits.precision)
 
     return over
 
@@ -298,9 +313,9 @@ def _is_stop_requested(elapsed_s: float) -> bool:
     return bool(select.select([_STDIN], [], [], 0)[0])
 
 
-def read_task() -> bytes:
-    """Return the first line on stdin."""
-    return _STDIN.readline()
+def receive_task() -> Any:
+    """Return the task in the first line on stdin."""
+    return read_task(_STDIN.readline())
 
 
 def die_with_parent() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gpuprof import errors
 from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.profiling.child.task import Task, write_task
 
 _LOG_TAIL = 300
 _MODULE = "gpuprof.profiling.child.child"
@@ -27,8 +28,7 @@ class Child:
 
     Parameters
     ----------
-    task : mapping
-        As `gpuprof.profiling.child.child` reads it.
+    task : Task
     what : str
         Names the task in messages, ``"resnet50 at batch 8"``.
     prefix : sequence of str
@@ -41,7 +41,7 @@ class Child:
 
     def __init__(
         self,
-        task: Mapping[str, object],
+        task: Task,
         what: str,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -61,7 +61,7 @@ class Child:
             start_new_session=True,
         )
         self._pending = b""
-        self.tell(json.dumps(task))
+        self.tell(write_task(task))
 
     def __enter__(self) -> Self:
         return self

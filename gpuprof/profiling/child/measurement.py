@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +18,7 @@ from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, TimingLimits
 from gpuprof.profiling.child.statistics import LatencyStats, summarize
+from gpuprof.profiling.child.task import LatencyTask
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
 
@@ -205,20 +206,21 @@ def _start(
     inputs = directory / "inputs.npz"
     save_inputs(job, inputs)
     group = stack.enter_context(shared_group(f"job{directory.name}"))
-    task = {
-        "kind": "latency",
-        "model": str(job.path),
-        "inputs": str(inputs),
-        "threads": part.threads,
-        "provider": binding.provider if binding else ORT_CPU,
-        "slice": None if binding else asdict(part),
-        "group": group,
-        "limits": asdict(limits),
+    task = LatencyTask(
+        provider=binding.provider if binding else ORT_CPU,
+        threads=part.threads,
+        part=None if binding else part,
+        group=group,
+        model=job.path,
+        inputs=inputs,
+        limits=limits,
+        leads=False,
+        beside_others=not alone,
         **({"warm_up_s": GPU_WARM_UP_S} if binding else {}),
-    }
+    )
     children = []
     for process in range(job.processes):
-        own = {**task, "leads": directory.name == "0" and process == 0, "beside_others": not alone}
+        own = replace(task, leads=directory.name == "0" and process == 0)
         children.append(
             stack.enter_context(Child(own, label(job), environment=binding.environment if binding else None))
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -16,6 +16,7 @@ from gpuprof.domain.share import Share
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import shared_group, slices_of
+from gpuprof.profiling.child.task import Effort, PeakTask
 from gpuprof.runtime.providers import ORT_CPU
 
 #: Side of the matrices: their product takes tens of milliseconds on one core, far longer than a call.
@@ -73,7 +74,7 @@ class _Ceiling:
 
     op_type: str
     cases: Sequence[Sequence[tuple[int, ...]]]
-    time_s: float | None = None
+    time_s: float = _TIME_S
 
 
 def _rates(call_s: float, passes_s: Sequence[float]) -> list[tuple[int, float]]:
@@ -85,20 +86,15 @@ def _least_s(directory: Path, share: Share, ceiling: _Ceiling) -> list[float]:
     _write_model(model, ceiling.op_type, ceiling.cases[0])
     part = slices_of([share])[0]
     with shared_group("ceilings") as group:
-        task = {
-            "kind": "peak",
-            "model": str(model),
-            "cases": [
-                {"input_shapes": {f"x{i}": shape for i, shape in enumerate(shapes)}, "output_shape": shapes[0]}
-                for shapes in ceiling.cases
-            ],
-            "threads": part.threads,
-            "provider": ORT_CPU,
-            "slice": asdict(part),
-            "group": group,
-            "time_s": ceiling.time_s or _TIME_S,
-            "min_repeats": _MIN_REPEATS,
-        }
+        task = PeakTask(
+            provider=ORT_CPU,
+            threads=part.threads,
+            part=part,
+            group=group,
+            model=model,
+            cases=ceiling.cases,
+            effort=Effort(time_s=ceiling.time_s, min_repeats=_MIN_REPEATS),
+        )
         with Child(task, f"the ceiling of {ceiling.op_type}") as child:
             child.expect("ready", _LOAD_S)
             child.tell("go")

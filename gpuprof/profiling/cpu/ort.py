@@ -21,6 +21,7 @@ from gpuprof.profiling.child.measurement import (
     shared_group,
     slices_of,
 )
+from gpuprof.profiling.child.task import Effort, NodesTask
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.node_times import NodeTimes, node_times
 from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
@@ -30,7 +31,7 @@ from gpuprof.runtime.session import runtime_version, session_settings
 
 _LOAD_S = 600.0
 #: Of the pass that times nodes, apart from that of the latencies: ONNX Runtime's profiler slows a batch down.
-_NODE_PASS = {"time_s": 1.5, "min_repeats": 5, "max_repeats": 50}
+_NODE_PASS = Effort(time_s=1.5, min_repeats=5, max_repeats=50)
 
 
 class OrtCollector:
@@ -76,19 +77,18 @@ class OrtCollector:
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, shared_group("nodes") as group:
             directory = Path(name)
             save_inputs(job, directory / "inputs.npz")
-            task = {
-                "kind": "nodes",
-                "model": str(job.path),
-                "inputs": str(directory / "inputs.npz"),
-                "threads": part.threads,
-                "provider": ORT_CPU,
-                "slice": asdict(part),
-                "group": group,
-                "profile_prefix": str(directory / "profile"),
-                "optimized": str(directory / "optimized.onnx"),
-                "compare": not job.share.is_whole,
-                **_NODE_PASS,
-            }
+            task = NodesTask(
+                provider=ORT_CPU,
+                threads=part.threads,
+                part=part,
+                group=group,
+                model=job.path,
+                inputs=directory / "inputs.npz",
+                profile_prefix=str(directory / "profile"),
+                optimized=directory / "optimized.onnx",
+                compare=not job.share.is_whole,
+                effort=_NODE_PASS,
+            )
             with Child(task, label(job)) as child:
                 child.expect("ready", _LOAD_S)
                 child.tell("go")

@@ -9,14 +9,21 @@ size; the next follows.
 from __future__ import annotations
 
 import gc
-import importlib
-import json
 import os
 import sys
-from typing import Any, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
 from gpuprof.errors import GpuprofError
-from gpuprof.profiling.child.child import die_with_parent, read_task, send_message, time_model, wait_for
+from gpuprof.profiling.child.child import (
+    die_with_parent,
+    load_runtime,
+    receive_task,
+    send_message,
+    time_model,
+    wait_for,
+)
+from gpuprof.profiling.child.task import BatchesTask, BatchTasks
 from gpuprof.profiling.gpu.recorded_run import record_model
 from gpuprof.runtime.providers import TORCH_PROVIDERS
 
@@ -26,19 +33,19 @@ def main() -> int:
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
-    task = json.loads(read_task())
-    importlib.import_module("torch" if task["provider"] in TORCH_PROVIDERS else "onnxruntime")
-    for row in task["rows"]:
-        _attempt(_time, {**task, **row}, speech)
-        _release(task["provider"])
+    task: BatchesTask = receive_task()
+    load_runtime(task.provider)
+    for row in task.rows:
+        _attempt(_time, row, speech)
+        _release(task.provider)
     wait_for("record")
-    for row in task["rows"]:
-        _attempt(_record, {**task, **row}, speech)
-        _release(task["provider"])
+    for row in task.rows:
+        _attempt(_record, row, speech)
+        _release(task.provider)
     return 0
 
 
-def _attempt(part: Any, row: dict[str, Any], speech: TextIO) -> None:
+def _attempt(part: Callable[[BatchTasks, TextIO], None], row: BatchTasks, speech: TextIO) -> None:
     try:
         part(row, speech)
     except GpuprofError as error:
@@ -47,15 +54,15 @@ def _attempt(part: Any, row: dict[str, Any], speech: TextIO) -> None:
         send_message(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
 
 
-def _time(row: dict[str, Any], speech: TextIO) -> None:
+def _time(row: BatchTasks, speech: TextIO) -> None:
     import numpy as np
 
-    time_model(row, dict(np.load(row["inputs"])), speech)
+    time_model(row.timed, dict(np.load(row.timed.inputs)), speech)
 
 
-def _record(row: dict[str, Any], speech: TextIO) -> None:
-    if row["records"]:
-        record_model(row)
+def _record(row: BatchTasks, speech: TextIO) -> None:
+    if row.recorded:
+        record_model(row.recorded)
     send_message(speech, "recorded")
 
 

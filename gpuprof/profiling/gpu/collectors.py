@@ -21,7 +21,7 @@ from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.gpu_share import bind_shares, describe_share_means
 from gpuprof.machine.mps import LOG, add_log_tails
 from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.child.job import Request, TimingLimits
 from gpuprof.profiling.child.measurement import (
     GPU_WARM_UP_S,
     ShareBinding,
@@ -31,6 +31,7 @@ from gpuprof.profiling.child.measurement import (
     measure,
 )
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
+from gpuprof.profiling.child.task import BatchesTask, BatchTasks, LatencyTask, RecordedTask
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.gpu.batch_exchange import record_batch, time_batch
 from gpuprof.profiling.gpu.gpu_rows import (
@@ -54,7 +55,7 @@ from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count_events, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
-from gpuprof.profiling.nsight.recorded_program import REPEATS, WARM_UP, RecordedProgram
+from gpuprof.profiling.nsight.recorded_program import RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
@@ -159,15 +160,8 @@ class GpuCollector:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprof-")))
             sampler = stack.enter_context(NvmlSampler())
             programs = [self._program(one, directory / str(place)) for place, one in enumerate(requests)]
-            rows = [self._batch_row(program, bool(environment)) for program in programs]
-            task = {"model": str(first.job.path.absolute()), "provider": self.provider, "threads": 1, "leads": True}
-            task |= {"beside_others": False, "limits": asdict(first.limits), "warm_up_s": GPU_WARM_UP_S}
-            task |= {
-                "records": bool(self.timeline or environment),
-                "warm_up": WARM_UP,
-                "repeats": REPEATS,
-                "rows": rows,
-            }
+            rows = [self._batch_tasks(program, first.limits, bool(environment)) for program in programs]
+            task = BatchesTask(provider=self.provider, rows=rows)
             said = label(first.job)
             child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
             timed = [time_batch(child, sampler, one) for one in requests]
@@ -188,12 +182,24 @@ class GpuCollector:
         directory.mkdir()
         return RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
 
-    def _batch_row(self, program: RecordedProgram, shared: bool) -> dict[str, Any]:
-        """Return what one batch size reads and leaves."""
-        row: dict[str, Any] = {"inputs": str(program.directory / "inputs.npz")}
+    def _batch_tasks(self, program: RecordedProgram, limits: TimingLimits, shared: bool) -> BatchTasks:
+        """Return how one batch size is timed, and how it is recorded."""
+        recorded = program.task
         if self.timeline:
-            row |= {name: str(program.directory / f"{name}.json") for name in ("kineto", "kineto_nodes")}
-        return row | ({"outputs": str(program.outputs("shared"))} if shared else {})
+            kineto, nodes = _kineto_files(program)
+            recorded = replace(recorded, kineto=kineto, kineto_nodes=nodes)
+        if shared:
+            recorded = replace(recorded, outputs=program.outputs("shared"))
+        timed = LatencyTask(
+            provider=self.provider,
+            model=recorded.model,
+            inputs=recorded.inputs,
+            limits=limits,
+            leads=True,
+            beside_others=False,
+            warm_up_s=GPU_WARM_UP_S,
+        )
+        return BatchTasks(timed=timed, recorded=recorded if self.timeline or shared else None)
 
     def _read_batch(
         self, request: Request, program: RecordedProgram, unrecorded: GpuprofError | None, shared: bool
@@ -206,8 +212,7 @@ class GpuCollector:
             if unrecorded is not None:
                 raise unrecorded
             with describe_recording_errors():
-                plain, nodes = (program.directory / f"{name}.json" for name in ("kineto", "kineto_nodes"))
-                timelines = read_kineto_timelines(plain, nodes)
+                timelines = read_kineto_timelines(*_kineto_files(program))
         except GpuprofError as failure:
             return join_recording(None, None, self._tools, (f"no kernels: {failure}",)), error
         return join_recording(timelines, None, self._tools, ()), error
@@ -266,23 +271,23 @@ class GpuCollector:
             directory = Path(name)
             program = RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
             shared = program.outputs("shared")
-            watched = {"outputs": str(shared)} if environment else {}
-            if watched and not self.timeline:
-                program.run(environment, **watched)
+            task = replace(program.task, outputs=shared) if environment else program.task
+            if environment and not self.timeline:
+                program.run(environment, task)
             bound = {**program.path, **environment}
-            timelines, unseen = self._timelines_if_seen(program, bound, bool(environment), watched)
-            error = self._outputs.difference(request.job, program, shared) if watched else None
+            timelines, unseen = self._timelines_if_seen(program, task, bound, bool(environment))
+            error = self._outputs.difference(request.job, program, shared) if environment else None
             counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
         return join_recording(timelines, counted, self._tools, (*unseen, *notes)), error
 
     def _timelines_if_seen(
-        self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, Any]
+        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], shared: bool
     ) -> tuple[Timelines | None, tuple[str, ...]]:
         """Return what was recorded, and notes; under a share, what a profiler does not see there is left out."""
         if not self.timeline:
             return None, ()
         try:
-            return self._timelines(program, environment, **watched), ()
+            return self._timelines(program, task, environment), ()
         except UnreadError as error:
             if not shared:
                 raise
@@ -296,32 +301,35 @@ class GpuCollector:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
             bound = {**program.path, **bindings[0].environment}
             with keep_running(request.beside, bindings[1:], request.limits):
-                timelines, unseen = self._timelines_if_seen(program, bound, True, {"only_runs": True})
+                task = replace(program.task, only_runs=True)
+                timelines, unseen = self._timelines_if_seen(program, task, bound, True)
         if timelines is None:
             return None, unseen
         plain = timelines.plain
         needed = compute_requirement(plain.kernels, plain.copies, None, latency_ms)
         return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
-    def _timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timelines:
+    def _timelines(self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str]) -> Timelines:
         """Record the program without ranges around nodes and, where PyTorch runs it, once more with them."""
         if self.timeline == "cupti":
-            return self._kineto_timelines(program, environment, **more)
-        plain = self._nsys_timeline(program, environment, "plain", **{**more, "only_runs": True})
-        if self.provider not in TORCH_PROVIDERS or more.get("only_runs"):
+            return self._kineto_timelines(program, task, environment)
+        plain = self._nsys_timeline(program, replace(task, only_runs=True), environment, "plain")
+        if self.provider not in TORCH_PROVIDERS or task.only_runs:
             return Timelines(plain, plain)
-        return Timelines(plain, self._nsys_timeline(program, environment, "nodes"))
+        return Timelines(plain, self._nsys_timeline(program, program.task, environment, "nodes"))
 
-    def _kineto_timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timelines:
-        plain, nodes = program.directory / "trace.json", program.directory / "nodes.json"
-        program.run(environment, kineto=str(plain), kineto_nodes=str(nodes), **more)
+    def _kineto_timelines(
+        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str]
+    ) -> Timelines:
+        plain, nodes = _kineto_files(program)
+        program.run(environment, replace(task, kineto=plain, kineto_nodes=nodes))
         with describe_recording_errors():
             return read_kineto_timelines(plain, nodes)
 
     def _nsys_timeline(
-        self, program: RecordedProgram, environment: Mapping[str, str], name: str, **more: Any
+        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], name: str
     ) -> Timeline:
-        report, command = program.directory / name, program.command(**more)
+        report, command = program.directory / name, program.command(task)
         written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
         with describe_recording_errors(), export_report(written) as sqlite:
             return read_nsys(sqlite).select_runs()
@@ -331,7 +339,7 @@ class GpuCollector:
     ) -> tuple[Counters | None, tuple[str, ...]]:
         """Return the counters; where a timeline is there already, without them if ncu may not count."""
         # ncu picks kernels by the range that they are in: one only, so that there is no question of which.
-        command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
+        command = program.command(replace(program.task, repeats=_COUNTED_REPEATS, only_runs=True))
         try:
             limit_s = program.time_limit_s
             with describe_recording_errors():
@@ -372,6 +380,11 @@ class NcuCollector(GpuCollector):
     """Counters of each kernel, by Nsight Compute; not their order in time."""
 
     name, counters = "ncu", True
+
+
+def _kineto_files(program: RecordedProgram) -> tuple[Path, Path]:
+    """Return where the traces without ranges around nodes and with them go."""
+    return program.directory / "kineto.json", program.directory / "kineto_nodes.json"
 
 
 def _nsys_missing() -> str | None:

@@ -8,7 +8,6 @@ ties kernels to nodes and takes some microseconds each. With ``only_runs`` no ra
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,15 +17,15 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.profiling.child.runner import Run, nvtx_missing, open_run, outputs_differ
+from gpuprof.profiling.child.task import RecordedTask, read_task
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import TORCH_PROVIDERS
 
 
 def main(arguments: list[str]) -> int:
     """Do the task in the file; what went wrong stands on stderr as one line."""
-    task: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
-        record_model(task)
+        record_model(read_task(Path(arguments[0]).read_text(encoding="utf-8")))
     except GpuprofError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -45,28 +44,28 @@ class _Ranges:
         return opened
 
 
-def record_model(task: dict[str, Any]) -> None:
+def record_model(task: RecordedTask) -> None:
     """Run the task's model as its profiler wants it, and leave the traces and outputs that the task asks for."""
     import numpy as np
 
-    feeds = dict(np.load(task["inputs"]))
-    open_range = None if task.get("only_runs") else _torch_ranges() if task.get("kineto") else _nvtx()
+    feeds = dict(np.load(task.inputs))
+    open_range = None if task.only_runs else _torch_ranges() if task.kineto else _nvtx()
     ranges = None if open_range is None else _Ranges(open_range)
-    run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"], ranges)
-    for _ in range(task["warm_up"]):
+    run = open_run(task.model, feeds, task.provider, task.threads, ranges)
+    for _ in range(task.warm_up):
         run()
-    if ranges is not None and task.get("kineto"):
+    if ranges is not None and task.kineto:
         # The first recording without ranges around nodes, which take microseconds each: the model's times are from it.
         ranges.on = False
-    with _kineto(task.get("kineto")) as marked:
-        first, last = _runs(run, task["repeats"], marked)
-    if ranges is not None and task.get("kineto_nodes") and task["provider"] in TORCH_PROVIDERS:
+    with _kineto(task.kineto) as marked:
+        first, last = _runs(run, task.repeats, marked)
+    if ranges is not None and task.kineto_nodes and task.provider in TORCH_PROVIDERS:
         ranges.on = True
-        with _kineto(task["kineto_nodes"]) as marked:
-            _runs(run, task["repeats"], marked)
+        with _kineto(task.kineto_nodes) as marked:
+            _runs(run, task.repeats, marked)
     # What answers differently from run to run cannot be compared with another one's answers.
-    if task.get("outputs") and outputs_differ(first, last) is None:
-        np.savez(task["outputs"], allow_pickle=False, **last)
+    if task.outputs and outputs_differ(first, last) is None:
+        np.savez(task.outputs, allow_pickle=False, **last)
 
 
 def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -80,7 +79,7 @@ def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mappi
 
 
 @contextmanager
-def _kineto(trace: str | None) -> Iterator[Any]:
+def _kineto(trace: Path | None) -> Iterator[Any]:
     """Give what marks a run: a range of torch.profiler's, whose trace goes to ``trace``, or one of NVTX's."""
     if trace is None:
         yield _nvtx()
@@ -95,7 +94,7 @@ def _kineto(trace: str | None) -> Iterator[Any]:
         wanted.append(profiler.ProfilerActivity.CUDA)
     with profiler.profile(activities=wanted) as recording:
         yield profiler.record_function
-    recording.export_chrome_trace(trace)
+    recording.export_chrome_trace(str(trace))
 
 
 def _torch_ranges() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class SharedOutputs:
         key = (str(job.path), job.graph.sha256, job.graph.batch)
         if key not in self._alone:
             path = program.outputs("alone")
-            program.run({}, outputs=str(path))
+            program.run({}, replace(program.task, outputs=path))
             if len(self._alone) >= _KEPT:
                 del self._alone[next(iter(self._alone))]
             self._alone[key] = _read_outputs(path)

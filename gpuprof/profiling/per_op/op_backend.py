@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
@@ -18,6 +18,7 @@ from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
+from gpuprof.profiling.child.task import Effort, KernelsTask, OpsTask, Task
 from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
@@ -27,10 +28,12 @@ from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import gpu_provider, session_settings
 
-EFFORT: Mapping[str, Any] = {"time_s": 0.15, "min_repeats": 7, "max_repeats": 200}
+EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
 #: Kernels of one repeat are all that is kept, and a trace holds every one: fewer repeats than on a CPU.
-GPU_EFFORT: Mapping[str, Any] = {"time_s": 0.05, "min_repeats": 7, "max_repeats": 30}
+GPU_EFFORT = Effort(time_s=0.05, min_repeats=7, max_repeats=30)
 _SKIPPED_REPEATS = 2
+#: A task, and the environment that binds its process to the share.
+Bound = tuple[Task, Mapping[str, str] | None]
 #: Nodes that change the layout for a lone op; within a model they are rare.
 _LAYOUT = {"ReorderInput", "ReorderOutput"}
 
@@ -56,7 +59,7 @@ class OpBackend(Protocol):
         """Return what decides the figures."""
         ...
 
-    def bind(self) -> Any:
+    def bind(self) -> AbstractContextManager[Bound]:
         """Give, while it is open, the task for a child process, and the environment it needs."""
         ...
 
@@ -96,15 +99,14 @@ class CpuOpBackend:
 
     def settings(self) -> dict[str, object]:
         """Return the session's settings and how often each op is repeated."""
-        return {**session_settings(slices_of([self.share])[0].threads), "effort": dict(EFFORT)}
+        return {**session_settings(slices_of([self.share])[0].threads), "effort": asdict(EFFORT)}
 
     @contextmanager
-    def bind(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+    def bind(self) -> Iterator[Bound]:
         """Give a task held to its cores."""
         part = slices_of([self.share])[0]
         with shared_group("ops") as group:
-            threads = {"threads": part.threads, "provider": self.provider}
-            yield {"kind": "ops", "slice": asdict(part), "group": group, **threads, **EFFORT}, None
+            yield OpsTask(provider=self.provider, threads=part.threads, part=part, group=group, effort=EFFORT), None
 
     def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
         """Return the time between the op's nodes; changes of layout that only a lone op needs are left out."""
@@ -149,14 +151,13 @@ class GpuOpBackend:
 
     def settings(self) -> dict[str, object]:
         """Return the session's settings and how often each op is repeated."""
-        return {**session_settings(1, self.provider), "effort": dict(GPU_EFFORT), "occupancy": ESTIMATED}
+        return {**session_settings(1, self.provider), "effort": asdict(GPU_EFFORT), "occupancy": ESTIMATED}
 
     @contextmanager
-    def bind(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+    def bind(self) -> Iterator[Bound]:
         """Give a task bound to its share by MPS or MIG."""
         with bind_shares(self.device, [self.share]) as environments:
-            task = {"kind": "kernels", "threads": 1, "provider": self.provider, "slice": None, "group": ""}
-            yield {**task, "range": RUN_RANGE, **GPU_EFFORT}, environments[0] or None
+            yield KernelsTask(provider=self.provider, effort=GPU_EFFORT, range=RUN_RANGE), environments[0] or None
 
     def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
         """Return the sums of the op's kernels: what its launches take on the CPU is not the op's time on the device."""

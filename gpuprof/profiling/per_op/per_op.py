@@ -26,6 +26,7 @@ from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import save_arrays
+from gpuprof.profiling.child.task import OpFiles, write_task
 from gpuprof.profiling.collector import Collector
 from gpuprof.profiling.cpu.op_rows import op_facts
 from gpuprof.profiling.per_op.op_backend import Observation, op_backend
@@ -137,7 +138,7 @@ class PerOp:
             save_arrays(write_op_model(source, model), inputs)
         except (GpuprofError, ValueError) as error:
             return {"error": str(error)}, True
-        child.tell(json.dumps({"model": str(model), "inputs": str(inputs)}))
+        child.tell(write_task(OpFiles(model=model, inputs=inputs)))
         try:
             return child.expect("op", _LOAD_S), True
         except UnavailableError as error:

@@ -25,6 +25,7 @@ from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
+from gpuprof.profiling.child.task import CheckTask
 from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants, refuse_impossible_gaps
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.profiling.sweep.cell import DATA_SHA256, Cell, CellKey, CellResult, MeasuredRow
@@ -249,8 +250,8 @@ class Campaign:
         jobs = [job for cell in cells for job in (cell.job, *cell.beside)]
         batched = {job.path for job in jobs if job.graph.batch > 1}
         for path, job in {job.path: job for job in jobs}.items():
-            task = {"kind": "check", "model": str(path), "provider": ORT_CPU, "slice": None}
-            with Child({**task, "batches": path in batched}, job.graph.name) as child:
+            task = CheckTask(provider=ORT_CPU, model=path, batches=path in batched)
+            with Child(task, job.graph.name) as child:
                 mixed = child.expect("done", _LOAD_S)["mixed"]
             if path in batched:
                 self.verdicts.keep(job.graph.sha256, mixed)

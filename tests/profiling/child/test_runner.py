@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.profiling.child.runner import nvtx_missing, open_run, outputs_differ
+from gpuprof.profiling.child.task import RecordedTask, write_task
 from gpuprof.profiling.gpu import recorded_run
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.runtime.providers import ORT_CPU
@@ -22,18 +23,17 @@ pytestmark = measures_in_real_time
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> dict[str, object]:
+def task(tmp_path: Path) -> RecordedTask:
     model = write_mlp(tmp_path / "mlp.onnx")
     np.savez(tmp_path / "inputs.npz", **random_inputs(load_graph(model, 2)))  # type: ignore[arg-type]
-    return {
-        "model": str(model),
-        "inputs": str(tmp_path / "inputs.npz"),
-        "provider": ORT_CPU,
-        "threads": 1,
-        "warm_up": 1,
-        "repeats": 2,
-        "outputs": str(tmp_path / "outputs.npz"),
-    }
+    return RecordedTask(
+        provider=ORT_CPU,
+        model=model,
+        inputs=tmp_path / "inputs.npz",
+        warm_up=1,
+        repeats=2,
+        outputs=tmp_path / "outputs.npz",
+    )
 
 
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])
@@ -51,32 +51,31 @@ def test_types_that_numpy_lacks_go_in_and_come_out_from_a_file(tmp_path: Path, k
     assert np.array_equal(found, given["x"].astype(np.float32))
 
 
-def _run(task: dict[str, object], tmp_path: Path) -> int:
+def _run(task: RecordedTask, tmp_path: Path) -> int:
     path = tmp_path / "task.json"
-    path.write_text(json.dumps(task))
+    path.write_text(write_task(task))
     return recorded_run.main([str(path)])
 
 
-def test_the_recorded_program_leaves_the_models_outputs(task: dict[str, object], tmp_path: Path) -> None:
+def test_the_recorded_program_leaves_the_models_outputs(task: RecordedTask, tmp_path: Path) -> None:
     assert _run(task, tmp_path) == 0
-    feeds = dict(np.load(str(task["inputs"])))
-    expected = open_run(Path(str(task["model"])), feeds, ORT_CPU, 1)()
-    assert outputs_differ(expected, dict(np.load(str(task["outputs"])))) is None
+    expected = open_run(task.model, dict(np.load(task.inputs)), ORT_CPU, 1)()
+    assert outputs_differ(expected, dict(np.load(tmp_path / "outputs.npz"))) is None
 
 
 @pytest.mark.slow
-def test_torchs_profiler_marks_each_run(task: dict[str, object], tmp_path: Path) -> None:
+def test_torchs_profiler_marks_each_run(task: RecordedTask, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     trace = tmp_path / "trace.json"
-    assert _run({**task, "kineto": str(trace)}, tmp_path) == 0
+    assert _run(replace(task, kineto=trace), tmp_path) == 0
     timeline = read_kineto(trace, expect_kernels=False)
     assert timeline.ranges["name"].tolist().count("gpuprof-run") == 2
 
 
 def test_what_goes_wrong_stands_on_stderr_in_one_line(
-    task: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    task: RecordedTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path(str(task["model"])).write_bytes(b"no model")
+    task.model.write_bytes(b"no model")
     assert _run(task, tmp_path) == InputError.exit_code
     assert capsys.readouterr().err.startswith("error: ")
 

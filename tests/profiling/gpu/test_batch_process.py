@@ -38,7 +38,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     begin, expect = Child.__init__, Child.expect
 
     def begun(self: Child, task: Any, what: str, *given: Any, **more: Any) -> None:
-        said.append(str(task.get("kind", "batches")))
+        said.append(type(task).__name__)
         begin(self, task, what, *given, **more)
 
     def note_event(self: Child, event: str, within_s: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
     pytest.importorskip("torch")
     path = write_mlp(tools / "m.onnx")
     rows = _run_campaign(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
-    assert heard == ["check", "done", "batches", *["ready", "timed", "done"] * 3, *["recorded"] * 3]
+    assert heard == ["CheckTask", "done", "BatchesTask", *["ready", "timed", "done"] * 3, *["recorded"] * 3]
     assert [row["batch"] for row in rows] == [1, 2, 4]
     assert all(row["latency_mean_ms"] > 0 and row["latency_paused_mean_ms"] > 0 for row in rows)
     assert all(row["runtime"] == "onnxruntime" and row["memory_peak_bytes"] for row in rows)
@@ -80,7 +80,7 @@ def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(t
     _run_campaign(tools, GpuCollector(), [Cell(a_job(path, 1))])
     heard.clear()
     rows = _run_campaign(tools, GpuCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
-    assert len(rows) == 3 and heard.count("batches") == 1 and heard.count("timed") == 2
+    assert len(rows) == 3 and heard.count("BatchesTask") == 1 and heard.count("timed") == 2
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_shares_and_models_have_processes_of_their_own(
     paths = [write_mlp(tools / f"{name}.onnx") for name in "ab"]
     cells = [Cell(a_job(path, batch, share)) for path in paths for share in (30.0, 60.0) for batch in (1, 2)]
     rows = _run_campaign(tools, GpuCollector(), cells)
-    assert heard.count("batches") == 4 and len(rows) == 8
+    assert heard.count("BatchesTask") == 4 and len(rows) == 8
     assert all(row["error"] is None for row in rows)  # outputs under the share are those without
 
 

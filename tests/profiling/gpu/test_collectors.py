@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.child.task import read_task
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler
@@ -244,7 +245,7 @@ def test_nsys_records_once_without_ranges_around_nodes_and_where_pytorch_runs_on
     record = nsys_tool.record_program
 
     def note_recording(command: list[str], *given: Any, **more: Any) -> Path:
-        recorded.append("only_runs" in Path(command[-1]).read_text())
+        recorded.append(read_task(Path(command[-1]).read_text()).only_runs)
         return record(command, *given, **more)
 
     monkeypatch.setattr(collectors, "record_program", note_recording)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from gpuprof.profiling.child.measurement import save_inputs
+from gpuprof.profiling.child.task import RecordedTask, write_task
 from gpuprof.profiling.gpu import recorded_run
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import NODE_RANGE, ORT_CPU, TORCH_CPU
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import a_job
-
-pytest.importorskip("torch")  # of the extra `export`
 
 
 def _names(trace: Path) -> list[str]:
@@ -24,14 +23,20 @@ def _names(trace: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("provider", [TORCH_CPU, ORT_CPU])
 def test_ranges_around_nodes_are_in_a_recording_of_their_own(tmp_path: Path, provider: str) -> None:
+    pytest.importorskip("torch")  # of the extra `export`
     job = a_job(write_mlp(tmp_path / "m.onnx"))
     save_inputs(job, tmp_path / "inputs.npz")
     plain, nodes = tmp_path / "plain.json", tmp_path / "nodes.json"
-    task = {
-        "model": str(job.path), "inputs": str(tmp_path / "inputs.npz"), "provider": provider, "threads": 1,
-        "warm_up": 1, "repeats": 2, "kineto": str(plain), "kineto_nodes": str(nodes),
-    }  # fmt: skip
-    (tmp_path / "task.json").write_text(json.dumps(task))
+    task = RecordedTask(
+        provider=provider,
+        model=job.path,
+        inputs=tmp_path / "inputs.npz",
+        warm_up=1,
+        repeats=2,
+        kineto=plain,
+        kineto_nodes=nodes,
+    )
+    (tmp_path / "task.json").write_text(write_task(task))
     assert recorded_run.main([str(tmp_path / "task.json")]) == 0
     names = _names(plain)
     assert names.count(RUN_RANGE) == 2 and not any(name.startswith(NODE_RANGE) for name in names)

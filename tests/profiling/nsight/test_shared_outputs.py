@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.profiling.child.job import Job
+from gpuprof.profiling.child.task import RecordedTask
 from gpuprof.profiling.nsight.recorded_program import RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.runtime.providers import ORT_CPU
@@ -23,11 +24,12 @@ class _Played(RecordedProgram):
         super().__init__(job, directory, ORT_CPU)
         self.answer, self.asked = answer, 0
 
-    def run(self, environment: Any, **more: Any) -> None:
+    def run(self, environment: Any, task: RecordedTask) -> None:
         self.asked += 1
         assert environment == {}
         if self.answer is not None:
-            np.savez(more["outputs"], **self.answer)
+            assert task.outputs is not None
+            np.savez(task.outputs, **self.answer)
 
 
 @pytest.fixture
@@ -61,5 +63,5 @@ def test_of_a_model_that_never_answers_the_same_nothing_is_said(tmp_path: Path, 
 @waits_for_processes
 def test_the_program_leaves_its_outputs_and_none_where_they_change_from_run_to_run(tmp_path: Path, job: Job) -> None:
     program = RecordedProgram(job, tmp_path, ORT_CPU)
-    program.run({}, outputs=str(program.outputs("same")))
+    program.run({}, replace(program.task, outputs=program.outputs("same")))
     assert set(np.load(program.outputs("same"))) == {one.name for one in job.graph.outputs}

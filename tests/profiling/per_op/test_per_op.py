@@ -14,6 +14,7 @@ from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.child.children import Child
+from gpuprof.profiling.child.task import Effort
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.per_op import op_backend
 from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_backend, "EFFORT", {"time_s": 0.01, "min_repeats": 4, "max_repeats": 20})
+    monkeypatch.setattr(op_backend, "EFFORT", Effort(time_s=0.01, min_repeats=4, max_repeats=20))
 
 
 def _plan(path: Path, share: float = 100.0) -> PerOp:
@@ -96,12 +97,10 @@ def test_an_op_that_takes_the_process_with_it_is_remembered_and_the_rest_goes_on
 KILLED = """
 import sys
 from pathlib import Path
-from gpuprof.profiling.per_op import op_backend
 from gpuprof.profiling.per_op import per_op
 from gpuprof.profiling.sweep.planning import NamedModel
 from tests.profiling.per_op.test_per_op import _plan
 per_op._KEEP_EVERY_S = 0.0
-per_op._EFFORT = {"time_s": 0.01, "min_repeats": 4, "max_repeats": 20}
 path = Path(sys.argv[1])
 plan = _plan(path)
 for outcome in plan.run(plan.pending([NamedModel("m", path / "m.onnx")], [1, 2, 3, 4, 5, 6, 7, 8])[0]):

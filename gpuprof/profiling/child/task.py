@@ -1,0 +1,196 @@
+"""What a child process is told to do, and the line of JSON in which it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.profiling.child.job import TimingLimits
+from gpuprof.rules.cpu_slices import CpuSlice
+
+_WARM_UP_S = 0.3  # unless the task says more: a GPU's clocks take a second to rise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How often something is repeated: for ``time_s`` seconds, but within these numbers of times."""
+
+    time_s: float
+    min_repeats: int
+    max_repeats: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What all tasks say.
+
+    Attributes
+    ----------
+    provider : str
+        What runs the model.
+    threads : int
+        Intra-op threads of its session.
+    part : CpuSlice or None
+        The share that the process is held to; None: it is bound otherwise, or to nothing.
+    group : str
+        Control group of all processes of that share.
+    """
+
+    provider: str
+    threads: int = 1
+    part: CpuSlice | None = None
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTask(Task):
+    """Load a model; with ``batches`` tell whether it computes the items of a batch apart."""
+
+    model: Path
+    batches: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTask(Task):
+    """Time batches of the arrays in ``inputs``, back to back.
+
+    Attributes
+    ----------
+    leads : bool
+        Whether it ends by ``limits``; one that does not goes on until it is told to stop.
+    beside_others : bool
+        Whether other processes run at the same time.
+    """
+
+    model: Path
+    inputs: Path
+    limits: TimingLimits
+    leads: bool
+    beside_others: bool
+    warm_up_s: float = _WARM_UP_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesTask(Task):
+    """Run under the runtime's own profiler, and write the graph that it executes.
+
+    With ``compare`` it tells how the answers under the share differ from those without one.
+    """
+
+    model: Path
+    inputs: Path
+    profile_prefix: str
+    optimized: Path
+    compare: bool
+    effort: Effort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsTask(Task):
+    """Run each `OpFiles` that follows, under the runtime's own profiler."""
+
+    effort: Effort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsTask(Task):
+    """Run each `OpFiles` that follows, under torch.profiler, each time in a range of the name ``range``."""
+
+    effort: Effort
+    range: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpFiles:
+    """A model of one op, and its inputs."""
+
+    model: Path
+    inputs: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakTask(Task):
+    """Time a model whose inputs and outputs are bound once: for ceilings, not for latencies.
+
+    ``cases`` holds lists of the shapes of its inputs, the first of which is its output's, too.
+    """
+
+    model: Path
+    cases: Sequence[Sequence[Sequence[int]]]
+    effort: Effort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTask(Task):
+    """Run a model a few times for a profiler; see `gpuprof.profiling.gpu.recorded_run`.
+
+    Attributes
+    ----------
+    kineto, kineto_nodes : Path or None
+        Where torch.profiler's traces go, without ranges around nodes and with them; None: another program records.
+    outputs : Path or None
+        Where the answers go, unless they differ from run to run.
+    only_runs : bool
+        Whether no range is opened within those of the runs.
+    """
+
+    model: Path
+    inputs: Path
+    warm_up: int
+    repeats: int
+    kineto: Path | None = None
+    kineto_nodes: Path | None = None
+    outputs: Path | None = None
+    only_runs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTasks:
+    """How one batch size is timed, and how it is recorded; None: not at all."""
+
+    timed: LatencyTask
+    recorded: RecordedTask | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesTask(Task):
+    """Time all batch sizes, then record all; see `gpuprof.profiling.gpu.batch_process`."""
+
+    rows: Sequence[BatchTasks]
+
+
+def write_task(task: Task | OpFiles) -> str:
+    """Return a task as a line of JSON."""
+    return json.dumps({"kind": type(task).__name__, **asdict(task)}, default=str)
+
+
+def read_task(line: str | bytes) -> Any:
+    """Return the task that `write_task` wrote."""
+    content = json.loads(line)
+    return _build(_KINDS[content.pop("kind")], content)
+
+
+_KINDS: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (CheckTask, LatencyTask, NodesTask, OpsTask, KernelsTask, OpFiles, PeakTask, RecordedTask, BatchesTask)
+}
+
+
+def _build(kind: type, content: Mapping[str, Any]) -> Any:
+    return kind(
+        **{name: _READERS[name](value) if name in _READERS and value else value for name, value in content.items()}
+    )
+
+
+_READERS: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("model", "inputs", "optimized", "kineto", "kineto_nodes", "outputs"), Path),
+    "part": lambda part: CpuSlice(tuple(part["cores"]), part["quota_cores"]),
+    "limits": lambda limits: TimingLimits(**limits),
+    "effort": lambda effort: Effort(**effort),
+    "timed": lambda timed: _build(LatencyTask, timed),
+    "recorded": lambda recorded: _build(RecordedTask, recorded),
+    "rows": lambda rows: tuple(_build(BatchTasks, row) for row in rows),
+}
