@@ -33,6 +33,7 @@ from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
 from gpuprof.profiling.child.task import (
     CheckTask,
+    ChildTask,
     Effort,
     KernelsTask,
     LatencyTask,
@@ -40,7 +41,6 @@ from gpuprof.profiling.child.task import (
     OpFiles,
     OpsTask,
     PeakTask,
-    Task,
     read_task,
 )
 from gpuprof.runtime.batch_items import find_mixed_output
@@ -74,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def _do(task: Task, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
+def _do(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
     match task:
         case CheckTask():
             _check(task, speech)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gpuprof import errors
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.profiling.child.task import Task, write_task
+from gpuprof.profiling.child.task import ChildTask, write_task
 
 _LOG_TAIL = 300
 _MODULE = "gpuprof.profiling.child.child"
@@ -28,7 +28,7 @@ class Child:
 
     Parameters
     ----------
-    task : Task
+    task : ChildTask
     what : str
         Names the task in messages, ``"resnet50 at batch 8"``.
     prefix : sequence of str
@@ -41,7 +41,7 @@ class Child:
 
     def __init__(
         self,
-        task: Task,
+        task: ChildTask,
         what: str,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,

@@ -24,7 +24,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ChildTask:
     """What all tasks say.
 
     Attributes
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckTask(Task):
+class CheckTask(ChildTask):
     """Load a model; with ``batches`` tell whether it computes the items of a batch apart."""
 
     model: Path
@@ -54,7 +54,7 @@ class CheckTask(Task):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyTask(Task):
+class LatencyTask(ChildTask):
     """Time batches of the arrays in ``inputs``, back to back.
 
     Attributes
@@ -74,7 +74,7 @@ class LatencyTask(Task):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesTask(Task):
+class NodesTask(ChildTask):
     """Run under the runtime's own profiler, and write the graph that it executes.
 
     With ``compare`` it tells how the answers under the share differ from those without one.
@@ -89,14 +89,14 @@ class NodesTask(Task):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpsTask(Task):
+class OpsTask(ChildTask):
     """Run each `OpFiles` that follows, under the runtime's own profiler."""
 
     effort: Effort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsTask(Task):
+class KernelsTask(ChildTask):
     """Run each `OpFiles` that follows, under torch.profiler, each time in a range of the name ``range``."""
 
     effort: Effort
@@ -112,7 +112,7 @@ class OpFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakTask(Task):
+class PeakTask(ChildTask):
     """Time a model whose inputs and outputs are bound once: for ceilings, not for latencies.
 
     ``cases`` holds lists of the shapes of its inputs, the first of which is its output's, too.
@@ -124,7 +124,7 @@ class PeakTask(Task):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedTask(Task):
+class RecordedTask(ChildTask):
     """Run a model a few times for a profiler; see `gpuprof.profiling.gpu.recorded_run`.
 
     Attributes
@@ -156,13 +156,13 @@ class BatchTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchesTask(Task):
+class BatchesTask(ChildTask):
     """Time all batch sizes, then record all; see `gpuprof.profiling.gpu.batch_process`."""
 
     rows: Sequence[BatchTasks]
 
 
-def write_task(task: Task | OpFiles) -> str:
+def write_task(task: ChildTask | OpFiles) -> str:
     """Return a task as a line of JSON."""
     return json.dumps({"kind": type(task).__name__, **asdict(task)}, default=str)
 

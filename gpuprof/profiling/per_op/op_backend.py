@@ -18,7 +18,7 @@ from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
-from gpuprof.profiling.child.task import Effort, KernelsTask, OpsTask, Task
+from gpuprof.profiling.child.task import ChildTask, Effort, KernelsTask, OpsTask
 from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
@@ -33,7 +33,7 @@ EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
 GPU_EFFORT = Effort(time_s=0.05, min_repeats=7, max_repeats=30)
 _SKIPPED_REPEATS = 2
 #: A task, and the environment that binds its process to the share.
-Bound = tuple[Task, Mapping[str, str] | None]
+Bound = tuple[ChildTask, Mapping[str, str] | None]
 #: Nodes that change the layout for a lone op; within a model they are rare.
 _LAYOUT = {"ReorderInput", "ReorderOutput"}
 

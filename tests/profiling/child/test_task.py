@@ -12,6 +12,7 @@ from gpuprof.profiling.child.task import (
     BatchesTask,
     BatchTasks,
     CheckTask,
+    ChildTask,
     Effort,
     KernelsTask,
     LatencyTask,
@@ -20,7 +21,6 @@ from gpuprof.profiling.child.task import (
     OpsTask,
     PeakTask,
     RecordedTask,
-    Task,
     read_task,
     write_task,
 )
@@ -64,7 +64,7 @@ RECORDED = RecordedTask(
     ],
     ids=lambda task: type(task).__name__,
 )
-def test_a_task_is_read_as_it_was_written_and_is_one_line(task: Task | OpFiles) -> None:
+def test_a_task_is_read_as_it_was_written_and_is_one_line(task: ChildTask | OpFiles) -> None:
     line = write_task(task)
     assert read_task(line) == task and "\n" not in line
 
