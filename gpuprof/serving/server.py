@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -23,7 +24,7 @@ from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
-from gpuprof.serving.listening import stop_listening
+from gpuprof.serving.listening import ConnectionIntake, stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -118,6 +119,7 @@ class Server:
         )
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
+        self._intake: ConnectionIntake | None = None
         self._deciders: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
@@ -138,6 +140,7 @@ class Server:
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
                 await listener.start_serving()
+                self._intake = ConnectionIntake(listener.sockets, self._take_in)
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)
                 self._start_deciding()
@@ -156,6 +159,7 @@ class Server:
             watch.cancel()
             listen.cancel()
             self._stop_deciding()
+            self._close_intake()
             listener.close()
             for connection in self._api.connections:
                 connection.close()
@@ -173,7 +177,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             return await loop.create_server(
-                lambda: HttpConnection(self._api),
+                self._make_connection,
                 settings.host,
                 settings.port,
                 ssl=settings.security.context,
@@ -315,16 +319,34 @@ class Server:
             if self._grpc is not None:
                 self._grpc.measure_idle_bytes()
 
+    def _make_connection(self) -> HttpConnection:
+        """Return who speaks with a client that the loop has accepted; others are accepted in the same turn."""
+        if self._intake is not None:
+            self._intake.accept_more()
+        return HttpConnection(self._api)
+
+    async def _take_in(self, connection: socket.socket) -> None:
+        """Speak with a client that was accepted elsewhere than by the loop."""
+        context = self._settings.security.context
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: HttpConnection(self._api),
+            connection,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
+        )
+
+    def _close_intake(self) -> None:
+        if self._intake is not None:
+            self._intake.close()
+
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""
-        loop = asyncio.get_running_loop()
+        self._close_intake()
         waiting = stop_listening(listener.sockets)
         listener.close()
         for connection in waiting:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(
-                lambda: HttpConnection(self._api), connection, ssl=self._settings.security.context
-            )
+            await self._take_in(connection)
 
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answer what was asked, and what is being asked, then return."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import socket
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.listening import stop_listening
+from gpuprof.serving.listening import ConnectionIntake, stop_listening
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, map_of, replica, running
 
@@ -61,3 +62,32 @@ def _unaccepted(port: int) -> int:
     """Return how many connections wait to be accepted: of a socket that listens the kernel tells it as rx_queue."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return next(int(row[4].split(":")[1], 16) for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}"))
+
+
+def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
+    taken: list[socket.socket] = []
+
+    async def take_in(accepted: socket.socket) -> None:
+        taken.append(accepted)
+        if len(taken) == 2:
+            raise ConnectionResetError  # who has gone meanwhile keeps nobody out
+
+    async def accept_twice(listener: socket.socket, clients: list[socket.socket]) -> None:
+        intake = ConnectionIntake([listener], take_in)
+        intake.accept_more()
+        await asyncio.sleep(0)
+        assert {one.getpeername() for one in taken} == {client.getsockname() for client in clients}
+        intake.accept_more()  # nobody waits
+        intake.close()
+        intake.accept_more()
+        await asyncio.sleep(0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        asyncio.run(accept_twice(listener, clients))
+        assert len(taken) == 5
+        address = listener.getsockname()
+    with pytest.raises(ConnectionRefusedError):  # no copy of the socket is left that would let clients in
+        socket.create_connection(address)
+    for connection in (*clients, *taken):
+        connection.close()
