@@ -20,8 +20,8 @@ _ACCEPTED_AT_ONCE = 16
 class ConnectionIntake:
     """Accepts more connections in a turn of the loop than the loop does by itself.
 
-    libuv accepts one in each turn (libuv/libuv#3696). While turns take milliseconds, as under overload, a thousand clients that connect
-    then wait for seconds, believing that they are connected, and what they ask is not heard.
+    libuv accepts one in each turn (libuv/libuv#3696). While turns take milliseconds, as under overload, a thousand
+    clients that connect then wait for seconds, believing that they are connected, and what they ask is not heard.
 
     Parameters
     ----------
