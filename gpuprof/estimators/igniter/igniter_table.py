@@ -23,24 +23,13 @@ class IgniterTable:
     The pressures are the L2 use in percent and the power in watts. Scheduling delays grow with the number of workloads,
     active time with the L2 use of the others, and the clock falls with the power of all, so that less of each is
     quicker.
-
-    Attributes
-    ----------
-    hardware : HardwareCoefficients
-    pressures : ndarray of shape (n, 2)
-    copied_ms : ndarray of shape (n, 2)
-        Loading and feedback (equation 3).
-    launching : ndarray of shape (n, 2)
-        Kernels, and the scheduling delay of each alone.
-    active : ndarray of shape (n, 2)
-        Active time alone in ms, and what a percent of L2 used by others adds to it.
     """
 
     hardware: HardwareCoefficients
-    pressures: Floats
-    copied_ms: Floats
-    launching: Floats
-    active: Floats
+    pressures: Floats  #: Shape (n, 2).
+    copied_ms: Floats  #: Shape (n, 2). Loading and feedback (equation 3).
+    launching: Floats  #: Shape (n, 2). Kernels, and the scheduling delay of each alone.
+    active: Floats  #: Shape (n, 2). Active time alone in ms, and what a percent of L2 used by others adds to it.
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
         """Return what each workload takes for a batch beside so many, and that without loading (equation 2)."""
