@@ -4,14 +4,17 @@
 
 For batches of 1 to 64, SLOs of 1.5 to 6 full batches, 0.8 to 4 times the capacity and one to four replicas, the same
 arrivals go through the runtime's own router (``bench.virtual_server``) and through the simulator. Printed is what part
-of the capacity (below it: of the load) was answered within the SLO, and for one replica the part that is possible. With
-an SLO below two batches that is what the best rule reaches that decides as requests come and holds no batch: a request
+of the capacity (below it: of the load) was answered within the SLO, and where it is known the part that is possible.
+With an SLO below two batches that is what the best rule reaches that decides as requests come and holds no batch: one
 that comes just after a batch began can never wait for a whole one more. With longer SLOs it is the best choice of
-requests and batches by somebody who knows all arrivals; of several replicas it is known for batches of one. Both know
+requests and batches by somebody who knows all arrivals. Of several replicas it is known for batches of one and, with
+an SLO below two batches, worked out for batches of up to eight where less than 95% is served: the best rule that
+decides as requests come and may hold batches (`pooled_admission`; two minutes for batches of eight). All of them know
 how long every batch takes and keep nothing of the SLO in hand, which the router learns to do within some hundred
-batches; the router may exceed the first by holding batches. At 1 to 4 times the capacity goodput is to be at least 95%
-of the capacity or, where that is less, of what is possible, and served and simulated within 5% of each other. Then come
-two priorities, and two clients of one model.
+batches; one replica may exceed the first by holding batches. At 1 to 4 times the capacity goodput is to be at least 95%
+of the capacity or, where that is less, of what is possible, and served and simulated within 5% of each other. Of large
+batches 6000 requests are some tens for each replica: what differs by more there agrees in longer runs, ``--requests
+60000``. Then come two priorities, and two clients of one model.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.pooled_admission import most_pooled
 from bench.recovery import replica_of
 from bench.virtual_server import VirtualRequest, serve, serve_requests
 from gpuprof.domain.arrival_process import NS_PER_S, RecordedArrivals
@@ -41,6 +45,8 @@ ENOUGH, APART = 0.95, 0.05
 _WARMUP = 0.25
 #: So many requests are looked at for what is possible: the best choice takes the square of them.
 _MOST_CHOSEN = 1500
+#: Up to this batch the best rule of several replicas is worked out: its time grows with the square of the batch.
+_LARGEST_POOLED = 8
 
 Times = NDArray[np.float64]
 
@@ -88,7 +94,9 @@ def measure(batch: int, slo_batches: float, load: float, replicas: int, requests
     arrivals = RecordedArrivals(np.rint(arrivals_s * NS_PER_S).astype(np.int64), seconds)
     outcome = simulate(_map([one] * replicas, slo_ms, capacity_rps), {"m": arrivals}, options)
     possible = None
-    if replicas == 1 and slo_batches < 2.0:
+    if replicas > 1 and 1 < batch <= _LARGEST_POOLED and slo_batches < 2.0 and load >= 1.0 and served < ENOUGH:
+        possible = most_pooled(times, load * capacity_rps, slo_ms, replicas) / capacity_rps
+    elif replicas == 1 and slo_batches < 2.0:
         possible = most_online(times, load * capacity_rps, slo_ms) / (capacity_rps * min(1.0, load))
     elif replicas == 1:
         chosen = 1000.0 * arrivals_s[:_MOST_CHOSEN]

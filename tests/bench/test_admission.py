@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench.admission import batch_times, measure, most_alone, most_in_time, most_online, show_clients, show_priorities
+from bench.pooled_admission import most_pooled
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +86,26 @@ def test_with_an_slo_of_one_and_a_half_batches_goodput_is_nearly_what_the_best_r
     cell = measure(32, 1.5, 1.5, 1, 20_000, 0.0)  # enough to learn how little must be kept in hand
     assert cell.possible is not None and cell.possible < 0.96
     assert cell.is_enough and cell.agrees, cell
+
+
+@pytest.mark.parametrize(("replicas", "lost"), [(1, 0.5), (2, 0.4), (4, 0.3107)])
+def test_where_nobody_can_wait_replicas_together_lose_what_erlang_says(replicas: int, lost: float) -> None:
+    # Erlang's B of as many servers as load; ticks make it a little less
+    served = most_pooled([10.0], 100.0 * replicas, 10.0, replicas) / (100.0 * replicas)
+    assert 1.0 - lost <= served <= (1.0 - lost) * 1.04
+
+
+def test_replicas_together_reach_more_than_each_alone_and_no_more_than_their_capacity() -> None:
+    times = batch_times(2)
+    capacity_rps = 1000.0 * 2 / times[-1]
+    slo_ms = 1.5 * times[-1]
+    alone = most_pooled(times, capacity_rps, slo_ms, 1)
+    assert most_online(times, capacity_rps, slo_ms) < alone  # which holds no batch to be filled
+    assert 2.0 * alone < most_pooled(times, 2.0 * capacity_rps, slo_ms, 2) < 2.0 * capacity_rps
+
+
+def test_no_rule_serves_95_percent_where_batches_of_4_cannot_wait_for_long() -> None:
+    cell = measure(4, 1.5, 1.0, 4, 60_000, 0.0)
+    assert cell.possible is not None and cell.possible < 0.95
+    assert 0.97 * cell.possible < cell.served <= cell.possible
+    assert cell.agrees and cell.is_enough, cell
