@@ -17,6 +17,8 @@ from gpuprof.placement.segment import Segments
 
 #: Part of the time that is left to the bound that counts memory and no neighbours, where there is one with neighbours.
 _FOR_MEMORY = 0.3
+#: Seconds of processor time that the bound with neighbours may take in any case: in fewer it says next to nothing.
+_LEAST_S = 0.6
 
 
 def bound_classes(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
@@ -32,7 +34,7 @@ def bound_classes(problem: Problem, segments: Segments, placement: Placement, li
     limit : Limit
     """
     bounded = replace(placement, lower_bound_gpus=0, lower_bound_cost_per_hour=0.0)
-    first = limit.keeping(_FOR_MEMORY * (limit.left_s or 0.0))
+    first = limit.keeping(_FOR_MEMORY * (limit.left_s or 0.0)).with_least(_LEAST_S)
     with_neighbours = bound_with_neighbours(problem, segments, placement.gpus, first)
     bounded = raise_bounds(problem, bounded, with_neighbours)
     with problem.limits.until(limit), suppress(TimeUpError):
@@ -40,5 +42,4 @@ def bound_classes(problem: Problem, segments: Segments, placement: Placement, li
         offers.work_out_all()
         relaxed = bound_relaxed(problem, problem.demands, offers, limit)
         return clip_bounds(problem, raise_bounds(problem, bounded, relaxed))
-    loose = with_cost_bound(problem, segments, placement, limit)
-    return clip_bounds(problem, raise_bounds(problem, loose, with_neighbours))
+    return clip_bounds(problem, bounded if with_neighbours else with_cost_bound(problem, segments, placement, limit))

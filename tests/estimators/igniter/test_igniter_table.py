@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.interference_table import tabulate_interference
 from gpuprof.domain.share import Share
+from gpuprof.estimators.builtin import FailureAwareEstimator
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.estimators.services import ServiceEstimator
+from gpuprof.kernel_db.store import KernelDb
 
 V100 = device("v100")
 HARDWARE = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
@@ -74,3 +77,12 @@ def test_services_have_the_table_of_their_models() -> None:
     assert expected is not None
     assert np.array_equal(table.pressures, expected.pressures)
     assert ServiceEstimator(known, {"W1": "m0"}).tabulate_interference(V100, []) is not None
+
+
+def test_who_refuses_what_failed_has_the_table_of_the_estimator_that_it_asks(tmp_path: Path) -> None:
+    known, asked = estimator(random.Random(1)), [Workload("m0", 4, Share(50.0))]
+    table = FailureAwareEstimator(known, KernelDb(tmp_path)).tabulate_interference(V100, asked)
+    expected = known.tabulate_interference(V100, asked)
+    assert table is not None
+    assert expected is not None
+    assert np.array_equal(table.pressures, expected.pressures)

@@ -141,14 +141,18 @@ def test_a_map_is_bounded_by_what_neighbours_cost_and_no_map_is_cheaper(
     assert bound == math.ceil(max(alone, known) - 1e-6)  # devices are whole
 
 
-def test_a_map_whose_bounds_had_no_time_has_the_one_that_takes_next_to_none() -> None:
+def test_a_map_whose_bounds_had_no_time_has_one_all_the_same() -> None:
     given = problem(0)
-    segments, limit = Segments(given), Limit(0.0)
+    segments = Segments(given)
     placement = make_policy("igniter").place(given)
-    loose = with_cost_bound(given, segments, placement, Limit()).lower_bound_gpus
+    assert (bound_classes(given, segments, placement, Limit(0.0)).lower_bound_gpus or 0) > 1
+    curved = replace(problem(0, copies=48), estimator=CurvedEstimator(spread=0.0, disturbance=0.3))
+    segments = Segments(curved)
+    placement = make_policy("igniter").place(curved)
+    loose = with_cost_bound(curved, segments, placement, Limit()).lower_bound_gpus
     assert loose is not None
     assert loose > 1
-    assert bound_classes(given, segments, placement, limit).lower_bound_gpus == loose
+    assert bound_classes(curved, segments, placement, Limit(0.0)).lower_bound_gpus == loose
 
 
 def test_a_bound_that_was_given_no_time_says_nothing() -> None:
