@@ -88,6 +88,6 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
         Path(temporary).chmod(0o644)  # temporary files are for their owner alone
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must leave nothing behind
         Path(temporary).unlink(missing_ok=True)
         raise
