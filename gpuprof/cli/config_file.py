@@ -97,8 +97,10 @@ def read_yaml(path: Path, contents: str) -> yaml.Node | None:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
+        problem = str(getattr(error, "problem", None) or error)
+        several = "another document" in problem
         raise InputError(
-            f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}", "indent with spaces"
+            f"{path}{line} is not YAML: {problem}", "leave out the line ---" if several else "indent with spaces"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.data_files import parse_data_files
+from gpuprof.domain.named_values import collect_once
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
@@ -80,7 +81,7 @@ class TrafficOptions:
 
         return LoadTraffic(
             duration_s=self.duration,
-            rates_rps=dict(_parse_rate(text) for text in self.rate or []),
+            rates_rps=collect_once("the rate", map(_parse_rate, self.rate or ())),
             rate_scale=self.rate_scale,
             trace=self.trace,
             arrivals=self.arrivals,
@@ -91,7 +92,7 @@ class TrafficOptions:
             allow_changed=self.allow_changed,
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
-            concurrency=dict(_parse_concurrency(text) for text in self.concurrency or []),
+            concurrency=collect_once("the concurrency", map(_parse_concurrency, self.concurrency or ())),
             stability_pct=self.stability,
             window_s=self.window,
             max_windows=self.max_windows,

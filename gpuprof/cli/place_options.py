@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.completion import complete_policies
 from gpuprof.cli.output_path import output_option
+from gpuprof.domain.named_values import collect_once
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.planning_options import MapOutput
@@ -79,5 +80,11 @@ class MapOptions:
 
 
 def parse_pairs(options: Sequence[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set."""
-    return {key: value for key, _, value in (option.partition("=") for option in options)}
+    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set.
+
+    Raises
+    ------
+    InputError
+        When a key stands twice.
+    """
+    return collect_once("the option", ((key, value) for key, _, value in (one.partition("=") for one in options)))

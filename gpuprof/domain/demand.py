@@ -150,7 +150,7 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
     def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
         text = fields[name]
         try:
-            value = float(text)
+            value = float(text.replace("_", "x"))  # Python reads 1_0 as 10, which nothing else does
         except ValueError:
             raise InputError(
                 f"{where}:{line}: {name} must be a number but got {text!r}", "no units, no percent sign, 1000 as 1000"
@@ -159,7 +159,8 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
             bounds = f"{'at least' if closed else 'above'} {low:g}" + (
                 "" if high == math.inf else f", at most {high:g}"
             )
-            raise InputError(f"{where}:{line}: {name} must be {bounds} but got {text}")
+            kind = "" if math.isfinite(value) else "a finite number "
+            raise InputError(f"{where}:{line}: {name} must be {kind}{bounds} but got {text}")
         return value
 
     def whole(name: str, low: int) -> int:

@@ -96,7 +96,7 @@ def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
 
 def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> FleetEntry:
     if not isinstance(table, dict) or not isinstance(table.get("device"), str):
-        raise InputError(f"{path}: each [[gpus]] table needs a device name")
+        raise InputError(f"{path}: each [[gpus]] table needs a device name", 'write [[gpus]], then device = "a100-80"')
     if unknown := set(table) - {"device", "count", "price_per_hour"}:
         raise InputError(
             f"{path}: unknown key {sorted(unknown)[0]!r} in [[gpus]]", "known: device, count, price_per_hour"
@@ -105,7 +105,9 @@ def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> F
     price = table.get("price_per_hour", device.price_per_hour)
     # TOML's ``true`` is a bool, and a bool is an int: it would be a price of $1.
     if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
-        raise InputError(f"{path}: price_per_hour must be above 0 but got {price!r}")
+        raise InputError(
+            f"{path}: price_per_hour must be a number above 0 but got {price!r}", "write dollars an hour, such as 3.43"
+        )
     count = table.get("count")
     return FleetEntry(
         replace(device, price_per_hour=price), None if count is None else _count(str(count), table["device"])

@@ -301,7 +301,10 @@ def _check_external(tensor: TensorProto, path: Path) -> str:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", size - offset))
     except ValueError as error:
-        raise InputError(f"{path}: weight {tensor.name} has an external offset or length that is no number") from error
+        raise InputError(
+            f"{path}: weight {tensor.name} has an external offset or length that is no number",
+            "the model is damaged: export it again",
+        ) from error
     if offset < 0 or length != needed or offset + length > size:
         raise InputError(
             f"{path}: weight {tensor.name} needs {needed} bytes at {offset} of {location!r}, which has {size}",

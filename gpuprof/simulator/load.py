@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.named_values import collect_once
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.simulator.trace import Trace
 
@@ -70,10 +71,9 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
     Raises
     ------
     InputError
-        When one has neither form, or the rate of all stands twice.
+        When one has neither form, or the rate of a model, or of all, stands twice.
     """
-    rates: dict[str, float] = {}
-    total: float | None = None
+    rates: list[tuple[str, float]] = []
     for text in texts:
         model, separator, number = text.rpartition("=")
         try:
@@ -84,10 +84,7 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
             raise InputError(f"a rate must be at most {_MOST_RPS:,.0f} requests/s but got {text!r}", "correct the rate")
         if not value > 0.0 or (separator and not model):
             raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
-        if separator:
-            rates[model] = value
-        elif total is not None:
-            raise InputError(f"the rate of all models is given twice: {total:g} and {value:g}")
-        else:
-            total = value
-    return rates, total
+        rates.append((model, value))
+    by_model = collect_once("the rate", rates)
+    total = by_model.pop("", None)
+    return by_model, total

@@ -161,10 +161,11 @@ def read_trace(path: Path) -> Trace:
     if "model" not in header:
         return Trace({"": times}, duration_s)
     models = table["model"].combine_chunks().dictionary_encode()
-    if models.null_count or "" in models.dictionary.to_pylist():
+    names = models.dictionary.to_pylist()
+    if models.null_count or any(not name or "\n" in name for name in names):  # a line break: a quotation is not closed
         raise _first_fault(path) or InputError(f"{path}: model is empty")
     index = models.indices.to_numpy(zero_copy_only=False)
-    return Trace({str(name): times[index == i] for i, name in enumerate(models.dictionary.to_pylist())}, duration_s)
+    return Trace({str(name): times[index == i] for i, name in enumerate(names)}, duration_s)
 
 
 def _arrow_types(names: Mapping[str, str]) -> dict[str, object]:
@@ -185,12 +186,12 @@ def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         if refuse_pipe(path).stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 30} GiB, which no trace is")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, strict=True)
             yield from ((reader.line_num, row) for row in reader if row)
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
     except csv.Error as error:
-        raise InputError(f"{path} is not CSV: {error}") from None
+        raise InputError(f"{path} is not CSV: {error}", "close each quotation mark") from None
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror or error}", "gpuprof trace make writes a trace"

@@ -94,6 +94,13 @@ _FILES = {
     "word_of_model.yaml": "models: {a: net.onnx}\nsteps: [doctor]\n",
     "circle/file": "",
     "igniter.jsonl": '{"model": 1}\n',
+    "infinite.csv": "model,rate_rps,slo_ms\nnet.onnx,inf,20\n",
+    "underscore.csv": "model,rate_rps,slo_ms\nnet.onnx,1_0,20\n",
+    "nan_price.toml": "[[gpus]]\ndevice = 'a100-80'\nprice_per_hour = nan\n",
+    "number.toml": "[[gpus]]\ndevice = 5\n",
+    "quoted.csv": 'time_s,model\n1,"b\n',
+    "documents.yaml": "steps: [doctor]\n---\nsteps: [doctor]\n",
+    "cut.parquet": "PAR1xxxxPAR1",
 }
 
 #: Words of a command line → part of what is said.
@@ -302,6 +309,22 @@ _WRONG: list[tuple[str, str]] = [
     ("profile net.onnx --device cpu --collector nsys", "leave out --collector"),
     ("profile ''", "''"),
     ("profile net.onnx --device ''", "asked for ''"),
+    # Found by trying another 137.
+    ("simulate map.json --rate b=1 --rate b=2", "the rate of b is given twice: 1 and 2"),
+    ("load http://127.0.0.1:9 --map map.json --rate b=1 --rate b=2", "the rate of b is given twice"),
+    ("load http://127.0.0.1:9 --map map.json --concurrency b=1 --concurrency b=2", "the concurrency of b"),
+    ("trace make --rate b=1 --rate b=2", "the rate of b is given twice"),
+    ("place --slo-file slo.csv --gpus a100-80:1 --policy milp -O unshared=true -O unshared=false", "given twice"),
+    ("profile offset.onnx --device cpu", "(the model is damaged: export it again)"),
+    ("place --slo-file infinite.csv --gpus a100-80", "a finite number above 0 but got inf"),
+    ("place --slo-file underscore.csv --gpus a100-80", "must be a number but got '1_0'"),
+    ("place --slo-file slo.csv --fleet nan_price.toml", "(write dollars an hour"),
+    ("place --slo-file slo.csv --fleet number.toml", "(write [[gpus]]"),
+    ("simulate map.json --trace quoted.csv", "(close each quotation mark)"),
+    ("run documents.yaml", "(leave out the line ---)"),
+    ("load https://127.0.0.1:9 --map map.json --ca-file text.onnx", "(give a file that begins with -----BEGIN)"),
+    ("serve map.json --simulate --node node0 --tls-cert text.onnx --tls-key text.onnx --port 0", "-----BEGIN"),
+    ("db import cut.parquet --db db", "(fetch it again whole)"),
     # Answered in part, or only after the work.
     ("place --slo-file slo.csv --gpus a100-80:1 --gpus l4:1", "--gpus is given 2 times"),
     ("profile net.onnx --device cpu --batch 1 --batch 2", "--batch is given 2 times"),
@@ -328,7 +351,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     write_model(made / "net.onnx", nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, {"w": floats(4, 4)})
+    _write_broken_model(made)
     return made
+
+
+def _write_broken_model(folder: Path) -> None:
+    """Write a model whose weights stand nowhere in another file."""
+    from onnx import TensorProto, load
+
+    model = load(folder / "net.onnx")
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "cut.parquet"), ("offset", "many")):
+        entry = weight.external_data.add()
+        entry.key, entry.value = key, value
+    (folder / "offset.onnx").write_bytes(model.SerializeToString())
 
 
 @pytest.mark.parametrize(("line", "named"), _WRONG, ids=[line[:80] for line, _ in _WRONG])

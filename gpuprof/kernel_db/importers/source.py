@@ -126,7 +126,7 @@ class Source:
         try:
             yield pq.ParquetFile(io.BytesIO(self.content))
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.path} is not a whole Parquet file: {error}") from None
+            raise InputError(f"{self.path} is not a whole Parquet file: {error}", "fetch it again whole") from None
 
     def rows(self) -> list[tuple[int, dict[str, str]]]:
         """Return the lines of a CSV file with a header as (line number, column → text).

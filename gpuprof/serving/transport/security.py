@@ -73,7 +73,10 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask at the terminal
     except (ssl.SSLError, ValueError) as error:
-        raise InputError(f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}") from None
+        raise InputError(
+            f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}",
+            "give files that begin with -----BEGIN",
+        ) from None
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -92,7 +95,9 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cadata=text)
     except (ssl.SSLError, ValueError) as error:
-        raise InputError(f"{authority} holds no certificate (PEM): {_reason(error)}") from None
+        raise InputError(
+            f"{authority} holds no certificate (PEM): {_reason(error)}", "give a file that begins with -----BEGIN"
+        ) from None
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a server's own certificate will do
     return context
 

@@ -1,0 +1,29 @@
+"""Values that users give by name, as in ``--rate MODEL=20``: each name once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from gpuprof.errors import InputError
+
+Value = TypeVar("Value")
+
+
+def collect_once(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return the values by their names; ``what`` they are is said in errors.
+
+    Raises
+    ------
+    InputError
+        When a name stands twice: of two values nobody knows which one is meant.
+    """
+    values: dict[str, Value] = {}
+    for name, value in pairs:
+        if name in values:
+            first, second = (f"{one:g}" if isinstance(one, float) else str(one) for one in (values[name], value))
+            raise InputError(
+                f"{what} of {name or 'all models'} is given twice: {first} and {second}", "leave one of them out"
+            )
+        values[name] = value
+    return values
