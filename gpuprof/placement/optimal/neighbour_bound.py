@@ -72,7 +72,8 @@ def bound_with_neighbours(problem: Problem, segments: Segments, gpus: Sequence[P
     if not known or len(known) < len(problem.fleet.entries):
         return 0.0
     search = _NeighbourBound(problem, segments, known)
-    return search.raise_bound(gpus, limit)
+    # What may be taken in any case is for the search: wrapped estimators take longer for the tables than that.
+    return search.raise_bound(gpus, limit.with_least(limit.least_cpu_s))
 
 
 @dataclass(slots=True)

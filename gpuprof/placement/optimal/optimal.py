@@ -176,8 +176,9 @@ class Optimal:
                 best = named if best is None else update_incumbent(problem, best, named, heuristic.policy)
         if best is not None and problem.options.latency_budget is None:
             return clip_bounds(problem, best)
-        if best is not None and alike and not limit.is_over and not best.unplaced and not self.fair:
-            return best  # its bound comes with the search by classes
+        if best is not None and alike and not best.unplaced and not self.fair:
+            # Its bound comes with the search by classes, where there is time for that.
+            return bound_classes(problem, segments, best, limit) if limit.is_over else best
         if best is not None and limit.is_over:
             few = alike or len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best, limit) if few else best)
