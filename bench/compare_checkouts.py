@@ -46,7 +46,7 @@ class CheckoutServer:
 
 
 @dataclass(frozen=True)
-class Compared:
+class CheckoutRates:
     """What the checkouts did in one case: each a list with an entry a round."""
 
     rates_rps: tuple[tuple[float, ...], ...]
@@ -59,14 +59,14 @@ class Compared:
 
 def compare(
     servers: Sequence[CheckoutServer], protocol: str, case: Case, *, rounds: int = 7, seconds: float = 1.5
-) -> Compared:
+) -> CheckoutRates:
     """Ask all servers in turn, in every other round in reverse order."""
     results: list[list[LoopResult]] = [[] for _ in servers]
     for turn in range(rounds):
         order = list(zip(servers, results, strict=True))
         for server, its_results in reversed(order) if turn % 2 else order:
             its_results.append(server.ask(protocol, case, seconds))
-    return Compared(
+    return CheckoutRates(
         tuple(tuple(result.rate_rps for result in one) for one in results),
         tuple(tuple(result.router_ms for result in one) for one in results),
     )
@@ -102,7 +102,7 @@ def main() -> int:
     return 0
 
 
-def show(checkouts: Sequence[Path], protocol: str, case: Case, compared: Compared) -> None:
+def show(checkouts: Sequence[Path], protocol: str, case: Case, compared: CheckoutRates) -> None:
     """Print one line a checkout."""
     for number, root in enumerate(checkouts):
         rate_rps, router_ms = (statistics.median(one[number]) for one in (compared.rates_rps, compared.router_ms))

@@ -151,18 +151,22 @@ def _show(result: LoadResult, chosen: Format) -> None:
     else:
         stages = result.stage_rows()
         print_rows(
-            rows, _known(rows, [*_SENT, *_told(rows, _NOT_ANSWERED), *_MEASURED, *_told(rows, _PLANNED)]), chosen
+            rows,
+            _columns_with_values(
+                rows, [*_SENT, *_chosen_columns(rows, _NOT_ANSWERED), *_MEASURED, *_chosen_columns(rows, _PLANNED)]
+            ),
+            chosen,
         )
         print_text("")
         print_rows(rows, _PERCENTILE_COLUMNS, chosen)
         if any(len(stage) > 1 for stage in stages):
             print_text("")
-            print_rows(stages, _known(stages, _STAGE_COLUMNS), chosen)
+            print_rows(stages, _columns_with_values(stages, _STAGE_COLUMNS), chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
             say_note(f"predicted: {PREDICTED_BY[by]}")
 
 
-def _known(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:
+def _columns_with_values(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:
     """Return the columns without those of predictions where nothing is predicted."""
     empty = {column.key for column in columns if all(row.get(column.key) is None for row in rows)}
     return [
@@ -172,7 +176,7 @@ def _known(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> l
     ]
 
 
-def _told(
+def _chosen_columns(
     rows: Sequence[Mapping[str, object]], choices: Sequence[tuple[tuple[str, ...], tuple[Column, ...]]]
 ) -> list[Column]:
     told = [columns for keys, columns in choices if any(row.get(key) for row in rows for key in keys)]

@@ -30,7 +30,7 @@ class ContentHash:
             self._thread = threading.Thread(target=self._compute, name="hash", daemon=True)
             self._thread.start()
 
-    def read(self) -> str:
+    def wait_for_digest(self) -> str:
         """Return the hash in hexadecimal digits, waiting for it where it is not there yet.
 
         Raises

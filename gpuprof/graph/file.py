@@ -65,7 +65,7 @@ class OnnxFile:
             When the file cannot be read any more.
         """
         try:
-            return self.content.read()
+            return self.content.wait_for_digest()
         except OSError as error:
             raise InputError(f"cannot read model {self.path}: {error.strerror}") from error
 

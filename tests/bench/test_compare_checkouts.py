@@ -14,7 +14,7 @@ from bench.serving import Case
 _CASE = Case("null:4", 1, 16)
 
 
-class Server:
+class FakeServer:
     """Answers as fast as it is told, and notes that it was asked."""
 
     def __init__(self, name: str, rates_rps: list[float], asked: list[str]) -> None:
@@ -29,7 +29,7 @@ class Server:
 def test_rounds_alternate_and_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[str] = []
     # The machine halves in speed for the second round: nothing of that is in the ratios.
-    servers = [Server("old", [100.0, 50.0, 100.0], asked), Server("new", [120.0, 55.0, 130.0], asked)]
+    servers = [FakeServer("old", [100.0, 50.0, 100.0], asked), FakeServer("new", [120.0, 55.0, 130.0], asked)]
     compared = compare(cast(list[CheckoutServer], servers), "http", _CASE, rounds=3, seconds=0.1)
     assert asked == ["old", "new", "new", "old", "old", "new"]
     assert compared.ratios(1) == pytest.approx([1.1, 1.2, 1.3])

@@ -84,7 +84,7 @@ def test_a_content_of_several_files_is_hashed_as_one(tmp_path: Path) -> None:
     parts = [tmp_path / "a", tmp_path / "b"]
     parts[0].write_bytes(b"a" * 3_000_000)
     parts[1].write_bytes(b"b")
-    assert ContentHash(parts).read() == hashlib.sha256(b"a" * 3_000_000 + b"b").hexdigest()
+    assert ContentHash(parts).wait_for_digest() == hashlib.sha256(b"a" * 3_000_000 + b"b").hexdigest()
 
 
 def _varint(number: int) -> bytes:
