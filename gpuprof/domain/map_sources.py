@@ -77,7 +77,9 @@ def describe_basis(deployment: DeploymentMap) -> str:
     ]
     ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
     texts = [_describe_end(deployment, end) for end in ends]
-    if any(text is not None and text != _describe_end(deployment, _as_planned(deployment)) for text in texts):
+    is_partly_known = not is_observed(deployment) and texts.count(None) == 1
+    planned = _describe_end(deployment, _as_planned(deployment))
+    if is_partly_known or any(text is not None and text != planned for text in texts):
         lower, upper = (text or "not computed" for text in texts)
         words.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
     elif not is_observed(deployment) and None in texts:

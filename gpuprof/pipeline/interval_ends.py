@@ -30,7 +30,8 @@ def add_interval_ends(
     """Return the map with what the policy makes of the problem at both ends of the estimates' intervals.
 
     A map whose times were all measured or interpolated stays as it is: it is the same however quick the machine is.
-    Where the time is too short for an end, what it comes to is left out.
+    One that was planned with the upper ends of all its times is the answer at that end, with its bound: elsewhere,
+    too, nothing is quicker there. Where the time is too short for an end, what it comes to is left out.
 
     Parameters
     ----------
@@ -43,25 +44,51 @@ def add_interval_ends(
     least_s : float
         Seconds that each end may take, where the limit leaves them; more where the plan itself took long.
     """
-    is_late = spent.left_s is not None and spent.left_s < _TOO_LATE_S
-    if is_late or not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
+    if not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
         return deployment
+    upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
+    if spent.left_s is not None and spent.left_s < _TOO_LATE_S:
+        return _with_ends(deployment, None, upper)
     seconds = max(least_s, _PART * spent.spent_s)
     if spent.left_s is not None:
         # Two ends share what is left.
-        seconds = min(seconds, spent.left_s / 2.0)
-    lower, upper = (plan_at_end(problem, policy, end, seconds) for end in ("lower", "upper"))
+        seconds = min(seconds, spent.left_s / (2.0 if upper is None else 1.0))
+    lower = plan_at_end(problem, policy, "lower", seconds)
+    upper = upper or plan_at_end(problem, policy, "upper", seconds)
     planned = deployment.predicted.gpus
     if lower is not None and lower.gpus is None and lower.lower_bound_gpus == planned and not deployment.unplaced:
         # Its search was not over, but the plan itself keeps every SLO where batches take no longer.
         lower = lower.model_copy(update={"gpus": planned})
+    return _with_ends(deployment, lower, upper)
+
+
+def _with_ends(deployment: DeploymentMap, lower: PlanAtEnds | None, upper: PlanAtEnds | None) -> DeploymentMap:
     predicted = deployment.predicted.model_copy(update={"at_lower_ends": lower, "at_upper_ends": upper})
     return deployment.model_copy(update={"predicted": predicted})
 
 
 def _is_unsure(predicted: ReplicaPrediction) -> bool:
-    observed = kind_of_source(predicted.source) in (MEASURED, INTERPOLATED)
-    return predicted.latency_ms_interval is not None and not observed
+    return predicted.latency_ms_interval is not None and not _is_observed(predicted)
+
+
+def _is_observed(predicted: ReplicaPrediction) -> bool:
+    return kind_of_source(predicted.source) in (MEASURED, INTERPOLATED)
+
+
+def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:
+    """Return whether the plan counts on the upper end of every time: without a confidence, of all that is predicted."""
+    return problem.options.confidence is None and not any(
+        replica.predicted.latency_ms_interval is not None and _is_observed(replica.predicted)
+        for *_, replica in deployment.places()
+    )
+
+
+def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
+    return PlanAtEnds(
+        gpus=deployment.predicted.gpus,
+        served_rps=math.fsum(replica.rate_rps for *_, replica in deployment.places()),
+        lower_bound_gpus=deployment.predicted.lower_bound_gpus,
+    )
 
 
 def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:

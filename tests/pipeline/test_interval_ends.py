@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.pipeline.interval_ends import add_interval_ends
@@ -47,11 +48,23 @@ def test_nothing_is_planned_again_where_everything_was_observed(source: str) -> 
     assert add_interval_ends(sure, CountingOptimal(), planned, Limit()) == planned
 
 
-def test_with_the_time_used_up_the_ends_are_not_known() -> None:
+def test_with_the_time_used_up_a_plan_on_upper_ends_still_says_what_it_is_there() -> None:
     planned = plan_map(make_problem(), Optimal())
     found = add_interval_ends(make_problem(), Optimal(), planned, Limit(1e-9)).predicted
-    for end in (found.at_lower_ends, found.at_upper_ends):
-        assert end is None or end.gpus is None
+    assert found.at_lower_ends is None
+    assert found.at_upper_ends is not None
+    assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
+    assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
+    assert "at the lower ends of the estimates not computed, at the upper ends 3 devices" in describe_basis(
+        add_interval_ends(make_problem(), Optimal(), planned, Limit(1e-9))
+    )
+
+
+def test_with_the_time_used_up_a_plan_on_means_knows_no_end() -> None:
+    on_means = replace(make_problem(), options=Options(latency_budget=1.0, confidence=0.0))
+    planned = plan_map(on_means, Optimal())
+    found = add_interval_ends(on_means, Optimal(), planned, Limit(1e-9)).predicted
+    assert (found.at_lower_ends, found.at_upper_ends) == (None, None)
 
 
 def test_an_end_of_the_intervals_is_a_figure_without_an_interval() -> None:
