@@ -132,7 +132,7 @@ def load(
     >>> from pathlib import Path
     >>> import gpuprof
     >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
-    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(200.0))
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
     ...     seen = gpuprof.load(server.url, server.map, traffic=gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.1))

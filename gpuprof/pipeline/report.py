@@ -86,7 +86,7 @@ def report(
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
     >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
     >>> drawn = gpuprof.report([folder / "db"], folder / "report.html")
-    >>> drawn.page.read_text().count("<svg") == len(drawn.rows())
+    >>> drawn.page.read_text().count("<figure") == len(drawn.rows())
     True
     """
     if picture_format not in ("svg", "png"):

@@ -48,7 +48,8 @@ def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: py
         assert main([*words, "--map", str(tmp_path / "map.json"), "--stability", "900"]) == 0
         said = capsys.readouterr()
         (row,) = json.loads(said.out)
-        assert (row["model"], row["windows"], row["is_stable"]) == ("a", 3, True)
+        assert (row["model"], row["is_stable"]) == ("a", True)
+        assert row["windows"] >= 3  # more where the machine stands still in one of them
         assert row["answered"] == row["sent"] > 20 and row["predicted_p50_ms"] is None
         assert "a 2 at a time" in said.err and "nothing is predicted" in said.err
         assert main([*words, "--stability", "0.1", "--max-windows", "3"]) == 2
