@@ -152,7 +152,8 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
         [4, 5],
     ]
     (row,) = seen.rows()
-    assert row["answered"] + row["refused"] == row["sent"] > row["refused"]
+    frame = seen.to_frame()
+    assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all() and (frame["answered"] > 0).all())
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
     said = "text: sequences wait for no answers in an open loop; with --concurrency they do"
     assert said in apart.notes and said not in seen.notes
