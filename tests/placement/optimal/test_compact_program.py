@@ -9,8 +9,9 @@ from bench.placement_soundness import loss_of
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import plain_device, solve_and_check
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import CandidateSegments
-from gpuprof.placement.optimal.compact_program import is_compact
+from gpuprof.placement.optimal.compact_program import find_cheaper, is_compact
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.segment import Segments
@@ -33,6 +34,15 @@ def test_one_device_is_found_that_holds_everything_though_its_memory_is_full(see
     paid = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
     assert paid == pytest.approx(cost)
     assert placement.lower_bound_cost_per_hour == pytest.approx(paid)
+
+
+def test_nothing_that_costs_as_much_is_called_cheaper() -> None:
+    problem = draw_problem("priced", 510002)  # two devices together, each of which would cost less
+    offers = CandidateSegments(problem, Segments(problem))
+    offers.work_out_all()
+    classes = group_demands(problem.demands, offers.known_segments())
+    assert find_cheaper(problem, classes, 3.3 * 1.01, Limit()) is not None
+    assert find_cheaper(problem, classes, 3.3, Limit()) is None
 
 
 def test_it_is_for_a_few_devices_that_are_counted_and_shared_whole() -> None:
