@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator, Workload
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 class InterferenceTable(Protocol):
@@ -22,6 +23,10 @@ class InterferenceTable(Protocol):
         """What each workload adds to each sum: of shape (n, m), never negative."""
         ...
 
+    def take(self, rows: Integers) -> Self:
+        """Return the table of some of the workloads, by their numbers, each as often as it is named."""
+        ...
+
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
         """Return what each workload takes at least for a batch, and how much of that no other batch overlaps.
 
@@ -29,8 +34,9 @@ class InterferenceTable(Protocol):
         ----------
         count : int
             At least so many run, the workload among them.
-        totals : ndarray of shape (m,)
-            The pressures of all that run, the workload among them, come to at least so much.
+        totals : ndarray of shape (m,) or (m, n)
+            The pressures of all that run, the workload among them, come to at least so much: the same for all, or by
+            workload.
 
         Returns
         -------

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from gpuprof.domain.interference_table import Floats
+from gpuprof.domain.interference_table import Floats, Integers
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
     PlacedWorkload,
@@ -30,6 +31,11 @@ class IgniterTable:
     copied_ms: Floats  #: Shape (n, 2). Loading and feedback (equation 3).
     launching: Floats  #: Shape (n, 2). Kernels, and the scheduling delay of each alone.
     active: Floats  #: Shape (n, 2). Active time alone in ms, and what a percent of L2 used by others adds to it.
+
+    def take(self, rows: Integers) -> Self:
+        """Return the table of some of the workloads."""
+        own = (one[rows] for one in (self.pressures, self.copied_ms, self.launching, self.active))
+        return type(self)(self.hardware, *own)
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
         """Return what each workload takes for a batch beside so many, and that without loading (equation 2)."""

@@ -2,8 +2,10 @@
 
 The relaxation's duals say what a part of a demand is worth. Pricing looks, depth first, for the parts that are worth
 most together in one partition, shares and batches by `PartitionPlanner`, which counts interference and memory; what
-cannot stand together cannot with more beside it. When no pattern is worth more than its partition, or the time is up,
-the program is solved in whole numbers over all patterns that were met. That is a heuristic: it proves nothing.
+cannot stand together cannot with more beside it. Where neighbours act through sums, `TablePricing` looks at thousands
+of combinations in the same time, and demands are split unequally as well. When no pattern is worth more than its
+partition, or the time is up, the program is solved in whole numbers over all patterns that were met. That is a
+heuristic: it proves nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from itertools import chain, product
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart, PartPattern
+from gpuprof.placement.optimal.kind_table import tabulate_kinds
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
 from gpuprof.placement.optimal.pattern import PartitionKind
 from gpuprof.placement.optimal.pattern_program import ReplicaPattern
+from gpuprof.placement.optimal.table_search import TableSearch
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -75,6 +79,11 @@ class ClassSearch:
 
     def search(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
         """Return a map that serves all demands, from the patterns of others and new ones; None where none is found."""
+        tables = tabulate_kinds(self.problem, self.segments)
+        found = TableSearch(self.problem, self.segments, tables, self.limit).search() if tables else None
+        return self._search_partitions(maps) if found is None else found
+
+    def _search_partitions(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
         kinds = [
             (entry.device.name, mig)
             for entry in self.problem.fleet.entries
@@ -83,11 +92,12 @@ class ClassSearch:
         limit = self.limit.keeping(_FOR_PROGRAM * ((self.limit.seconds or 0.0) - self.limit.spent_s))
         program = None
         with self.problem.limits.until(limit), suppress(TimeUpError):
-            program = ClassProgram(self.problem, self._classes, tuple(self._split(kinds)), kinds)
+            splits = [(part,) * part.divisor for part in self._split(kinds)]
+            program = ClassProgram(self.problem, self._classes, splits, kinds)
             for gpu in chain.from_iterable(maps):
                 for partition in gpu.partitions:
                     self._add_known(program, gpu.device, partition)
-            for part, kind in product(program.parts, kinds):
+            for part, kind in product(program.part_rows, kinds):
                 self._add_planned(program, kind, (part,))
             self._generate(program, limit)
         if program is None:

@@ -13,23 +13,15 @@ are split where the program rests on devices of which they say too much.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.fleet import FleetEntry
-from gpuprof.domain.interference_table import Floats, tabulate_interference
-from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.domain.interference_table import Floats
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.kind_table import number_classes, tabulate_kinds
 from gpuprof.placement.optimal.neighbour_box import Items, KindTable, PressureBox, root_boxes
-from gpuprof.placement.optimal.partition_planner import PartitionPlanner
-from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program
@@ -40,8 +32,6 @@ _COUNTS = tuple(range(1, 10))
 _MOST_ROUNDS = 80
 #: Boxes are split up to this number, so many a round.
 _MOST_BOXES, _MOST_SPLIT = 1_500, 24
-#: Units in a device where shares have no larger common one, rounded down to those.
-_MOST_UNITS = 200
 #: A device is worth more than it costs by less than this part: no more boxes are looked at for it.
 _TOLERANCE = 1e-4
 #: How much the worths of the best bound count beside those of the program, which are wild while it has few columns.
@@ -63,15 +53,10 @@ def bound_with_neighbours(problem: Problem, segments: Segments, gpus: Sequence[P
         Of a known map, from which worths begin.
     limit : Limit
     """
-    kinds: list[KindTable | None] = []
-    if limit.is_over:
+    kinds = () if limit.is_over else tabulate_kinds(problem, segments)
+    if not kinds:
         return 0.0
-    with suppress(InputError):
-        kinds = [_tabulate(problem, segments, entry) for entry in problem.fleet.entries]
-    known = [kind for kind in kinds if kind is not None]
-    if not known or len(known) < len(problem.fleet.entries):
-        return 0.0
-    search = _NeighbourBound(problem, segments, known)
+    search = _NeighbourBound(problem, segments, kinds)
     # What may be taken in any case is for the search: wrapped estimators take longer for the tables than that.
     return search.raise_bound(gpus, limit.with_least(limit.least_cpu_s))
 
@@ -89,7 +74,7 @@ class _NeighbourBound:
 
     def __post_init__(self) -> None:
         self.boxes = [box for kind in self.kinds for box in root_boxes(kind, _COUNTS)]
-        numbers = _number_classes(self.problem, self.segments)
+        numbers = number_classes(self.problem, self.segments)
         self.needed = np.zeros(len(numbers))
         for demand in self.problem.demands:
             self.needed[numbers[self.segments.first_alike(demand.model)]] += demand.rate_rps
@@ -193,53 +178,3 @@ class _NeighbourBound:
             if where is box:
                 inside = halves[0].holds(column[1], box.kind.sum_pressures(column[1]))
                 self._columns[column] = halves[0] if inside else halves[1]
-
-
-def _number_classes(problem: Problem, segments: Segments) -> dict[str, int]:
-    firsts = dict.fromkeys(segments.first_alike(demand.model) for demand in problem.demands)
-    return {model: number for number, model in enumerate(firsts)}
-
-
-def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> Iterator[Workload]:
-    """Yield all that may run on a kind of device."""
-    planner, menu = PartitionPlanner(problem, segments), segments.menu
-    for model in _number_classes(problem, segments):
-        for percent in planner.steps(entry.device, None, model):
-            share = Share(percent)
-            for processes in menu.processes(share):
-                for batch in menu.sizes(model, entry.device, share):
-                    yield Workload(model, batch, share, processes)
-
-
-def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTable | None:
-    """Return the workloads of a kind of device that are in time alone; None where instances, or no sums, are told."""
-    device, numbers = entry.device, _number_classes(problem, segments)
-    shares = [share for model in numbers for share in problem.estimator.shares(model, device)]
-    if device.kind != "gpu" or any(share.mig is not None for share in shares):
-        return None
-    workloads = sorted(_list_workloads(problem, segments, entry), key=lambda one: one.share.sm_pct)
-    units = [share_units(one.share) for one in workloads]
-    common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
-    kept = list(range(len(workloads)))
-    for _ in range(2):  # of all, and again of those that are in time alone
-        own = [workloads[index] for index in kept]
-        table = tabulate_interference(problem.estimator, device, own) if own else None
-        if table is None:
-            return None
-        demands = [problem.demand(one.model) for one in own]
-        budget = problem.options.latency_budget or 1.0
-        kind = KindTable(
-            price=entry.price_per_hour,
-            workloads=own,
-            table=table,
-            sizes=np.array([units[index] // common for index in kept], dtype=np.int64),
-            space=SPACE // common,
-            classes=np.array([numbers[one.model] for one in own], dtype=np.int64),
-            requests=np.array([float(one.batch * one.processes) for one in own]),
-            budgets_ms=np.array([budget * one.slo.latency_ms for one in demands]),
-            rates_rps=np.array([one.rate_rps for one in demands]),
-            most=MPS_CLIENTS,
-        )
-        alone = kind.most_rps(1, np.zeros(table.pressures.shape[1]))
-        kept = [index for index, most in zip(kept, alone, strict=True) if most > 0.0]
-    return kind

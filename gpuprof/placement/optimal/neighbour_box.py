@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.interference_table import Floats, InterferenceTable
-
-Integers = npt.NDArray[np.int64]
+from gpuprof.domain.interference_table import Floats, Integers, InterferenceTable
 
 #: What stands on a device: indices of workloads, rising.
 Items = tuple[int, ...]

@@ -111,7 +111,7 @@ class _Cluster:
     def _equivalence_key(self, demand: Demand) -> tuple[object, ...]:
         """Return what two demands must share for their replicas to behave alike."""
         file = self.segments.problem.files.get(demand.model)
-        content = demand.model if file is None or file.sha256 is None else file.sha256
+        content = self.segments.first_alike(demand.model) if file is None or file.sha256 is None else file.sha256
         return (content, demand.slo)
 
     def tasks(self, demand: Demand) -> list[_Task]:

@@ -13,7 +13,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.interference_table import Floats
+from gpuprof.domain.interference_table import Floats, Integers
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
@@ -41,6 +41,9 @@ class SummedTable:
     alone_ms: Floats
     pressures: Floats
     disturbance: float
+
+    def take(self, rows: Integers) -> SummedTable:
+        return SummedTable(self.alone_ms[rows], self.pressures[rows], self.disturbance)
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
         times = self.alone_ms * (1.0 + self.disturbance * np.maximum(totals[0] - self.pressures[:, 0], 0.0))

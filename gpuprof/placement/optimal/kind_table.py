@@ -1,0 +1,96 @@
+"""What may run on each kind of device, with its pressures and what it serves: the tables of bounds and of pricing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.interference_table import tabulate_interference
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.optimal.neighbour_box import KindTable
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.pattern import SPACE, share_units
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+#: Units in a device where shares have no larger common one, rounded down to those.
+_MOST_UNITS = 200
+
+
+def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
+    """Return a table for each kind of device of the fleet; none where one of them has instances, or tells no sums.
+
+    Parameters
+    ----------
+    problem : Problem
+        With a latency budget.
+    segments : Segments
+        Of the same problem.
+    """
+    kinds = []
+    for entry in problem.fleet.entries:
+        try:
+            kind = _tabulate(problem, segments, entry)
+        except InputError:
+            return ()
+        if kind is None:
+            return ()
+        kinds.append(kind)
+    return kinds
+
+
+def number_classes(problem: Problem, segments: Segments) -> dict[str, int]:
+    """Return the numbers of the classes of demands that are alike, by the first of each."""
+    firsts = dict.fromkeys(segments.first_alike(demand.model) for demand in problem.demands)
+    return {model: number for number, model in enumerate(firsts)}
+
+
+def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> Iterator[Workload]:
+    """Yield all that may run on a kind of device."""
+    planner, menu = PartitionPlanner(problem, segments), segments.menu
+    for model in number_classes(problem, segments):
+        for percent in planner.steps(entry.device, None, model):
+            share = Share(percent)
+            for processes in menu.processes(share):
+                for batch in menu.sizes(model, entry.device, share):
+                    yield Workload(model, batch, share, processes)
+
+
+def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTable | None:
+    """Return the workloads of a kind of device that are in time alone; None where instances, or no sums, are told."""
+    device, numbers = entry.device, number_classes(problem, segments)
+    shares = [share for model in numbers for share in problem.estimator.shares(model, device)]
+    if device.kind != "gpu" or any(share.mig is not None for share in shares):
+        return None
+    workloads = sorted(_list_workloads(problem, segments, entry), key=lambda one: one.share.sm_pct)
+    units = [share_units(one.share) for one in workloads]
+    common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
+    kept = list(range(len(workloads)))
+    for _ in range(2):  # of all, and again of those that are in time alone
+        own = [workloads[index] for index in kept]
+        table = tabulate_interference(problem.estimator, device, own) if own else None
+        if table is None:
+            return None
+        demands = [problem.demand(one.model) for one in own]
+        budget = problem.options.latency_budget or 1.0
+        kind = KindTable(
+            price=entry.price_per_hour,
+            workloads=own,
+            table=table,
+            sizes=np.array([units[index] // common for index in kept], dtype=np.int64),
+            space=SPACE // common,
+            classes=np.array([numbers[one.model] for one in own], dtype=np.int64),
+            requests=np.array([float(one.batch * one.processes) for one in own]),
+            budgets_ms=np.array([budget * one.slo.latency_ms for one in demands]),
+            rates_rps=np.array([one.rate_rps for one in demands]),
+            most=MPS_CLIENTS,
+        )
+        alone = kind.most_rps(1, np.zeros(table.pressures.shape[1]))
+        kept = [index for index, most in zip(kept, alone, strict=True) if most > 0.0]
+    return kind

@@ -1,0 +1,257 @@
+"""Maps for many demands of few classes where neighbours act through sums: column generation with `TablePricing`.
+
+First demands may be split into whatever parts, whose fractions add up to as many demands as there are: that relaxation
+has a dual for each class alone, which soon settles. Then parts must make whole demands. Patterns of least reduced cost
+are chosen from in whole numbers. That is a heuristic: it proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+
+from gpuprof.domain.demand import Demand
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart, PartPattern, Split
+from gpuprof.placement.optimal.kind_table import number_classes
+from gpuprof.placement.optimal.neighbour_box import KindTable
+from gpuprof.placement.optimal.pattern import SPACE, PartitionKind
+from gpuprof.placement.optimal.pattern_program import ReplicaPattern
+from gpuprof.placement.optimal.table_pricing import PricedParts, TablePricing, make_table_pricing
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import Solution
+from gpuprof.placement.segment import Segments
+
+#: Pieces that demands are divided into, and the numbers of equal replicas beside them.
+_PIECES = 12
+_DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
+#: Parts of unequal sizes that a demand is split into at most.
+_MOST_UNEQUAL = 4
+#: Parts are left out that take so many times as much of a device for their requests as the class's best.
+_DEARER = 1.35
+_MOST_ROUNDS = 60
+#: Patterns that a round of pricing adds, and of which the program in whole numbers has the choice.
+_MOST_ADDED, _MOST_CHOSEN = 150, 400
+#: How much the duals of classes count beside those of parts, in turn: the latter are wild while patterns are few.
+_STABLE = (0.7, 0.4, 0.0)
+_LITTLE = 1e-6
+#: Part of the time that is left to the program in whole numbers.
+_FOR_PROGRAM = 0.35
+#: Programs in whole numbers are solved again without the patterns that break an SLO after all, so often at most.
+_MOST_REPAIRED = 5
+
+
+@dataclass(slots=True)
+class TableSearch:
+    """Searches maps of one problem."""
+
+    problem: Problem
+    segments: Segments  #: Of the same problem.
+    kinds: Sequence[KindTable]  #: Of the fleet's entries, in their order.
+    limit: Limit
+    _classes: dict[str, list[Demand]] = field(default_factory=dict)
+    _pricings: dict[PartitionKind, TablePricing] = field(default_factory=dict)
+
+    def search(self) -> tuple[PlacedGpu, ...] | None:
+        """Return a map that serves all demands; None where none is found."""
+        classes: defaultdict[str, list[Demand]] = defaultdict(list)
+        for demand in self.problem.demands:
+            classes[self.segments.first_alike(demand.model)].append(demand)
+        self._classes = dict(classes)
+        limit = self.limit.keeping(_FOR_PROGRAM * (self.limit.left_s or 0.0))
+        program = None
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            splits = self._tabulate_parts()
+            if splits is None:
+                return None
+            relaxed = self._generate(self._make_program(splits, (), unequal=True), limit, by_class=True)
+            program = self._make_program(splits, relaxed.patterns())
+            program = self._generate(program, limit, by_class=False)
+        return None if program is None else self._solve(program, splits or ())
+
+    def _tabulate_parts(self) -> Sequence[Split] | None:
+        """Return how demands may be split; None where a class cannot be served in one of these ways."""
+        fractions = sorted(
+            {Fraction(n, _PIECES) for n in range(1, _PIECES + 1)} | {Fraction(1, n) for n in _DIVISORS}, reverse=True
+        )
+        numbers = number_classes(self.problem, self.segments)
+        parts = [DemandPart(model, one.denominator, one.numerator) for model in self._classes for one in fractions]
+        costs = np.full(len(parts), np.inf)
+        for entry, kind in zip(self.problem.fleet.entries, self.kinds, strict=True):
+            pricing = make_table_pricing(self.segments, entry.device, kind, parts, numbers)
+            units = pricing.least_units()
+            costs = np.minimum(costs, np.where(units <= SPACE, units * entry.price_per_hour, np.inf))
+            self._pricings[entry.device.name, None] = pricing
+        splits: list[Split] = []
+        for model, demands in self._classes.items():
+            kept = _drop_dear({p: float(c) for p, c in zip(parts, costs, strict=True) if p.model == model})
+            most = demands[0].max_replicas or math.inf
+            own = {split for split in _list_splits(kept) if len(split) <= most}
+            if not own:
+                return None
+            splits += sorted(own)
+        return splits
+
+    def _make_program(
+        self, splits: Sequence[Split], patterns: Sequence[PartPattern], *, unequal: bool = False
+    ) -> ClassProgram:
+        program = ClassProgram(self.problem, self._classes, splits, tuple(self._pricings))
+        if unequal:
+            program.relax_splits()
+        for pattern in patterns:
+            program.add(pattern)
+        if not patterns:
+            for kind, pricing in self._pricings.items():
+                for one in pricing.list_alone():
+                    if one.parts[0] in program.part_rows:
+                        program.add(self._to_pattern(kind, one))
+        return program
+
+    def _generate(self, program: ClassProgram, limit: Limit, *, by_class: bool) -> ClassProgram:
+        """Add patterns that are worth more than their partitions, until there are none or the time is up."""
+        weights = [1.0] if by_class else list(_STABLE)
+        centre: dict[DemandPart, float] = {}
+        for _ in range(_MOST_ROUNDS):
+            solution = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
+            if solution is None or limit.is_over:
+                break
+            duals = {part: solution.duals[row] for part, row in program.part_rows.items()}
+            classes = {part: solution.duals[program.class_rows[part.model]] * part.fraction for part in duals}
+            mixed = {part: weights[0] * classes[part] + (1.0 - weights[0]) * duals[part] for part in duals}
+            added = 0
+            for worth in (_average(centre, mixed), mixed) if centre else (mixed,):
+                added, centre = self._price(program, solution, worth, duals, limit)
+                if added:
+                    break
+            if not added:
+                if len(weights) == 1:
+                    break
+                weights.pop(0)
+        return program
+
+    def _price(
+        self,
+        program: ClassProgram,
+        solution: Solution,
+        worth: Mapping[DemandPart, float],
+        duals: Mapping[DemandPart, float],
+        limit: Limit,
+    ) -> tuple[int, dict[DemandPart, float]]:
+        """Add the patterns of most worth that lower the cost; return how many, and worths that none exceeds."""
+        added, highest = 0, 1.0
+        for kind, row in program.kind_rows.items():
+            cost, own = solution.duals[row], 0
+            for number, one in enumerate(self._pricings[kind].price(worth, cost, limit)):
+                highest = max(highest, one.worth / max(cost, 1e-12)) if number == 0 else highest
+                lowers = math.fsum(duals[part] for part in one.parts) > cost * (1.0 + _LITTLE)
+                if lowers and program.add(self._to_pattern(kind, one)):
+                    own += 1
+                if own >= _MOST_ADDED:
+                    break
+            added += own
+        return added, {part: value / highest for part, value in worth.items()}
+
+    def _to_pattern(self, kind: PartitionKind, priced: PricedParts) -> PartPattern:
+        pairs = sorted(zip(priced.parts, priced.workloads, strict=True), key=lambda pair: pair[0])
+        device = self.problem.device(kind[0])
+        replicas = tuple(
+            PlacedReplica(
+                part.model,
+                one.batch,
+                one.processes,
+                one.share,
+                part.fraction * self.problem.demand(part.model).rate_rps,
+                memory_bytes=self.segments.memory_bytes(self.segments.estimate(device, one)),
+            )
+            for part, one in pairs
+        )
+        return PartPattern(ReplicaPattern(kind[0], PlacedPartition(replicas)), tuple(part for part, _ in pairs))
+
+    def _solve(self, program: ClassProgram, splits: Sequence[Split]) -> tuple[PlacedGpu, ...] | None:
+        """Return the best map of whole devices that is found over the patterns of least reduced cost."""
+        limit, seed = self.limit, self.problem.options.seed
+        solution = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
+        if solution is None:
+            return None
+        patterns = program.patterns()
+        reduced = {
+            one: solution.duals[program.kind_rows[one.pattern.kind]]
+            - math.fsum(solution.duals[program.part_rows[part]] for part in one.parts)
+            for one in patterns
+        }
+        chosen = sorted(patterns, key=lambda one: reduced[one])[:_MOST_CHOSEN]
+        prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
+        step = min(prices) if len(prices) == 1 else 0.0
+        for _ in range(_MOST_REPAIRED):
+            program = self._make_program(splits, chosen)
+            found = program.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=step)
+            if found is None:
+                return None
+            broken = {one for one in program.find_used(found) if not self._holds(one)}
+            if not broken:
+                return _trim_rates(self.problem, program.read_solution(found))
+            chosen = [one for one in chosen if one not in broken]
+        return None
+
+    def _holds(self, pattern: PartPattern) -> bool:
+        device = self.problem.device(pattern.pattern.device)
+        return self.segments.holds(device, pattern.pattern.partition)
+
+
+def _drop_dear(costs: Mapping[DemandPart, float]) -> list[DemandPart]:
+    """Return the parts that cost little for what they serve, or for a demand that is split into equal ones of them."""
+    of_rate = {part: cost / part.fraction for part, cost in costs.items()}
+    of_demand = {part: cost * _count_equal(part) for part, cost in costs.items()}
+    return [
+        part
+        for part, cost in costs.items()
+        if math.isfinite(cost) and any(one[part] <= _DEARER * min(one.values()) for one in (of_rate, of_demand))
+    ]
+
+
+def _count_equal(part: DemandPart) -> int:
+    """Return how many of such parts serve a demand."""
+    return -(-part.divisor // part.pieces)
+
+
+def _list_splits(parts: Sequence[DemandPart]) -> Iterator[Split]:
+    """Yield what serves a whole demand: as many of one part as that takes, and pieces of several sizes."""
+    for part in parts:
+        yield (part,) * _count_equal(part)
+    pieces = {_PIECES * part.pieces // part.divisor: part for part in parts if _PIECES % part.divisor == 0}
+    for sizes in _partitions(_PIECES, sorted(pieces, reverse=True), _MOST_UNEQUAL):
+        yield tuple(pieces[size] for size in sizes)
+
+
+def _partitions(total: int, sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to make a total of at most so many sizes, largest first."""
+    if total == 0:
+        yield ()
+        return
+    for position, size in enumerate(sizes):
+        if size <= total and most > 0:
+            for rest in _partitions(total - size, sizes[position:], most - 1):
+                yield (size, *rest)
+
+
+def _average(first: Mapping[DemandPart, float], second: Mapping[DemandPart, float]) -> dict[DemandPart, float]:
+    return {part: (first[part] + second[part]) / 2.0 for part in second}
+
+
+def _trim_rates(problem: Problem, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+    """Return the devices with lower rates where the replicas of a demand would serve more than is asked for."""
+    served = Placement("optimal", tuple(gpus)).rates_rps()
+    kept = {model: min(1.0, problem.demand(model).rate_rps / rate) for model, rate in served.items()}
+
+    def trim(partition: PlacedPartition) -> PlacedPartition:
+        replicas = (replace(one, rate_rps=one.rate_rps * kept[one.model]) for one in partition.replicas)
+        return replace(partition, replicas=tuple(replicas))
+
+    return tuple(replace(gpu, partitions=tuple(map(trim, gpu.partitions))) for gpu in gpus)
