@@ -16,7 +16,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 #: Part of the time that is left to the bound that counts memory and no neighbours, where there is one with neighbours.
-_FOR_MEMORY = 0.3
+_FOR_MEMORY = 0.15
 #: Seconds of processor time that the bound with neighbours may take in any case: in fewer it says next to nothing.
 _LEAST_S = 0.6
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from gpuprof.placement.segment import Segments
 #: Units in a device where shares have no larger common one, rounded down to those.
 _MOST_UNITS = 200
 
+#: Tables by what they were made from: the search and the bounds need the same.
+_KNOWN: WeakKeyDictionary[Segments, Sequence[KindTable]] = WeakKeyDictionary()
+
 
 def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
     """Return a table for each kind of device of the fleet; none where one of them has instances, or tells no sums.
@@ -33,16 +38,13 @@ def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
     segments : Segments
         Of the same problem.
     """
-    kinds = []
-    for entry in problem.fleet.entries:
-        try:
-            kind = _tabulate(problem, segments, entry)
-        except InputError:
-            return ()
-        if kind is None:
-            return ()
-        kinds.append(kind)
-    return kinds
+    if segments not in _KNOWN:
+        kinds: list[KindTable | None] = [None]
+        with suppress(InputError):
+            kinds = [_tabulate(problem, segments, entry) for entry in problem.fleet.entries]
+        known = [kind for kind in kinds if kind is not None]
+        _KNOWN[segments] = known if len(known) == len(kinds) else ()
+    return _KNOWN[segments]
 
 
 def number_classes(problem: Problem, segments: Segments) -> dict[str, int]:

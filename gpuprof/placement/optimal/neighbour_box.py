@@ -4,6 +4,8 @@ A box holds all devices of a kind on which a certain number of replicas stand an
 two ends. As less pressure makes nothing slower, none of them is quicker there than at the lower ends, and what all of
 them could then serve together is a knapsack over shares; that the sums stay below the upper ends is relaxed with
 multipliers (Lagrange), which any value of them leaves a bound.
+
+What a replica is worth is the sum of two: what its rate is, and what the pieces of its demand are that it serves.
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ import numpy as np
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.interference_table import Floats, Integers, InterferenceTable
+from gpuprof.placement.optimal.box_kernel import bound_box
 
 #: What stands on a device: indices of workloads, rising.
 Items = tuple[int, ...]
 
+#: Into which demands are divided, rounded up: two replicas of 49% serve no demand, though almost as much.
+PIECES = 36
+#: Part of a piece that counts for nothing.
+_NOTHING = 1e-5
 #: Steps of the multipliers (Polyak's rule) before a box is taken as it is.
 _MOST_STEPS = 12
 #: Times are compared, and rates allowed, so much more generously than whoever checks a map does.
@@ -29,6 +36,9 @@ _BISECTIONS = 6
 _EDGE = 0.2
 #: Boxes that say too much by less than this part are not split.
 _LITTLE = 5e-4
+
+
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,15 +56,46 @@ class KindTable:
     rates_rps: Floats  #: What the demands of the class ask for each, which no replica exceeds.
     most: int  #: Replicas on one device.
 
-    def most_rps(self, count: int, totals: Floats) -> Floats:
-        """Return what each workload serves at most where so many press at least so much."""
-        latency, occupied = self.table.least_times_ms(count, totals)
-        rates = np.minimum(self.rates_rps, 1000.0 * self.requests / occupied * (1.0 + _SLACK))
-        return np.where(latency * (1.0 - _SLACK) < self.budgets_ms, rates, 0.0)
+    def most_rps(self, count: int, totals: Floats, rows: Integers | slice = _ALL) -> Floats:
+        """Return what each of some workloads serves at most where so many press at least so much."""
+        table = self.table if rows is _ALL else self.table.take(np.asarray(rows))
+        latency, occupied = table.least_times_ms(count, totals)
+        rates = np.minimum(self.rates_rps[rows], 1000.0 * self.requests[rows] / occupied * (1.0 + _SLACK))
+        return np.where(latency * (1.0 - _SLACK) < self.budgets_ms[rows], rates, 0.0)
 
     def sum_pressures(self, items: Items) -> Floats:
         """Return the sums of the pressures of what stands on a device."""
         return np.asarray(self.table.pressures[list(items)].sum(axis=0), dtype=float)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worths:
+    """What replicas are worth: for what they serve, and for the pieces of a demand that this comes to, rounded up."""
+
+    per_rps: Floats  #: By class.
+    of_pieces: Floats  #: By class, and by the number of pieces, from none on; never falling.
+
+    def of_workloads(self, box: PressureBox, rows: Integers) -> Floats:
+        """Return what some workloads are worth at most in a box."""
+        classes = box.kind.classes[rows]
+        return self.per_rps[classes] * box.rates[rows] + self.of_pieces[classes, box.pieces[rows]]
+
+    def mix(self, other: Worths, weight: float) -> Worths:
+        """Return the average with other worths, these by their weight."""
+        kept = (1.0 - weight) * other.per_rps, (1.0 - weight) * other.of_pieces
+        return Worths(weight * self.per_rps + kept[0], weight * self.of_pieces + kept[1])
+
+    def scale(self, factor: float) -> Worths:
+        """Return so many times these worths."""
+        return Worths(factor * self.per_rps, factor * self.of_pieces)
+
+
+def count_pieces(fractions: Floats) -> Integers:
+    """Return how many pieces parts of demands come to, rounded up.
+
+    What exceeds whole pieces by next to nothing is left out: parts that make a demand come to all its pieces even so.
+    """
+    return np.clip(np.ceil(PIECES * fractions - _NOTHING), 0, PIECES).astype(np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,49 +109,40 @@ class PressureBox:
     high: Floats
     multipliers: Floats
     rates: Floats = field(init=False)  #: What each workload serves at most here.
+    pieces: Integers = field(init=False)  #: Of its demand that each workload serves at most here.
     value: float = 0.0  #: What no device of the box serves more than, at the worths that were asked for last.
     items: Items = ()  #: What that was found for; it need not lie in the box.
+    _lows: tuple[float, ...] = field(init=False)
+    _highs: tuple[float, ...] = field(init=False)
+    _rows: Integers = field(init=False)  #: The workloads that serve anything here.
+    _pressures: Floats = field(init=False)  #: Theirs.
 
     def __post_init__(self) -> None:
         rates = self.kind.most_rps(self.count, self.low)
         # Whoever alone presses more than the upper end is not here.
         self.rates = np.where(np.any(self.kind.table.pressures > self.high, axis=1), 0.0, rates)
+        self.pieces = count_pieces(self.rates / self.kind.rates_rps)
+        self._lows, self._highs = tuple(self.low.tolist()), tuple(self.high.tolist())
+        self._rows = np.flatnonzero(self.rates > 0.0)
+        self._pressures = np.ascontiguousarray(self.kind.table.pressures[self._rows], dtype=float)
 
-    def holds(self, items: Items, sums: Floats) -> bool:
-        """Whether a device with these replicas belongs to the box."""
-        together = self.count <= len(items) <= self.most
-        return together and bool(np.all(self.low <= sums) and np.all(sums <= self.high))
+    def holds(self, count: int, sums: Sequence[float]) -> bool:
+        """Whether a device with so many replicas whose pressures come to these sums belongs to the box."""
+        if not self.count <= count <= self.most:
+            return False
+        return all(low <= own <= high for low, own, high in zip(self._lows, sums, self._highs, strict=True))
 
-    def evaluate(self, worths: Floats, goal: float) -> None:
-        """Find what no device of the box serves more than; to be below the goal is good enough.
-
-        Parameters
-        ----------
-        worths : ndarray, by class
-            What a request per second is worth.
-        """
-        worth = np.where(self.rates > 0.0, worths[self.kind.classes] * self.rates, -np.inf)
-        bounded, pressures = np.isfinite(self.high), self.kind.table.pressures
-        highs, self.value = np.where(bounded, self.high, 0.0), np.inf
-        units = np.maximum(highs, 1e-300)
-        best, length = self.multipliers, 1.0
-        for _ in range(_MOST_STEPS):
-            items, packed = pack_most(self.kind, worth - pressures @ self.multipliers, (self.count, self.most))
-            bound = packed + float(self.multipliers @ highs)
-            if not items:  # so many do not fit
-                self.value, self.items = -np.inf, ()
-                break
-            if bound < self.value:
-                self.value, self.items, best = bound, items, self.multipliers
-            else:
-                length /= 2.0
-            beyond = np.where(bounded, self.kind.sum_pressures(items) - highs, 0.0)
-            step = np.where((self.multipliers > 0.0) | (beyond > 0.0), beyond, 0.0) / units
-            if bound <= goal or not step.any():
-                break
-            step *= length * (bound - goal) / float(step @ step)
-            self.multipliers = np.maximum(0.0, self.multipliers + step / units)
-        self.multipliers = best
+    def evaluate(self, worths: Worths, goal: float) -> None:
+        """Find what no device of the box is worth more than; to be below the goal is good enough."""
+        steps = np.array([*self.multipliers, _MOST_STEPS, goal])
+        packing = np.array([self.kind.space, self.count, self.most], dtype=np.int64)
+        items = np.zeros(self.most, dtype=np.int64)
+        worth = worths.of_workloads(self, self._rows)
+        self.value, number = bound_box(
+            worth, self._pressures, self.kind.sizes[self._rows], self.high, packing, steps, items
+        )
+        self.items = tuple(sorted(self._rows[items[:number]].tolist()))
+        self.multipliers = steps[:-2]
 
     def split(self, items: Items) -> tuple[PressureBox, PressureBox] | None:
         """Return two boxes that hold all that this one does, cut where it says too much of ``items``.
@@ -139,48 +171,10 @@ class PressureBox:
         return first, second
 
     def _serve(self, items: Items, totals: Floats) -> float:
-        """Return what part of what their classes ask for the items serve, added up, those too late left out."""
-        rates = self.kind.most_rps(self.count, totals)[list(items)]
-        return float((rates / self.kind.rates_rps[list(items)]).sum())
-
-
-def pack_most(kind: KindTable, worth: Floats, counts: tuple[int, int]) -> tuple[Items, float]:
-    """Return what is worth most together on a device and what it is worth; nothing where too few fit.
-
-    Parameters
-    ----------
-    kind : KindTable
-    worth : ndarray, by workload
-        Minus infinity where it may not stand there.
-    counts : (int, int)
-        The fewest and the most replicas.
-    """
-    starts = np.flatnonzero(np.diff(kind.sizes, prepend=-1))
-    best = np.full(kind.space + 1, -np.inf)
-    best[kind.sizes[starts]] = np.maximum.reduceat(worth, starts)
-    # Of every space: what stands in it and one of each size more.
-    spaces = np.arange(kind.space + 1)
-    left = spaces[:, None] - spaces[None, :]
-    added = np.where(left >= 0, best[None, :], -np.inf)
-    tables, chosen = [np.zeros(kind.space + 1)], []
-    for number in range(counts[1]):
-        candidates = tables[-1][np.maximum(left, 0)] + added
-        size = candidates.argmax(axis=1)
-        found = candidates[spaces, size]
-        better = (found > tables[-1] + 1e-15) | (number < counts[0])
-        if not better.any():
-            break
-        chosen.append(np.where(better, size, -1))
-        tables.append(np.where(better, found, tables[-1]))
-    if not np.isfinite(tables[-1][kind.space]):
-        return (), -np.inf
-    items, space = [], kind.space
-    for sizes in reversed(chosen):
-        if sizes[space] >= 0:
-            begin, end = np.searchsorted(kind.sizes, (sizes[space], sizes[space] + 1))
-            items.append(int(begin + worth[begin:end].argmax()))
-            space -= int(sizes[space])
-    return tuple(sorted(items)), float(tables[-1][kind.space])
+        """Return what part of what their classes ask for the items serve, exactly and in whole pieces, added up."""
+        rows = np.array(items, dtype=np.int64)
+        exact = self.kind.most_rps(self.count, totals, rows) / self.kind.rates_rps[rows]
+        return float((exact + count_pieces(exact) / PIECES).sum() / 2.0)
 
 
 def root_boxes(kind: KindTable, counts: Sequence[int]) -> list[PressureBox]:

@@ -26,7 +26,7 @@ from gpuprof.placement.optimal.pattern_program import ReplicaPattern
 from gpuprof.placement.optimal.table_pricing import PricedParts, TablePricing, make_table_pricing
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Solution
+from gpuprof.placement.program import EXACT, Solution
 from gpuprof.placement.segment import Segments
 
 #: Pieces that demands are divided into, and the numbers of equal replicas beside them.
@@ -37,11 +37,17 @@ _MOST_UNEQUAL = 4
 #: Parts are left out that take so many times as much of a device for their requests as the class's best.
 _DEARER = 1.35
 _MOST_ROUNDS = 60
-#: Patterns that a round of pricing adds, and of which the program in whole numbers has the choice.
-_MOST_ADDED, _MOST_CHOSEN = 150, 400
+#: Patterns that a round of pricing adds.
+_MOST_ADDED = 150
+#: Patterns of which the program in whole numbers has the choice, first few and up to a gap, to have a map in any case.
+_CHOSEN, _GAP = (120, 300), 6e-3
+#: Seconds of processor time that the first may take in any case, and of which part of the limit at most.
+_LEAST_S, _LEAST_PART = 0.6, 0.1
 #: How much the duals of classes count beside those of parts, in turn: the latter are wild while patterns are few.
 _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
+#: A relaxation that is not better by this part is no better.
+_STALLED = 1e-4
 #: Part of the time that is left to the program in whole numbers.
 _FOR_PROGRAM = 0.35
 #: Programs in whole numbers are solved again without the patterns that break an SLO after all, so often at most.
@@ -118,6 +124,7 @@ class TableSearch:
         """Add patterns that are worth more than their partitions, until there are none or the time is up."""
         weights = [1.0] if by_class else list(_STABLE)
         centre: dict[DemandPart, float] = {}
+        best = math.inf
         for _ in range(_MOST_ROUNDS):
             solution = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
             if solution is None or limit.is_over:
@@ -130,10 +137,11 @@ class TableSearch:
                 added, centre = self._price(program, solution, worth, duals, limit)
                 if added:
                     break
-            if not added:
-                if len(weights) == 1:
+            if not added or solution.objective > best * (1.0 - _STALLED):
+                if len(weights) == 1 and (not added or not by_class):
                     break
-                weights.pop(0)
+                weights = weights[1:] or weights
+            best = solution.objective
         return program
 
     def _price(
@@ -186,12 +194,25 @@ class TableSearch:
             - math.fsum(solution.duals[program.part_rows[part]] for part in one.parts)
             for one in patterns
         }
-        chosen = sorted(patterns, key=lambda one: reduced[one])[:_MOST_CHOSEN]
+        ranked = sorted(patterns, key=lambda one: reduced[one])
+        least = limit.with_least(min(_LEAST_S, _LEAST_PART * (limit.seconds or 0.0)))
+        first = self._solve_whole(splits, ranked[: _CHOSEN[0]], _GAP, least)
+        second = None if limit.is_over else self._solve_whole(splits, ranked[: _CHOSEN[1]], EXACT, limit)
+        found = [gpus for gpus in (first, second) if gpus is not None]
+        return min(found, key=self._cost, default=None)
+
+    def _cost(self, gpus: Sequence[PlacedGpu]) -> float:
+        return sum(self.problem.entry(gpu.device).price_per_hour for gpu in gpus)
+
+    def _solve_whole(
+        self, splits: Sequence[Split], chosen: Sequence[PartPattern], gap: float, limit: Limit
+    ) -> tuple[PlacedGpu, ...] | None:
+        """Return the devices that take the chosen patterns, those left out that break an SLO after all."""
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
-        step = min(prices) if len(prices) == 1 else 0.0
+        step, seed = min(prices) if len(prices) == 1 else 0.0, self.problem.options.seed
         for _ in range(_MOST_REPAIRED):
             program = self._make_program(splits, chosen)
-            found = program.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=step)
+            found = program.program.solve(time_limit_s=limit.left_s, seed=seed, gap=gap, least_step=step)
             if found is None:
                 return None
             broken = {one for one in program.find_used(found) if not self._holds(one)}

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -84,28 +85,53 @@ def problem(seed: int, *, kinds: int = 1, copies: int = 12, disturbed: bool = Tr
     return Problem(demands, Fleet(entries), estimator, ExponentialQueue(), Options(latency_budget=0.5))
 
 
-def solve_over_all_patterns(given: Problem, segments: Segments) -> float:
-    """Return the program's optimum over every set of workloads that a device holds, each by the estimator's answer."""
+#: Into so many pieces, rounded down, a reference divides what replicas serve of a demand.
+PIECES = 12
+
+
+def solve_over_all_patterns(given: Problem, segments: Segments, *, whole: bool) -> float:
+    """Return the program's optimum over every set of workloads that a device holds, each by the estimator's answer.
+
+    With whole demands each is split into replicas that serve all of its pieces; else rates are added up.
+    """
     program, firsts = Program(), list(dict.fromkeys(segments.first_alike(one.model) for one in given.demands))
-    rows = {
-        model: program.row(low=sum(one.rate_rps for one in given.demands if segments.first_alike(one.model) == model))
-        for model in firsts
-    }
+    own = {model: [one for one in given.demands if segments.first_alike(one.model) == model] for model in firsts}
+    rows = {model: [program.row(low=0.0) for _ in range(PIECES + 1)] for model in firsts}
+    for model in firsts:
+        if whole:
+            row = program.row(low=len(own[model]))
+            for split in splits(PIECES, PIECES):
+                takes = {rows[model][size]: -float(count) for size, count in Counter(split).items()}
+                program.column(0.0, {row: 1.0, **takes}, integer=False)
+        else:
+            program.bound_row(rows[model][0], low=sum(one.rate_rps for one in own[model]))
     for entry in given.fleet.entries:
         workloads = [Workload(model, b, Share(pct)) for model in firsts for b in BATCHES for pct in PERCENTS]
         for count in range(1, 6):
             for together in combinations_with_replacement(workloads, count):
                 if sum(one.share.sm_pct for one in together) > 100.0:
                     continue
-                entries = dict.fromkeys(rows.values(), 0.0)
+                entries: dict[int, float] = {}
                 for position, one in enumerate(together):
                     beside = (*together[:position], *together[position + 1 :])
-                    segment = segments.make(given.demand(one.model), entry.device, one, beside)
-                    entries[rows[one.model]] += 0.0 if segment is None else segment.capacity_rps
+                    demand = given.demand(one.model)
+                    segment = segments.make(demand, entry.device, one, beside)
+                    if segment is not None:
+                        pieces = math.floor(PIECES * segment.capacity_rps / demand.rate_rps + 1e-9) if whole else 0
+                        row = rows[one.model][min(pieces, PIECES)]
+                        entries[row] = entries.get(row, 0.0) + (1.0 if whole else segment.capacity_rps)
                 program.column(entry.price_per_hour, entries, integer=False)
     solution = program.solve(relaxed=True)
     assert solution is not None
     return solution.objective
+
+
+def splits(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    if total == 0:
+        yield ()
+    for size in range(min(total, most), 0, -1):
+        for rest in splits(total - size, size):
+            yield (size, *rest)
 
 
 @pytest.mark.parametrize(("seed", "kinds"), [(0, 1), (0, 2), (1, 1)])
@@ -115,12 +141,13 @@ def test_the_bound_lies_between_what_it_is_without_neighbours_and_the_program_ov
     monkeypatch.setattr(neighbour_bound, "_MOST_ROUNDS", 25)
     given = problem(seed, kinds=kinds)
     segments = Segments(given)
-    best = solve_over_all_patterns(given, segments)
+    fractions = solve_over_all_patterns(given, segments, whole=False)
+    best = solve_over_all_patterns(given, segments, whole=True)
     bound = bound_with_neighbours(given, segments, (), Limit())
     calm = problem(seed, kinds=kinds, disturbed=False)
     alone = bound_with_neighbours(calm, Segments(calm), (), Limit())
-    assert alone < bound <= best * (1.0 + 1e-6)
-    assert bound - alone >= 0.5 * (best - alone)
+    assert alone < bound <= best * (1.0 + 1e-6)  # whose pieces are rounded down
+    assert bound > fractions - 0.5 * (fractions - alone)
 
 
 @pytest.mark.parametrize("seed", range(3))
