@@ -32,6 +32,8 @@ _LEAST_SIDE = 16
 
 _SIDE_OF_SOUND = re.compile(r"frame|time|mel|sample|audio", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
+#: Inputs of keys and values that were computed for earlier tokens.
+_CACHE = re.compile(r"past|cache|(^|[^a-z])(key|value|kv)s?([^a-z]|$)", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
 
 
@@ -59,26 +61,31 @@ def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
             if isinstance(dim, int) or axes.get(name) == axis or (dim is not None and dim in batch):
                 continue
             key = f"{name}:{axis}" if dim is None else dim
-            usual = _is_usual(dim, axis, dims, kinds[name])
+            usual = _is_usual(name, dim, axis, dims, kinds[name])
             if key not in by_name or (usual and not by_name[key].is_usual):
                 by_name[key] = FreeDim(key, name, axis, usual)
     names = set(by_name) | {dim for dim in batch if isinstance(dim, str)}
     return tuple(one for one in by_name.values() if not _is_derived(one.name, names))
 
 
-def _is_usual(dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
+def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
     is_float = dtype.startswith(("float", "bfloat", "double"))
-    if _is_picture(shape):
+    if _is_picture(shape) or _is_cache(name, shape):
         return True
     if len(shape) >= 4:
         if dim is not None and _TOKENS.search(dim):
             return True
         looks_like_sound = any(isinstance(one, str) and _SIDE_OF_SOUND.search(one) for one in shape)
-        return not looks_like_sound and _default(dim, axis, shape) != DEFAULT_DIM
+        return not looks_like_sound and _default(name, dim, axis, shape) != DEFAULT_DIM
     if not is_float:
         return len(shape) == 2 or (dim is not None and _TOKENS.search(dim) is not None)
     # Numbers in two dimensions are sound or a table, whatever its exporter calls the second.
     return len(shape) > 2 and dim is not None and _TOKENS.search(dim) is not None
+
+
+def _is_cache(name: str, shape: tuple[Dim, ...]) -> bool:
+    """Tell whether an input holds keys or values of earlier tokens: [batch, heads, tokens, size of a head]."""
+    return len(shape) == 4 and isinstance(shape[3], int) and _CACHE.search(name) is not None
 
 
 def _is_derived(name: str, names: set[str]) -> bool:
@@ -194,14 +201,14 @@ def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) 
     A total length beside a past one, as in a decoder with a cache of keys, is that and the new tokens.
     """
     free = {
-        dim: (axis, dims)
-        for dims in reversed(list(declared.values()))
+        dim: (name, axis, dims)
+        for name, dims in reversed(list(declared.items()))
         for axis, dim in enumerate(dims)
         if isinstance(dim, str) and dim.isidentifier() and dim not in names
     }
     totals = [dim for dim in free if _TOTAL.search(dim) and not _PAST.search(dim)]
-    for dim, (axis, dims) in free.items():
-        names[dim] = _default(dim, axis, dims)
+    for dim, (name, axis, dims) in free.items():
+        names[dim] = _default(name, dim, axis, dims)
     past = next((dim for dim in names if dim.isidentifier() and _PAST.search(dim)), None)
     if past is not None:
         new = (dim for dim in reversed(free) if _TOKENS.search(dim) and dim != past and dim not in totals)
@@ -261,17 +268,19 @@ def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping
     if isinstance(dim, int):
         return dim
     bound = names.get(f"{name}:{axis}") if dim is None else _evaluate(dim, names)
-    return _default(dim, axis, shape) if bound is None else bound
+    return _default(name, dim, axis, shape) if bound is None else bound
 
 
-def _default(dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
+def _default(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
     if _is_picture(shape):
         return DEFAULT_SIDE
-    if len(shape) < 4 or (dim is not None and _TOKENS.search(dim)):
+    if len(shape) < 4 or _is_cache(name, shape) or (dim is not None and _TOKENS.search(dim)):
         return DEFAULT_DIM
     # An image has its colours last when the last dimension alone is fixed to a small number, else second.
     colours_last = isinstance(shape[-1], int) and shape[-1] <= 4
-    if isinstance(shape[1], int) and shape[1] > 4 and not colours_last:
+    # Few pictures have a free height and a fixed width; spectra and caches of few heads have, whatever their names.
+    is_picture = shape[1] in (1, 3, None) or not (axis == 2 and isinstance(shape[3], int))
+    if isinstance(shape[1], int) and (shape[1] > 4 or not is_picture) and not colours_last:
         return DEFAULT_DIM  # neither: a tensor of heads or features, such as a key cache
     return DEFAULT_CHANNELS if axis == 1 and not colours_last else DEFAULT_SIDE
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,8 @@ from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
+#: Names that exporters give to dimensions: torch.export's s20 and u0, torch.onnx's x_dynamic_axes_1, tf2onnx's unk__7.
+_COUNTED = re.compile(r"[su]\d+|unk__\d+|.*dynamic_axes_\d+|[Dd]im_?\d+")
 #: Graphs that are kept: models times the batches that a campaign or a plan asks for.
 _MOST_GRAPHS = 256
 
@@ -112,7 +115,8 @@ def require_sizes(graph: ModelGraph) -> ModelGraph:
         return graph
     said = " and ".join(graph.guessed)
     raise InputError(
-        f"{graph.name}: nothing says how large {said} {'is' if len(graph.guessed) == 1 else 'are'} in its requests",
+        f"{graph.name}: nothing says how large {said} {'is' if len(graph.guessed) == 1 else 'are'} in its requests"
+        + explain_counted(Path(graph.path), graph.guessed),
         " ".join(f"--dim {name}=SIZE" for name in graph.guessed),
     )
 
@@ -123,7 +127,20 @@ def assumed_sizes(graph: ModelGraph) -> str | None:
     if not graph.assumed:
         return None
     taken = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
+    taken += explain_counted(Path(graph.path), graph.assumed)
     return f"{graph.name}: {taken} assumed; another size: --dim {graph.assumed[0]}=SIZE"
+
+
+def explain_counted(path: Path, names: Iterable[str]) -> str:
+    """Return which dimensions those are whose names an exporter counted, such as ``s20``, which say nothing.
+
+    In parentheses, with a space before; nothing where every name was chosen by somebody.
+    """
+    counted = {name for name in names if _COUNTED.fullmatch(name)}
+    if not counted or not path.is_file():
+        return ""
+    places = (f"{one.name} is dimension {one.axis} of {one.source}" for one in read_free(path) if one.name in counted)
+    return f" ({', '.join(places)})"
 
 
 def only_batch(path: Path) -> int | None:

@@ -610,6 +610,29 @@ def test_a_graph_says_which_sizes_were_assumed_and_which_were_given(tmp_path: Pa
     assert load_graph(path, 1, dims={"width": 8, "image:2": 8, "sequence": 8}).assumed == ()
 
 
+def test_a_dimension_whose_name_was_counted_is_told_with_its_place(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["s77", 3, "s20", "wide"]}, {"y": None})
+    graph = load_graph(path, 2)
+    assert graph.inputs[0].shape == (2, 3, 224, 224)
+    said = "m: s20=224, wide=224 (s20 is dimension 2 of x) assumed; another size: --dim s20=SIZE"
+    assert assumed_sizes(graph) == said
+    sound = write_model(tmp_path / "s.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "s19"]}, {"y": None})
+    with pytest.raises(InputError, match=r"how large s19 is in its requests \(s19 is dimension 1 of x\)"):
+        require_sizes(load_graph(sound))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8])
+def test_a_cache_of_keys_is_told_by_its_name_and_never_taken_for_a_picture(tmp_path: Path, heads: int) -> None:
+    for name, usual in (("past_key_values.0.key", True), ("cache_v", True), ("x", False)):
+        if not usual and heads in (1, 3):
+            continue  # as many as a picture has colours
+        dims: Dims = ["batch", heads, "s20", 64]
+        path = write_model(tmp_path / f"{name}.onnx", [node("Relu", [name], ["y"])], {name: dims}, {"y": None})
+        graph = load_graph(path)
+        assert graph.inputs[0].shape == (1, heads, 128, 64)
+        assert graph.guessed == (() if usual else ("s20",))
+
+
 @pytest.mark.parametrize(
     "dims",
     [["batch", "sequence_length"], ["batch", "samples"], ["batch", "time", 80], ["batch", 1, "mels", "frames"]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +44,8 @@ _ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
+#: Ops that a kernel does at most: compilers end a chain there (TorchInductor's ``max_fusion_size``).
+_MOST_FUSED = 64
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
@@ -181,13 +183,17 @@ class _Walk:
 
     def _find_chains(self) -> None:
         """Tie element-wise ops to the op before that they alone read, and to a row-wise op that reads them alone."""
+        members = Counter(self._anchor(place) for place in self._absorbed)
         for place, op in enumerate(self._ops):
             if op.op_type not in _ELEMENTWISE or place in self._absorbed:
                 continue
             for tensor in op.inputs:
                 before = self._maker.get(tensor.name)
-                if before is not None and self._anchor(before) != place and self._may_join(before, place):
-                    self._absorbed[place] = before
+                anchor = place if before is None else self._anchor(before)
+                full = members[anchor] + members[place] + 2 > _MOST_FUSED
+                if before is not None and anchor != place and not full and self._may_join(before, place):
+                    self._absorbed[place] = anchor
+                    members[anchor] += members[place] + 1
                     break
             else:
                 reader = self._only_reader(place)

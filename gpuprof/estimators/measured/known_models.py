@@ -99,13 +99,16 @@ class KnownModels:
         InputError
             As `sizes_of`.
         """
+        from gpuprof.graph.load import explain_counted
+
         name, given = split_name(model)
         known = self.find_model(model)
         taken = [(dim, size) for dim, size in known.sizes if dim not in dict(given)]
         if not taken:
             return None
         how = "as it was measured" if known.points else "assumed"
-        return f"{name}: {describe_sizes(taken)} {how}; another size: --dim {taken[0][0]}=SIZE"
+        places = explain_counted(Path(known.path or ""), (dim for dim, _ in taken))
+        return f"{name}: {describe_sizes(taken)}{places} {how}; another size: --dim {taken[0][0]}=SIZE"
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices that ``model`` was measured on, sorted."""

@@ -138,3 +138,11 @@ def test_the_runtimes_own_attention_is_the_projection_of_its_input_and_an_attent
     assert (ops.b[0], ops.m[0], ops.n[0], ops.k[0]) == (1, 24, 48, 16)
     assert (ops.b[1], ops.m[1], ops.n[1], ops.k[1]) == (4, 12, 12, 8)
     assert ops.flops[1] == 4 * 4 * 8 * 12 * 12
+
+
+def test_a_chain_of_thousands_of_ops_is_more_than_one_kernel_and_far_fewer_than_its_ops() -> None:
+    chain = [_op("Relu", [_t(f"t{step}", 8, 16)], _t(f"t{step + 1}", 8, 16)) for step in range(5000)]
+    kernels = list_kernels(_graph(*chain), "float32", LaunchMode.FUSED)
+    assert set(kernels.op_types) == {"Relu"} and len(kernels.op_types) == -(-5000 // 64)
+    assert set(kernels.ops.read_bytes) == set(kernels.ops.written_bytes) == {8 * 16 * 4.0}
+    assert len(list_kernels(_graph(*chain), "float32", LaunchMode.EAGER).op_types) == 5000
