@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from onnx import TensorShapeProto, ValueInfoProto
+from onnx import TensorProto, TensorShapeProto, ValueInfoProto
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
@@ -32,6 +32,8 @@ _LEAST_SIDE = 16
 
 _SIDE_OF_SOUND = re.compile(r"frame|time|mel|sample|audio", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
+#: Types of what tokens are numbered with.
+_WHOLE = frozenset({TensorProto.INT64, TensorProto.INT32})
 #: Inputs of keys and values that were computed for earlier tokens.
 _CACHE = re.compile(r"past|cache|(^|[^a-z])(key|value|kv)s?([^a-z]|$)", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
@@ -65,7 +67,8 @@ def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
             if key not in by_name or (usual and not by_name[key].is_usual):
                 by_name[key] = FreeDim(key, name, axis, usual)
     names = set(by_name) | {dim for dim in batch if isinstance(dim, str)}
-    return tuple(one for one in by_name.values() if not _is_derived(one.name, names))
+    totals = _list_totals(declared)
+    return tuple(one for one in by_name.values() if one.name not in totals and not _is_derived(one.name, names))
 
 
 def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
@@ -88,10 +91,29 @@ def _is_cache(name: str, shape: tuple[Dim, ...]) -> bool:
     return len(shape) == 4 and isinstance(shape[3], int) and _CACHE.search(name) is not None
 
 
+def _past_of(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
+    """Return the dimension that counts the earlier tokens: one named so, or the third of a cache of keys."""
+    names = [dim for dims in declared.values() for dim in dims if isinstance(dim, str) and dim.isidentifier()]
+    caches = [dims[2] for name, dims in declared.items() if _is_cache(name, dims)]
+    return next(
+        (dim for dim in (*names, *caches) if isinstance(dim, str) and (_PAST.search(dim) or dim in caches)), None
+    )
+
+
+def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
+    """Return the dimensions that count past and new tokens together: those named so, and a mask's own."""
+    past = _past_of(declared)
+    if past is None:
+        return ()
+    others = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
+    own = (dims[-1] for name, dims in declared.items() if "mask" in name and len(dims) > 1 and dims[-1] not in others)
+    named = (dim for dims in declared.values() for dim in dims if isinstance(dim, str) and _TOTAL.search(dim))
+    found = (dim for dim in (*named, *own) if isinstance(dim, str) and dim.isidentifier() and dim != past)
+    return tuple(dict.fromkeys(dim for dim in found if not _PAST.search(dim)))
+
+
 def _is_derived(name: str, names: set[str]) -> bool:
-    """Tell whether a dimension follows from others: ``past + sequence``, or the total of both."""
-    if _TOTAL.search(name) and not _PAST.search(name) and any(_PAST.search(other) for other in names if other != name):
-        return True
+    """Tell whether a dimension is a sum of others: ``past + sequence``."""
     known = {other: 2 for other in names if other.isidentifier()}
     return not name.isidentifier() and ":" not in name and _evaluate(name, known) is not None
 
@@ -191,8 +213,23 @@ def bind_inputs(
 
 def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
     """Return the names of the free dimensions of a model's inputs that are lengths of sequences, but not their sums."""
-    dims = (dim for info in infos for dim in declared_dims(info) or () if isinstance(dim, str) and dim.isidentifier())
-    return tuple(dim for dim in dict.fromkeys(dims) if _TOKENS.search(dim) and not _TOTAL.search(dim))
+    infos = list(infos)
+    free = {one.name for one in list_free(infos)}
+    names = [(dim, info.type.tensor_type.elem_type in _WHOLE) for info in infos for dim in declared_dims(info) or ()]
+    return tuple(
+        dict.fromkeys(
+            dim
+            for dim, is_whole in names
+            if isinstance(dim, str) and dim.isidentifier() and dim in free and (is_whole or _TOKENS.search(dim))
+        )
+    )
+
+
+def past_dims(infos: Iterable[ValueInfoProto]) -> set[str]:
+    """Return the names of the dimensions that count earlier tokens; none where the model takes no cache."""
+    declared = {info.name: declared_dims(info) or () for info in infos}
+    caches = {dims[2] for name, dims in declared.items() if _is_cache(name, dims)}
+    return {dim for dim in (*caches, _past_of(declared)) if isinstance(dim, str)}
 
 
 def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
@@ -206,13 +243,17 @@ def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) 
         for axis, dim in enumerate(dims)
         if isinstance(dim, str) and dim.isidentifier() and dim not in names
     }
-    totals = [dim for dim in free if _TOTAL.search(dim) and not _PAST.search(dim)]
     for dim, (name, axis, dims) in free.items():
         names[dim] = _default(name, dim, axis, dims)
-    past = next((dim for dim in names if dim.isidentifier() and _PAST.search(dim)), None)
-    if past is not None:
-        new = (dim for dim in reversed(free) if _TOKENS.search(dim) and dim != past and dim not in totals)
-        names |= dict.fromkeys(totals, names[past] + names.get(next(new, ""), 1))
+    totals = [dim for dim in _list_totals(declared) if dim in free]
+    past = _past_of(declared)
+    if totals and past is not None:
+        new = (dims[1] for name, dims in declared.items() if "mask" not in name and len(dims) in (2, 3))
+        names |= dict.fromkeys(totals, names[past] + next((_size_of(dim, names) for dim in new), 1))
+
+
+def _size_of(dim: Dim, names: Mapping[str, int]) -> int:
+    return dim if isinstance(dim, int) else names.get(dim or "", DEFAULT_DIM)
 
 
 def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int | None, ...]:

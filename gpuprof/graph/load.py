@@ -14,7 +14,6 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import is_batch
 from gpuprof.graph.dims import (
     LONGER_DIM,
     SHORTER_DIMS,
@@ -24,6 +23,7 @@ from gpuprof.graph.dims import (
     declared_dims,
     fixed_batch,
     list_free,
+    past_dims,
     sequence_dims,
 )
 from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
@@ -194,6 +194,10 @@ def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
         for shorter in SHORTER_DIMS if lengths else ():
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(lengths, shorter))
+        # What torch.export keeps of a step of one token beside its cache.
+        if steps := lengths - past_dims(free):
+            with suppress(InputError):
+                return _walk_at(file, batch, dims | dict.fromkeys(steps, 1))
         unknown = {one.name for one in list_free(free) if not one.is_usual} - set(dims)
         if unknown:
             with suppress(InputError):
@@ -224,14 +228,13 @@ def _explain_error(
     error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int
 ) -> InputError:
     """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
-    dims = [dim for info in inputs for dim in declared_dims(info) or () if isinstance(dim, str)]
-    sizes = {dim: names[dim] for dim in dims if dim.isidentifier() and not is_batch(dim) and dim in names}
+    sizes = {one.name: names[one.name] for one in list_free(inputs) if one.name in names}
     if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
     taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
     return InputError(
         error.message,
-        f"it was read with {taken}; give the sizes of what is sent to it: "
+        f"it was read with {taken} at batch {batch}; give the sizes of what is sent to it: "
         + " ".join(f"--dim {dim}=SIZE" for dim in sizes),
     )
 

@@ -6,6 +6,7 @@ that an exporter computes with a dozen ops becomes a number, and whatever stays 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,8 @@ _LIKE_FIRST = {
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 _SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+#: What ONNX says of types that an op may not mix, such as a half-precision weight of a float32 input.
+_MIXED_TYPES = re.compile("inconsistent type|element type of inputs", re.IGNORECASE)
 _MEASURE = "measure it on the device: gpuprof profile MODEL"
 #: The domain of trees, encoders and vectorizers, whose cost no shape tells.
 _CLASSICAL = "ai.onnx.ml"
@@ -208,7 +211,8 @@ class Shapes:
             )
             shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
             raise InputError(
-                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(message.split())}"
+                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(message.split())}",
+                "export it again with inputs of one type, as the op asks" if _MIXED_TYPES.search(message) else "",
             ) from error
 
     def _ask_runtime(self, node: NodeProto) -> dict[str, TypeProto]:

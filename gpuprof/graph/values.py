@@ -157,6 +157,12 @@ def _transpose(x: Sequence[Array | None], attributes: Mapping[str, object]) -> o
     return np.transpose(_require(x, 0), _list(x, 1, attributes, "perm"))
 
 
+def _clip(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
+    low, high = (x[i] if len(x) > i else attributes.get(name) for i, name in ((1, "min"), (2, "max")))
+    data = _require(x, 0)
+    return data if low is None and high is None else np.clip(data, low, high).astype(data.dtype)  # type: ignore[call-overload]
+
+
 def _modulo(a: Array, b: Array) -> object:
     return np.mod(a, b)
 
@@ -186,6 +192,8 @@ _RULES: dict[str, _Rule] = {
     "LessOrEqual": _elementwise(np.less_equal),
     "Greater": _elementwise(np.greater),
     "GreaterOrEqual": _elementwise(np.greater_equal),
+    "Clip": _clip,
+    "Relu": _elementwise(lambda a: np.maximum(a, 0).astype(a.dtype)),
     "And": _elementwise(np.logical_and),
     "Or": _elementwise(np.logical_or),
     "Not": _elementwise(np.logical_not),

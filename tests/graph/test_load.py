@@ -177,7 +177,7 @@ def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path
         {"y": None},
         {"places": floats(17, 4)},
     )
-    said = r"add \(Add\) contradicts .*read with patches as 128; .*--dim patches=SIZE"
+    said = r"add \(Add\) contradicts .*read with patches as 128 at batch 1; .*--dim patches=SIZE"
     with pytest.raises(InputError, match=said):
         load_graph(path)
     assert load_graph(path, dims={"patches": 17}).outputs[0].shape == (1, 17, 4)
@@ -631,6 +631,74 @@ def test_a_cache_of_keys_is_told_by_its_name_and_never_taken_for_a_picture(tmp_p
         graph = load_graph(path)
         assert graph.inputs[0].shape == (1, heads, 128, 64)
         assert graph.guessed == (() if usual else ("s20",))
+
+
+@pytest.mark.parametrize(("steps", "total", "is_kept"), [(128, 256, False), (1, 129, True)])
+def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens(
+    tmp_path: Path, steps: int, total: int, is_kept: bool
+) -> None:
+    names: dict[str, Dims] = {
+        "input_ids": ["s10", "s21"],
+        "attention_mask": ["s86", "s12"],
+        "past_key_values.0.key": ["s10", 2, "s29", 8],
+    }
+    # torch.export keeps the one token of its example, whatever the input declares.
+    first = node("Squeeze", ["input_ids", "one"], ["y"]) if is_kept else node("Identity", ["input_ids"], ["y"])
+    nodes = [first, *(node("Identity", [name], [f"{name}_out"]) for name in names)]
+    types = dict.fromkeys(("input_ids", "attention_mask", "y"), TensorProto.INT64)
+    path = write_model(tmp_path / "m.onnx", nodes, names, {"y": None}, {"one": integers(1)}, types=types)
+    graph = load_graph(path, 2)
+    assert [tensor.shape for tensor in graph.inputs] == [(2, steps), (2, total), (2, 2, 128, 8)]
+    assert dict(graph.sizes) == {"s21": steps, "s29": 128}, "what follows from others is not asked for"
+
+
+def test_counted_lengths_of_texts_are_shorter_where_the_model_takes_none_of_the_default(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("Shape", ["ids"], ["length"], start=1, end=2),
+            node("Slice", ["places", "zero", "length", "zero"], ["own"]),
+            node("Add", ["ids", "own"], ["y"]),
+        ],
+        {"ids": ["s10", "s11"]},
+        {"y": None},
+        {"places": np.arange(77), "zero": integers(0)},
+        types=dict.fromkeys(("ids", "y"), TensorProto.INT64),
+    )
+    assert load_graph(path, 3).inputs[0].shape == (3, 64)
+
+
+def test_types_that_an_op_may_not_mix_are_not_blamed_on_sizes(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("LayerNormalization", ["x", "scale"], ["y"], name="norm")],
+        {"x": ["batch", "sequence", 4]},
+        {"y": None},
+        {"scale": floats(4).astype(np.float16)},
+    )
+    with pytest.raises(
+        InputError, match=r"norm .* inconsistent type tensor\(float16\) \(export it again with inputs of"
+    ):
+        load_graph(path)
+
+
+def test_padding_that_is_computed_from_the_sides_and_clipped_is_known(tmp_path: Path) -> None:
+    nodes = [
+        node("Shape", ["x"], ["side"], start=2, end=3),
+        node("Cast", ["side"], ["f"], to=TensorProto.FLOAT),
+        node("Sub", ["size", "f"], ["missing"]),
+        node("Clip", ["missing", "zero"], ["c"]),
+        node("Cast", ["c"], ["more"], to=TensorProto.INT64),
+        node("Concat", ["before", "more", "none"], ["pads"], axis=0),
+        node("Pad", ["x", "pads"], ["y"]),
+    ]
+    weights = {
+        **{"size": np.full(1, 230, np.float32), "zero": np.zeros((), np.float32)},
+        **{"before": integers(0, 0, 0, 0, 0, 0), "none": integers(0)},
+    }
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", 3, "height", 8]}, {"y": None}, weights)
+    assert load_graph(path, 2, dims={"height": 224}).outputs[0].shape == (2, 3, 230, 8)
+    assert load_graph(path, 2, dims={"height": 240}).outputs[0].shape == (2, 3, 240, 8)
 
 
 @pytest.mark.parametrize(
