@@ -174,7 +174,8 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
         _check(model)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split("==>")[0].split())
-        raise InputError(f"{name} is not a valid model: {said}", "export it again") from error
+        remedy = f"export it for IR version {onnx.IR_VERSION} or before" if "ir_version" in said else "export it again"
+        raise InputError(f"{name} is not a valid model: {said}", remedy) from error
     return model
 
 

@@ -29,7 +29,9 @@ _STEP, _INSTANCE_STEP = 2.5, 5.0
 
 
 class LatencyGrid:
-    """Times of one model on one device under any share at any batch.
+    """Times of one model on one device under any share at any batch: a batch takes no less than a smaller one.
+
+    What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there.
 
     Parameters
     ----------
@@ -39,7 +41,8 @@ class LatencyGrid:
 
     def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel) -> None:
         self._kernels, self._device, self._model = kernels, device, model
-        self._known: dict[Share, dict[int, Figure]] = {}
+        self._known: dict[Share, dict[int, Figure]] = {}  # as predicted, of batches of the grid
+        self._told: dict[Share, dict[int, Figure]] = {}
         self._asked: dict[Share, int] = {}
 
     def at(self, share: Share, batch: int) -> Figure:
@@ -60,15 +63,27 @@ class LatencyGrid:
         InputError
             As `at`.
         """
-        known = self._known.setdefault(share, {})
-        asked = [one for one in batches if one not in known]
+        known, told = self._known.setdefault(share, {}), self._told.setdefault(share, {})
+        asked = [one for one in batches if one not in told]
         grids = {one: self._kernels.grid(one) for one in asked}
-        if missing := sorted({one for grid in grids.values() for one in grid}.difference(known)):
+        needed = {one for grid in grids.values() for one in grid}
+        needed |= set(self._list_smaller(max(needed, default=1)))
+        if missing := sorted(needed.difference(known)):
             self._predict(share, missing, len(asked))
         for batch, grid in grids.items():
-            if batch not in known:
-                known[batch] = _interpolate(known, grid[0], batch, grid[1])
-        return [known[one] for one in batches]
+            ends = [self._raise(known, one) for one in grid]
+            told[batch] = ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
+        return [told[one] for one in batches]
+
+    def _list_smaller(self, batch: int) -> tuple[int, ...]:
+        """Return the batches of the grid up to ``batch``; none where each batch needs a graph of its own."""
+        return self._kernels.list_grid(batch) if batch > 1 else ()
+
+    def _raise(self, known: Mapping[int, Figure], batch: int) -> Figure:
+        """Return the time of a batch of the grid, or of the smaller one that takes longest."""
+        own = known[batch]
+        longest = max((known[one].value for one in self._list_smaller(batch)), default=own.value)
+        return own.scale_by(longest / own.value) if longest > own.value > 0.0 else own
 
     def _predict(self, share: Share, missing: Sequence[int], asked: int) -> None:
         """Predict what is missing; for whoever makes a plan also what it is going to ask for."""
@@ -84,8 +99,9 @@ class LatencyGrid:
             self._known.setdefault(one, {})[batch] = figure
 
 
-def _interpolate(known: Mapping[int, Figure], low: int, batch: int, high: int) -> Figure:
-    one, two = known[low], known[high]
+def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Figure:
+    """Return the time of a batch between the two of a grid."""
+    (one, two), (low, high) = ends, grid
     value = one.value + (two.value - one.value) * (batch - low) / (high - low)
     return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
@@ -15,6 +16,7 @@ from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
+from tests.small_models import write_model
 
 _SHARES = [Share(), *(Share(2.5 * step) for step in (1, 4, 7, 20, 33)), Share(50.0, "2g.20gb"), Share(100.0, "1g.10gb")]
 
@@ -72,3 +74,17 @@ def test_times_of_a_series_are_those_of_its_batches(network: Path) -> None:
             assert (figure.value, figure.low, figure.high) == pytest.approx(
                 (alone.value, alone.low, alone.high), rel=1e-9
             )
+
+
+def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", [f"t{step}"], [f"t{step + 1}"]) for step in range(128)]
+    path = write_model(tmp_path / "m.onnx", nodes, {"t0": ["batch", 1024]}, {"t128": None})
+    gpu, batches = device("t4"), (1, 2, 3, 4, 5, 8, 16, 64, 200)
+    kernels = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.FUSED)
+    alone = [
+        shipped_model().latency(kernels.at(one), gpu, Share(), "float32", LaunchMode.FUSED).value for one in batches
+    ]
+    assert sorted(alone) != alone, "nothing to mend: take another graph"
+    found = LatencyGrid(kernels, gpu, shipped_model()).series(Share(), batches)
+    assert [one.value for one in found] == sorted(one.value for one in found)
+    assert all(one.low < one.value < one.high for one in found if one.low is not None and one.high is not None)
