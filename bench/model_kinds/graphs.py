@@ -153,7 +153,36 @@ def _old(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3), path)
 
 
+def _computed_padding(path: Path) -> None:
+    """Write a convolution whose padding follows from the sides, as timm exports networks that TensorFlow trained."""
+    nodes = []
+    for side, axis in (("height", 2), ("width", 3)):
+        nodes += [
+            _node("Shape", ["x"], [side], start=axis, end=axis + 1),
+            _node("Cast", [side], [f"{side}_f"], to=TensorProto.FLOAT),
+            _node("Div", [f"{side}_f", "two"], [f"{side}_half"]),
+            _node("Ceil", [f"{side}_half"], [f"{side}_out"]),
+            _node("Mul", [f"{side}_out", "two"], [f"{side}_read"]),
+            _node("Add", [f"{side}_read", "one"], [f"{side}_need"]),
+            _node("Sub", [f"{side}_need", f"{side}_f"], [f"{side}_short"]),
+            _node("Clip", [f"{side}_short", "zero"], [f"{side}_more"]),
+            _node("Cast", [f"{side}_more"], [f"{side}_pad"], to=TensorProto.INT64),
+        ]
+    nodes += [
+        _node("Concat", ["before", "height_pad", "width_pad"], ["pads"], axis=0),
+        _node("Pad", ["x", "pads"], ["padded"]),
+        _node("Conv", ["padded", "w"], ["y"], strides=[2, 2]),
+    ]
+    weights: dict[str, np.ndarray] = {
+        **{"one": np.ones(1, np.float32), "two": np.full(1, 2, np.float32), "zero": np.array(0, np.float32)},
+        **{"before": np.zeros(6, np.int64), "w": _random(8, 3, 3, 3)},
+    }
+    dims: Dims = ["batch", 3, "height", "width"]
+    _save(path, nodes, [_value("x", dims)], [_value("y", ["batch", 8, "h", "w"])], weights)
+
+
 GRAPHS = (
+    Kind("padding computed from the sides", _computed_padding),
     Kind("functions of the model's own", _functions),
     Kind("opset 7, names in Japanese", _old),
     Kind("If", _if),

@@ -19,14 +19,17 @@ _TEXT: Axes = {0: "batch", 1: "sequence"}
 
 
 def export(
-    model: Any, examples: Mapping[str, Any], path: Path, free: Mapping[str, Axes], fields: Sequence[str] = ()
-) -> None:
+    model: Any, examples: Mapping[str, Any], path: Path, free: Mapping[str, Axes], fields: Sequence[str] = (),
+    is_counted: bool = False,
+) -> None:  # fmt: skip
     """Export a model: called with keywords what ``fields`` of its result hold, else what it returns.
 
     Parameters
     ----------
     free : mapping of str to mapping of int to str
         By input the names of its free dimensions.
+    is_counted : bool
+        Whether the exporter is left to name them: ``s20``.
     """
     import torch
 
@@ -45,7 +48,10 @@ def export(
 
     dims: dict[str, Any] = {}
     shapes = tuple(
-        {axis: dims.setdefault(dim, torch.export.Dim(dim)) for axis, dim in free.get(name, {}).items()}
+        {
+            axis: torch.export.Dim.AUTO if is_counted else dims.setdefault(dim, torch.export.Dim(dim))
+            for axis, dim in free.get(name, {}).items()
+        }
         for name in names
     )
     silent = io.StringIO()
@@ -134,8 +140,12 @@ def _wav2vec2(path: Path) -> None:
     )
 
 
-def _llama_step(path: Path) -> None:
-    """Write one step of a decoder: a token for each text, and the keys and values of those before it."""
+def _llama_step(path: Path, is_counted: bool = False) -> None:
+    """Write one step of a decoder: a token for each text, and the keys and values of those before it.
+
+    With the dimensions that the exporter counts the mask's length has a name of its own, and that of the new token is
+    free though the model takes no other.
+    """
     import torch
     from transformers import DynamicCache
 
@@ -162,8 +172,9 @@ def _llama_step(path: Path) -> None:
         "attention_mask": torch.ones(2, 8, dtype=torch.long),
         **past,
     }
-    free: dict[str, Axes] = {"input_ids": _BATCH, "attention_mask": {0: "batch", 1: "total"}}
-    export(DecoderStep().eval(), examples, path, free | {key: {0: "batch", 2: "past"} for key in past})
+    free: dict[str, Axes] = {"input_ids": _TEXT if is_counted else _BATCH, "attention_mask": {0: "batch", 1: "total"}}
+    free |= {key: {0: "batch", 2: "past"} for key in past}
+    export(DecoderStep().eval(), examples, path, free, is_counted=is_counted)
 
 
 def _clip(path: Path) -> None:
@@ -311,6 +322,7 @@ NETWORKS = (
     Kind("detector of one picture [3, H, W]", partial(_of_blocks, "detector", (3, 64, 64), {1: "height", 2: "width"})),
     Kind("DistilBERT", write_bert),
     Kind("Llama, one step with its cache", _llama_step, {"past": 15}),
+    Kind("Llama, one step, dimensions counted", partial(_llama_step, is_counted=True)),
     Kind("GPT-2", partial(_read_text, "GPT2", "GPT2LMHeadModel", fields=("logits",), n_embd=64, n_layer=2, n_head=4,
                           vocab_size=500)),
     Kind("T5 encoder", partial(_read_text, "T5", "T5EncoderModel", **_T5)),

@@ -121,6 +121,13 @@ _OPS = (
           domains=_MICROSOFT, S=12),
     _kind("attention of opset 23", "(float[N, 2, 12, 8] q, float[N, 2, 12, 8] k, float[N, 2, 12, 8] v) "
           "=> (float[N, 2, 12, 8] y) { y = Attention(q, k, v) }", opset=23),
+    _kind("attention to a cache, of opset 23", "(float[N, 2, S, 8] q, float[N, 2, S, 8] k, float[N, 2, S, 8] v, "
+          "float[N, 2, P, 8] past_key, float[N, 2, P, 8] past_value) => (float[N, 2, S, 8] y, float[N, 2, T, 8] a, "
+          "float[N, 2, T, 8] b) { y, a, b = Attention(q, k, v, , past_key, past_value) }", opset=23, S=4, P=12),
+    _kind("half-precision weights of a float32 input", "(float[N, 16] x) => (float[N, 16] y) "
+          "{ y = LayerNormalization(x, w) }", {"w": _random(16).astype(np.float16)}),
+    _kind("weights that are no numbers", "(float[N, 16] x) => (float[N, 8] y) { y = MatMul(x, w) }",
+          {"w": np.full((16, 8), np.nan, np.float32)}),
     _kind("op of nobody's domain", "(float[N, 16] x) => (float[N, 16] y) { y = own.Swirl(x) }", domains=', "own": 1'),
     _kind("op that does not exist", "(float[N, 16] x) => (float[N, 16] y) { y = Reluu(x) }"),
     _kind("opset of the future", "(float[N, 16] x) => (float[N, 16] y) { y = Relu(x) }", opset=99),
@@ -241,6 +248,14 @@ def _forget_output(model: ModelProto) -> None:
     model.graph.output[0].name = "z"
 
 
+def _list_twice(model: ModelProto) -> None:
+    model.graph.input.append(model.graph.input[0])
+
+
+def _date_ahead(model: ModelProto) -> None:
+    model.ir_version = 99
+
+
 def _make_free(model: ModelProto) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
 
@@ -266,6 +281,8 @@ _FILES = (
     _make_damaged("circle", _close_circle),
     _make_damaged("output that nothing gives", _forget_output),
     _make_damaged("output of another shape than declared", _declare_wrongly),
+    _make_damaged("input listed twice", _list_twice),
+    _make_damaged("IR version of the future", _date_ahead),
     _make_damaged("free batch written as -1", _make_free),
     _make_damaged("fixed batch of 10^12", _make_huge),
     _make_damaged("no opset", _forget_opset),

@@ -232,8 +232,9 @@ def _parse(content: bytes, path: Path) -> ModelProto:
         raise InputError(
             f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole"
         ) from error
-    if not model.ir_version or not model.graph.node:
-        reason = "it has no graph" if model.ir_version else "it declares no IR version"
+    if not model.ir_version or not model.graph.node or not model.graph.output:
+        missing = "nodes" if not model.graph.node else "outputs"
+        reason = f"its graph has no {missing}" if model.ir_version else "it declares no IR version"
         raise InputError(f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole")
     return model
 

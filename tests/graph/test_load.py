@@ -668,6 +668,28 @@ def test_counted_lengths_of_texts_are_shorter_where_the_model_takes_none_of_the_
     assert load_graph(path, 3).inputs[0].shape == (3, 64)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("node", None, r"its graph has no nodes \(export it again"),
+        ("output", None, r"its graph has no outputs \(export it again"),
+        ("ir_version", 99, rf"\(export it for IR version {onnx.IR_VERSION} or before\)"),
+    ],
+)
+def test_what_a_file_lacks_is_named_with_what_mends_it(
+    tmp_path: Path, field: str, value: int | None, said: str
+) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", 4]}, {"y": None})
+    model = onnx.load(path)
+    if value is None:
+        model.graph.ClearField(field)
+    else:
+        setattr(model, field, value)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=said):
+        load_graph(path)
+
+
 def test_types_that_an_op_may_not_mix_are_not_blamed_on_sizes(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
