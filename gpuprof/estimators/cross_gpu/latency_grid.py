@@ -11,6 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import (
     CrossGpuModel,
     KernelsByBatch,
@@ -76,8 +77,20 @@ class LatencyGrid:
         return [told[one] for one in batches]
 
     def _list_smaller(self, batch: int) -> tuple[int, ...]:
-        """Return the batches of the grid up to ``batch``; none where each batch needs a graph of its own."""
-        return self._kernels.list_grid(batch) if batch > 1 else ()
+        """Return the batches of the grid up to ``batch``; where each needs a graph of its own, the powers of two."""
+        if batch == 1:
+            return ()
+        return self._kernels.list_grid(batch) or tuple(
+            power for power in (1 << step for step in range(batch.bit_length())) if self._is_taken(power)
+        )
+
+    def _is_taken(self, batch: int) -> bool:
+        """Return whether the model takes a batch: of a fixed one it takes no other."""
+        try:
+            self._kernels.at(batch)
+        except InputError:
+            return False
+        return True
 
     def _raise(self, known: Mapping[int, Figure], batch: int) -> Figure:
         """Return the time of a batch of the grid, or of the smaller one that takes longest."""

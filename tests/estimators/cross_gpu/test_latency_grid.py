@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
@@ -16,7 +16,7 @@ from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
-from tests.small_models import write_model
+from tests.small_models import Dims, write_model
 
 _SHARES = [Share(), *(Share(2.5 * step) for step in (1, 4, 7, 20, 33)), Share(50.0, "2g.20gb"), Share(100.0, "1g.10gb")]
 
@@ -42,6 +42,13 @@ def test_all_shares_and_batches_together_are_each_by_itself(network: Path, runti
             found = together[share, batch]
             assert found.source == alone.source
             assert (found.value, found.low, found.high) == pytest.approx((alone.value, alone.low, alone.high), rel=1e-9)
+
+
+def test_a_model_of_a_fixed_batch_is_estimated_at_that_alone(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [8, 1024]}, {"y": None})
+    grid = LatencyGrid(_kernels(path, LaunchMode.FUSED), device("h100"), shipped_model())
+    assert grid.at(Share(), 8).value > 0.0
 
 
 def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
@@ -76,14 +83,20 @@ def test_times_of_a_series_are_those_of_its_batches(network: Path) -> None:
             )
 
 
-def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_linear", [True, False])
+def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path, is_linear: bool) -> None:
     nodes = [helper.make_node("Relu", [f"t{step}"], [f"t{step + 1}"]) for step in range(128)]
-    path = write_model(tmp_path / "m.onnx", nodes, {"t0": ["batch", 1024]}, {"t128": None})
+    if not is_linear:  # whole numbers are no kernel while they are few
+        nodes.append(helper.make_node("Add", ["ids", "ids"], ["z"]))
+    inputs: dict[str, Dims] = {"t0": ["batch", 1024]} | ({} if is_linear else {"ids": ["batch", 32]})
+    types = {"ids": TensorProto.INT64, "z": TensorProto.INT64}
+    path = write_model(tmp_path / "m.onnx", nodes, inputs, {"t128": None}, types=types)
     gpu, batches = device("t4"), (1, 2, 3, 4, 5, 8, 16, 64, 200)
     kernels = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.FUSED)
     alone = [
         shipped_model().latency(kernels.at(one), gpu, Share(), "float32", LaunchMode.FUSED).value for one in batches
     ]
+    assert bool(kernels.list_grid(8)) == is_linear
     assert sorted(alone) != alone, "nothing to mend: take another graph"
     found = LatencyGrid(kernels, gpu, shipped_model()).series(Share(), batches)
     assert [one.value for one in found] == sorted(one.value for one in found)
