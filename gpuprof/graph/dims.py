@@ -27,6 +27,9 @@ SHORTER_DIMS = (64, 32, 16, 8)
 #: What dimensions of unknown meaning become in a model that takes none of the default size: a second of sound.
 LONGER_DIM = 16_000
 
+#: Names that exporters give to dimensions: torch.export's s20 and u0, torch.onnx's x_dynamic_axes_1, tf2onnx's unk__7.
+COUNTED = re.compile(r"[su]\d+|unk__\d+|.*dynamic_axes_\d+|[Dd]im_?\d+")
+
 #: Pictures of fewer pixels a side are not taken for any: a dimension of features may be as small.
 _LEAST_SIDE = 16
 
@@ -101,15 +104,16 @@ def _past_of(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
 
 
 def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
-    """Return the dimensions that count past and new tokens together: those named so, and a mask's own."""
+    """Return the dimensions that count past and new tokens: those named so, and a mask's own of a counted name."""
     past = _past_of(declared)
     if past is None:
         return ()
     others = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
     own = (dims[-1] for name, dims in declared.items() if "mask" in name and len(dims) > 1 and dims[-1] not in others)
+    counted = (dim for dim in own if isinstance(dim, str) and COUNTED.fullmatch(dim))
     named = (dim for dims in declared.values() for dim in dims if isinstance(dim, str) and _TOTAL.search(dim))
-    found = (dim for dim in (*named, *own) if isinstance(dim, str) and dim.isidentifier() and dim != past)
-    return tuple(dict.fromkeys(dim for dim in found if not _PAST.search(dim)))
+    found = (dim for dim in (*named, *counted) if dim.isidentifier() and dim != past and not _PAST.search(dim))
+    return tuple(dict.fromkeys(found))
 
 
 def _is_derived(name: str, names: set[str]) -> bool:

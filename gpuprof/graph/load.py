@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -15,6 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.dims import (
+    COUNTED,
     LONGER_DIM,
     SHORTER_DIMS,
     FreeDim,
@@ -32,8 +32,6 @@ from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
-#: Names that exporters give to dimensions: torch.export's s20 and u0, torch.onnx's x_dynamic_axes_1, tf2onnx's unk__7.
-_COUNTED = re.compile(r"[su]\d+|unk__\d+|.*dynamic_axes_\d+|[Dd]im_?\d+")
 #: Graphs that are kept: models times the batches that a campaign or a plan asks for.
 _MOST_GRAPHS = 256
 
@@ -136,7 +134,7 @@ def explain_counted(path: Path, names: Iterable[str]) -> str:
 
     In parentheses, with a space before; nothing where every name was chosen by somebody.
     """
-    counted = {name for name in names if _COUNTED.fullmatch(name)}
+    counted = {name for name in names if COUNTED.fullmatch(name)}
     if not counted or not path.is_file():
         return ""
     places = (f"{one.name} is dimension {one.axis} of {one.source}" for one in read_free(path) if one.name in counted)

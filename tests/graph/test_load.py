@@ -652,6 +652,19 @@ def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens
     assert dict(graph.sizes) == {"s21": steps, "s29": 128}, "what follows from others is not asked for"
 
 
+def test_the_mask_of_an_encoder_is_not_as_long_as_the_past_of_its_decoder(tmp_path: Path) -> None:
+    names: dict[str, Dims] = {
+        "encoder_attention_mask": ["batch_size", "encoder_sequence_length"],
+        "input_ids": ["batch_size", 1],
+        "past_key_values.0.decoder.key": ["batch_size", 2, "past_decoder_sequence_length", 8],
+        "past_key_values.0.encoder.key": ["batch_size", 2, "encoder_sequence_length_out", 8],
+    }
+    nodes = [node("Identity", [name], [f"{name}_out"]) for name in names]
+    path = write_model(tmp_path / "m.onnx", nodes, names, {"input_ids_out": None})
+    mask, _, past, across = load_graph(path, 2).inputs
+    assert (mask.shape, past.shape, across.shape) == ((2, 128), (2, 2, 128, 8), (2, 2, 128, 8))
+
+
 def test_counted_lengths_of_texts_are_shorter_where_the_model_takes_none_of_the_default(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
