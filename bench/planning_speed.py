@@ -4,6 +4,8 @@ Each command is started in a process of its own, without a database, in turns wi
 where one is given. Printed are medians over the rounds: time on the clock, which grows with what else runs, and on a
 core; and what the last round's map costs an hour. Compiled code is kept from a first round that is not counted.
 
+Last come a thousand of iGniter's workloads in 1, 5 and 30 s, once (`bench.planning_scale`), where its profile is there.
+
     python -m bench.planning_speed --rounds 3 --beside ../older-checkout
 """
 
@@ -20,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import planning_scale
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
@@ -59,6 +62,9 @@ def main() -> None:
             for own in checkouts:
                 clock, core = (statistics.median(one) for one in zip(*times[name, own], strict=True))
                 line += f"{clock:10.1f}{core:8.1f}{costs[name, own]:>8}"
+            print(line)
+    if planning_scale.PROFILE.is_file():
+        for line in planning_scale.list_lines(planning_scale.PROFILE, (1.0, 5.0, 30.0), planning_scale.COPIES, ()):
             print(line)
 
 

@@ -7,7 +7,8 @@ another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from gpuprof.domain.deployment import (
     DeploymentMap,
@@ -234,11 +235,15 @@ def _told_compute(replica: Replica, device: Device, estimator: Estimator) -> Ite
 
 
 def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
+    own: defaultdict[str, list[Replica]] = defaultdict(list)
+    for *_, replica in deployment.places():
+        for name in dict.fromkeys((*replica.goodputs(), *replica.rates())):
+            own[name].append(replica)
     for name, model in deployment.models.items():
         predicted = model.predicted
         if predicted is None:
             continue
-        served = math.fsum(replica.goodputs().get(name, 0.0) for *_, replica in deployment.places())
+        served = math.fsum(replica.goodputs().get(name, 0.0) for replica in own[name])
         if not _is_near(predicted.goodput_rps, served):
             yield Violation(
                 "figures", name, f"goodput {predicted.goodput_rps:.4g}/s is said and its replicas' is {served:.4g}/s"
@@ -246,12 +251,11 @@ def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
         percentiles = [value for value in (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) if value is not None]
         if percentiles != sorted(percentiles):
             yield Violation("figures", name, "its percentiles fall")
-        yield from _model_percentiles(deployment, name, predicted)
+        yield from _model_percentiles([one for one in own[name] if name in one.rates()], name, predicted)
 
 
-def _model_percentiles(deployment: DeploymentMap, name: str, predicted: ModelPrediction) -> Iterator[Violation]:
+def _model_percentiles(replicas: Sequence[Replica], name: str, predicted: ModelPrediction) -> Iterator[Violation]:
     """Yield the percentiles over all requests of a model that lie beyond those of each of its replicas."""
-    replicas = [replica for *_, replica in deployment.places() if name in replica.rates()]
     if any(replica.merged for replica in replicas):
         return
     for label in ("p50_ms", "p95_ms", "p99_ms"):

@@ -41,8 +41,9 @@ _MOST_ROUNDS = 60
 _MOST_ADDED = 150
 #: Patterns of which the program in whole numbers has the choice, first few and up to a gap, to have a map in any case.
 _CHOSEN, _GAP = (120, 300), 6e-3
-#: Seconds of processor time that the first may take in any case, and of which part of the limit at most.
-_LEAST_S, _LEAST_PART = 0.6, 0.1
+#: Parts of the limit that patterns and the first program have as processor time in any case, and seconds at most.
+_LEAST_PART, _LEAST_S = 0.35, 2.0
+_LEAST_PROGRAM_PART, _LEAST_PROGRAM_S = 0.1, 0.6
 #: How much the duals of classes count beside those of parts, in turn: the latter are wild while patterns are few.
 _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
@@ -71,7 +72,10 @@ class TableSearch:
         for demand in self.problem.demands:
             classes[self.segments.first_alike(demand.model)].append(demand)
         self._classes = dict(classes)
-        limit = self.limit.keeping(_FOR_PROGRAM * (self.limit.left_s or 0.0))
+        seconds = self.limit.seconds or 0.0
+        limit = self.limit.keeping(_FOR_PROGRAM * (self.limit.left_s or 0.0)).with_least(
+            min(_LEAST_S, _LEAST_PART * seconds)
+        )
         program = None
         with self.problem.limits.until(limit), suppress(TimeUpError):
             splits = self._tabulate_parts()
@@ -195,7 +199,7 @@ class TableSearch:
             for one in patterns
         }
         ranked = sorted(patterns, key=lambda one: reduced[one])
-        least = limit.with_least(min(_LEAST_S, _LEAST_PART * (limit.seconds or 0.0)))
+        least = limit.with_least(min(_LEAST_PROGRAM_S, _LEAST_PROGRAM_PART * (limit.seconds or 0.0)))
         first = self._solve_whole(splits, ranked[: _CHOSEN[0]], _GAP, least)
         second = None if limit.is_over else self._solve_whole(splits, ranked[: _CHOSEN[1]], EXACT, limit)
         found = [gpus for gpus in (first, second) if gpus is not None]
