@@ -201,6 +201,9 @@ class Shapes:
             return self._ask_runtime(node)
         names = [name for name in (*node.input, *list_captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
+        if node.op_type == "STFT" and not any(attribute.name == "onesided" for attribute in node.attribute):
+            # Half of the spectrum by default, says the operator; ONNX's inference takes the whole for it.
+            node = helper.make_node("STFT", node.input, node.output, onesided=1)
         try:
             return infer_node_outputs(
                 schema, node, {name: self._type(name) for name in names}, known, opset_imports=self._imports

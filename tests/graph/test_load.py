@@ -703,6 +703,17 @@ def test_what_a_file_lacks_is_named_with_what_mends_it(
         load_graph(path)
 
 
+def test_a_spectrum_is_half_of_it_where_nothing_is_said(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("STFT", ["x", "step", "", "length"], ["y"])],
+        {"x": ["batch", 16000, 1]},
+        {"y": ["batch", 98, 201, 2]},
+        {"step": np.array(160), "length": np.array(400)},
+    )
+    assert load_graph(path, 2).outputs[0].shape == (2, 98, 201, 2)
+
+
 def test_types_that_an_op_may_not_mix_are_not_blamed_on_sizes(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
