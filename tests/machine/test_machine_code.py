@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import itertools
 import pkgutil
+from collections import namedtuple
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,20 +107,75 @@ def test_what_a_function_calls_of_other_modules_is_part_of_the_key(module: Modul
             assert name in describe_code(one)
 
 
-def test_what_another_copy_of_the_file_left_is_not_taken_for_kept(
+def _write_copy(folder: Path) -> Any:
+    """Return the compiled function of a file of its own that holds what the files in other folders hold."""
+    folder.mkdir()
+    file = folder / "added.py"
+    file.write_text("def add_one(value):\n    return value + 1.0\n")
+    inside: dict[str, Any] = {"__name__": "added"}
+    exec(compile(file.read_text(), str(file), "exec"), inside)
+    return compile_function(inside["add_one"])
+
+
+def _refuse_to_compile(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(args: object, return_type: object) -> None:
+        raise AssertionError("compiled though its machine code is on disk")
+
+    monkeypatch.setattr(compiled._compiler, "compile", refuse)
+
+
+def test_what_one_copy_of_a_file_compiled_is_loaded_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
+    assert first(2.0) == 3.0
+    assert is_kept(second)
+    _refuse_to_compile(second, monkeypatch)
+    assert second(2.0) == 3.0
+
+
+def test_what_another_process_compiles_is_waited_for_and_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    copies = []
-    for name in ("first", "second"):
-        file = tmp_path / name / "added.py"
-        file.parent.mkdir()
-        file.write_text("def add_one(value):\n    return value + 1.0\n")
-        inside: dict[str, Any] = {"__name__": "added"}
-        exec(compile(file.read_text(), str(file), "exec"), inside)
-        copies.append(compile_function(inside["add_one"]))
-    assert copies[0](2.0) == 3.0
-    assert [is_kept(copy) for copy in copies] == [True, False]
+    first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
+    directory = code_directory(second.py_func)
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        # What the other process does meanwhile: it compiles, keeps the code and gives up the lock.
+        waited.append(seconds)
+        monkeypatch.setattr("gpuprof.machine.machine_code._locked", {directory})
+        first(2.0)
+        monkeypatch.setattr("gpuprof.machine.machine_code._locked", set())
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    monkeypatch.setattr("gpuprof.machine.machine_code.time.sleep", sleep)
+    _refuse_to_compile(second, monkeypatch)
+    with (directory / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert second(2.0) == 3.0
+    assert len(waited) == 1
+
+
+def test_a_process_that_hangs_while_it_compiles_does_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("gpuprof.machine.machine_code._PATIENCE_S", 0.0)
+    compiled = _write_copy(tmp_path / "only")
+    with (code_directory(compiled.py_func) / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert compiled(2.0) == 3.0
+
+
+def test_machine_code_is_kept_apart_by_the_order_of_fields_in_the_tuples_that_are_given() -> None:
+    said = []
+    for fields in (("near", "far"), ("far", "near")):
+        inner, outer = namedtuple("inner", fields), namedtuple("outer", ["within"])
+        outer.__annotations__ = {"within": inner}  # as `typing.NamedTuple` has them
+        source = "def rule(state: Outer) -> float: return state.within.near"
+        said.append(describe_code(_define(source, Outer=outer)))
+    assert said[0] != said[1]
 
 
 def test_a_function_runs_though_its_machine_code_cannot_be_kept(
