@@ -10,6 +10,7 @@ class TestMyEstimator(EstimatorContract):
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from gpuprof.domain.device import Device
@@ -21,15 +22,15 @@ _MOST_BATCHES = 6
 _MOST_SHARES = 4
 
 
-class EstimatorContract:
+class EstimatorContract(ABC):
     """Tests of an estimator that knows ``model`` on ``device``; subclasses say which."""
 
     model: str
     device: Device
 
+    @abstractmethod
     def estimator(self) -> Estimator:
         """Return the estimator under test."""
-        raise NotImplementedError
 
     def _workloads(self) -> Iterator[Estimate]:
         estimator = self.estimator()

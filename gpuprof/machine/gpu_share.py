@@ -25,8 +25,8 @@ class MigInstanceId:
     profile: str  #: ``"3g.40gb"``.
 
 
-def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
-    """Return the MIG instances of one GPU; empty where MIG is off or there is no driver. Creates none.
+def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
+    """Return the MIG instances of the first GPU; empty where MIG is off or there is no driver. Creates none.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
         return ()
     try:
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except nvml.NVMLError:
         return ()

@@ -6,7 +6,7 @@ the one place where NumPy's temporaries are too slow.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,14 @@ _BLOCK = 512
 _SMALLEST_BITS, _LARGEST_BITS = 12, 30
 
 
+class _Cells(NamedTuple):
+    """How a pair of values becomes a place in the table."""
+
+    scale: float  #: One over the width of a cell.
+    shift: Any  #: Of the hash, so that what is left indexes the table; uint64 as the salt.
+    salt: Any
+
+
 class PairTable:
     """Which pairs of cells have been entered; a hash without chains, so some that were not seem to be.
 
@@ -40,19 +48,17 @@ class PairTable:
 
     def __init__(self, entries: int, tolerance: float, salt: int) -> None:
         bits = min(_LARGEST_BITS, max(_SMALLEST_BITS, entries.bit_length() + 3))
-        self._salt = np.uint64(salt)
         self._table = np.zeros(1 << bits, np.uint8)
-        self._shift = np.uint64(64 - bits)
-        self._scale = 1.0 / (CELLS_PER_TOLERANCE * tolerance)
+        self._cells = _Cells(1.0 / (CELLS_PER_TOLERANCE * tolerance), np.uint64(64 - bits), np.uint64(salt))
 
     def enter(self, matrix: Matrix, step: int, at: Index, both_sides: bool = False) -> None:
         """Enter the pairs (entry, entry ``step`` further) at flat positions ``at``, if asked in all cells near them."""
-        _enter(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt)
+        _enter(matrix.reshape(-1), step, at, both_sides, self._cells, self._table)
 
     def find(self, matrix: Matrix, step: int, at: Index, both_sides: bool = True) -> Index:
         """Return which of the pairs at ``at`` were entered, or, if ``both_sides``, may agree with one that was."""
         hit = np.zeros(len(at), np.uint8)
-        _ask(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt, hit)
+        _ask(matrix.reshape(-1), step, at, both_sides, self._cells, self._table, hit)
         return at[hit.view(np.bool_)]
 
 
@@ -71,11 +77,9 @@ def _border(scaled: float, cell: float) -> int:
     return -1 if within < REACH else 0
 
 
-def _slots_of(
-    flat: Matrix, step: int, at: Index, scale: float, both: bool, shift: Any, salt: Any, slots: Any, owners: Any
-) -> int:
+def _slots_of(flat: Matrix, step: int, at: Index, both: bool, cells: _Cells, slots: Any, owners: Any) -> int:
     """Write the slots of the pairs at ``at``, then those of their other cells near borders; return how many."""
-    count = len(at)
+    count, scale, shift, salt = len(at), cells.scale, cells.shift, cells.salt
     for k in range(len(at)):
         one, two = np.float64(flat[at[k]]) * scale, np.float64(flat[at[k] + step]) * scale
         cell_one, cell_two = np.floor(one), np.floor(two)
@@ -94,22 +98,18 @@ def _slots_of(
     return count
 
 
-def _enter_pairs(
-    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any
-) -> None:
+def _enter_pairs(flat: Matrix, step: int, at: Index, both: bool, cells: _Cells, table: Any) -> None:
     slots, owners = np.empty(4 * _BLOCK + 2, np.uint64), np.empty(4 * _BLOCK + 2, np.int64)
     for begin in range(0, len(at), _BLOCK):
-        count = _slots(flat, step, at[begin : begin + _BLOCK], scale, both, shift, salt, slots, owners)
+        count = _slots(flat, step, at[begin : begin + _BLOCK], both, cells, slots, owners)
         for k in range(count):
             table[slots[k]] = 1
 
 
-def _ask_pairs(
-    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any, hit: Any
-) -> None:
+def _ask_pairs(flat: Matrix, step: int, at: Index, both: bool, cells: _Cells, table: Any, hit: Any) -> None:
     slots, owners = np.empty(4 * _BLOCK + 2, np.uint64), np.empty(4 * _BLOCK + 2, np.int64)
     for begin in range(0, len(at), _BLOCK):
-        count = _slots(flat, step, at[begin : begin + _BLOCK], scale, both, shift, salt, slots, owners)
+        count = _slots(flat, step, at[begin : begin + _BLOCK], both, cells, slots, owners)
         for k in range(count):
             hit[begin + owners[k]] |= table[slots[k]]
 

@@ -10,6 +10,7 @@ The models of latency in here are simple enough to be worked out by hand; nothin
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -171,7 +172,7 @@ def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, Deployme
     return placement, deployment
 
 
-class PolicyContract:
+class PolicyContract(ABC):
     """Tests that a policy passes; subclass it, return the policy, and set what it is meant for.
 
     Attributes
@@ -186,9 +187,9 @@ class PolicyContract:
     options = Options()
     many = 100
 
+    @abstractmethod
     def policy(self) -> Policy:
         """Return a new policy."""
-        raise NotImplementedError("the subclass makes the policy")
 
     def make_problem(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
         """Return a problem on the contract's fleet; ``count`` makes it fixed."""

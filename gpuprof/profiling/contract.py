@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, to_arrow
@@ -12,16 +13,16 @@ from gpuprof.profiling.collector import Collected, Collector
 _COLLECTED: dict[type, Collected] = {}
 
 
-class CollectorContract:
+class CollectorContract(ABC):
     """Tests that a collector passes; pytest runs those of each subclass whose name begins with ``Test``."""
 
+    @abstractmethod
     def make_collector(self) -> Collector:
         """Return the collector under test; it must be available."""
-        raise NotImplementedError("return the collector under test")
 
+    @abstractmethod
     def make_request(self) -> Request:
         """Return a request for a small model that it can measure in seconds."""
-        raise NotImplementedError("return a request for a small model")
 
     def collect_once(self) -> Collected:
         """Return what the collector measures of the request, asking it once for all tests of the class."""

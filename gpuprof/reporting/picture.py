@@ -12,7 +12,7 @@ from gpuprof.reporting.svg import standalone
 _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 
 
-def write_picture(charts: Chart | Sequence[Chart], path: Path, theme: str = "light", columns: int = 1) -> None:
+def write_picture(charts: Chart | Sequence[Chart], path: Path, columns: int = 1) -> None:
     """Write a chart, or several in so many columns, in the format that the name ends in, ``.svg`` or ``.png``.
 
     Raises
@@ -22,7 +22,7 @@ def write_picture(charts: Chart | Sequence[Chart], path: Path, theme: str = "lig
     UnavailableError
         For a PNG without resvg-py.
     """
-    svg = standalone([charts] if isinstance(charts, Chart) else charts, theme, columns)
+    svg = standalone([charts] if isinstance(charts, Chart) else charts, "light", columns)
     if path.suffix == ".svg":
         content = svg.encode()
     elif path.suffix == ".png":

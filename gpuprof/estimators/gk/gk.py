@@ -47,10 +47,10 @@ class ModelRequirement:
     unknown_ops: tuple[str, ...]  #: Op types without any kernel in the table; they count as taking no time.
 
 
-def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS, *, host_ms: float = 0.0) -> ModelRequirement:
+def require(graph: ModelGraph, table: KernelTable, *, host_ms: float = 0.0) -> ModelRequirement:
     """Return what ``graph`` needs on the device of ``table``; its host takes ``host_ms`` to launch all of it."""
     launches, unknown = launch_times(graph, table)
-    sets = concurrent_sets(launches, tau_ns)
+    sets = concurrent_sets(launches)
     return ModelRequirement(
         latency_ms=sum(launch.kernel.duration_ns for launch in launches) / 1e6,
         parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,

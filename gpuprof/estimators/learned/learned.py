@@ -72,17 +72,6 @@ class LearnedModel:
         self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
         self.fusion, self.residuals = fusion, residuals
 
-    def op_times_ns(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> Array:
-        """Return the expected time of each op: 0 where it is executed as part of another, less where that is likely.
-
-        On a CPU ONNX Runtime's own optimizer says which are; elsewhere it is likely where it was with measured models.
-
-        Returns
-        -------
-        ndarray of shape (number of ops,)
-        """
-        return self._times([graph], share, regressor)[0]
-
     def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
         """Return the times of N executed ops from their features of shape (N, F) and their costs."""
         log_ratio = self.times[regressor].predict(np.hstack([features, expected_features(costs, self.element_ns)]))
@@ -99,6 +88,10 @@ class LearnedModel:
         return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
 
     def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
+        """Return the expected time of each op of each graph: less where it is likely executed as part of another.
+
+        On a CPU ONNX Runtime's own optimizer says which are; elsewhere it is likely where it was with measured models.
+        """
         index: dict[Hashable, int] = {}
         distinct: list[OpFacts] = []
         executions = [_execution(graph, self.device.kind == "cpu") for graph in graphs]

@@ -323,30 +323,3 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
             event, when = _soonest(state)
         else:
             _rank(replicas, state, arrived, chosen, until)
-
-
-@_jit
-def count_times(
-    spent: Array,
-    kinds: Array,
-    group: int,
-    strata: Array,
-    weights: Array,
-    low: float,
-    scale: float,
-    counts: Array,
-    sums: Array,
-) -> None:
-    """Add the weights of the groups to ``counts`` by kind and time of a request, and the times to ``sums``.
-
-    Cells are even in the logarithm of the time, the first from ``low`` on: bursts make some requests take a thousand
-    times as long as others.
-    """
-    for number in range(len(strata)):
-        stratum = strata[number]
-        weight, total = weights[stratum], 0.0
-        for i in range(number * group, (number + 1) * group):
-            total += spent[i]
-            cell = min(int(np.log(max(spent[i] / low, 1.0)) * scale), counts.shape[1] - 1)
-            counts[kinds[i], cell] += weight
-        sums[stratum] += total

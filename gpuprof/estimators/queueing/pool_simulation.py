@@ -269,9 +269,12 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
     weights = (mass / np.maximum(seen, 1.0))[merged]
     high = float(spent.max())
     low = max(float(spent.min()), _SHORTEST * high)
+    # Even in the logarithm of the time: bursts make some requests take a thousand times as long as others.
     scale = _BINS / max(math.log(high / low), 1e-9)
-    histogram, sums = np.zeros((kinds, _BINS)), np.zeros(len(counts))
-    pool_kernel.count_times(spent, served_by, group, strata, weights, low, scale, histogram, sums)
+    cells = np.minimum((np.log(np.maximum(spent / low, 1.0)) * scale).astype(np.int64), _BINS - 1)
+    histogram = np.bincount(served_by * _BINS + cells, np.repeat(weights[strata], group), kinds * _BINS)
+    histogram = histogram.reshape(kinds, _BINS)
+    sums = np.bincount(strata, spent.reshape(-1, group).sum(axis=1), len(counts))
     histogram = np.vstack([histogram, histogram.sum(axis=0)])
     total = np.maximum(histogram.sum(axis=1), 1e-300)
     edges = low * np.exp(np.arange(_BINS + 1) / scale)

@@ -34,6 +34,7 @@ class _Gpu:
 
     @property
     def partition(self) -> PlacedPartition:
+        """The whole device with the replicas that it has so far."""
         return PlacedPartition(tuple(self.replicas), unshared=self.unshared)
 
 

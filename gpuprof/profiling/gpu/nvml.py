@@ -153,9 +153,9 @@ def visible_gpu(nvml: Any) -> int:
     return 0
 
 
-def idle_figures(gpu: int | None = None, nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
+def idle_figures(nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
     """Return what a GPU takes while nothing of ours runs: idle power, and memory that others hold."""
-    with NvmlSampler(gpu, nvml) as sampler:
+    with NvmlSampler(nvml=nvml) as sampler:
         time.sleep(seconds)
     return sampler.figures()
 
@@ -172,9 +172,9 @@ def nvml_missing(nvml: Any = None) -> str | None:
         return f"no NVIDIA GPU: {error}"
 
 
-def driver_version(nvml: Any = None) -> str | None:
+def driver_version() -> str | None:
     """Return the version of NVIDIA's driver; None where it does not say."""
-    module = nvml if nvml is not None else load_nvml()
+    module = load_nvml()
     if module is None:
         return None
     with suppress(module.NVMLError, AttributeError):

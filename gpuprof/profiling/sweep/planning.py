@@ -312,7 +312,7 @@ COLOCATED_BATCHES = (1, 8)
 _CROWDS = (3, 4)
 
 
-def colocation_cells(models: Sequence[NamedModel], batches: Sequence[int] = COLOCATED_BATCHES) -> tuple[Cell, ...]:
+def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
     """Return each workload alone, every pair of models at each batch, and crowds of three and four at the first.
 
     Raises
@@ -322,13 +322,13 @@ def colocation_cells(models: Sequence[NamedModel], batches: Sequence[int] = COLO
     """
     together = [
         tuple(_colocated_job(model, batch, 2) for model in pair)
-        for batch in batches
+        for batch in COLOCATED_BATCHES
         for pair in combinations_with_replacement(models, 2)
     ]
     for crowd in _CROWDS:
         ring = [*models, *models, *models, *models]
         together += [
-            tuple(_colocated_job(model, batches[0], crowd) for model in ring[start : start + crowd])
+            tuple(_colocated_job(model, COLOCATED_BATCHES[0], crowd) for model in ring[start : start + crowd])
             for start in range(len(models))
         ]
     alone = {(job.graph.sized_name, job.graph.batch, job.share): job for jobs in together for job in jobs}

@@ -32,6 +32,7 @@ _COUNTED = (
     "instruction_count",
 )
 _MOST_ALIGNED = 5_000  # kernels of one run; alignment takes the square of it
+_MOST_NAMES = 3  # that a note tells
 _SPACES = re.compile(r"\s+")
 _RETURN = re.compile(r"^(?:void|static void)\s+")
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous\)::")
@@ -138,6 +139,6 @@ def _with_counters(part: pd.DataFrame, counters: pd.DataFrame, matched: np.ndarr
     return part.reset_index(drop=True).assign(**new, joined=np.where(matched >= 0, BOTH, TIMELINE))
 
 
-def _shorten_names(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} others" if len(names) > most else ""
-    return ", ".join(name[:80] for name in names[:most]) + more
+def _shorten_names(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + (f" and {more} others" if more > 0 else "")

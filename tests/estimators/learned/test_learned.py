@@ -27,7 +27,7 @@ from gpuprof.estimators.learned.evaluation import (
 )
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
 from gpuprof.estimators.learned.fusion_rule import learn_fusion
-from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
+from gpuprof.estimators.learned.learned import STACK, LearnedModel, fit, fit_with_intervals
 from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
 from gpuprof.estimators.learned.store import load_model, save_model
 from gpuprof.estimators.learned.training_set import (
@@ -125,7 +125,7 @@ def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
     model: LearnedModel, world: tuple[Path, TrainingSet]
 ) -> None:
     case = world[1].cases[0]
-    times = model.op_times_ns(case.graph, case.share)
+    (times,) = model._times([case.graph], case.share, STACK)
     assert all((time == 0.0) == (op.op_type == "Relu") for time, op in zip(times, case.graph.ops, strict=True))
 
 
