@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run_tests(tmp_path: Path, code: str) -> tuple[int, str]:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
@@ -45,6 +47,7 @@ def test_what_is_not_marked_fails_the_first_time(tmp_path: Path) -> None:
     assert "rerun" not in said
 
 
+@pytest.mark.slow
 def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:
     for mark in ("@pytest.mark.flaky(reruns=1)", "@pytest.mark.flaky(reruns=1, reason=' ')"):
         status, said = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", mark))
@@ -52,6 +55,7 @@ def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:
         assert "test_it is marked flaky without a reason" in said
 
 
+@pytest.mark.slow
 def test_a_counterexample_is_not_tried_again(tmp_path: Path) -> None:
     code = (
         "import pytest\nfrom hypothesis import given, strategies\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
 from gpuprof.domain.plural import count_of
 
@@ -22,18 +24,26 @@ _COLUMNS = (
 _MOST_PLACES = 3
 
 
+@dataclass(frozen=True)
+class TimeOptions:
+    """Where times come from, in place of what the map was planned with."""
+
+    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
+    ] = None
+    precision: PrecisionOption = None
+    runtime: RuntimeOption = None
+    device_file: DeviceFileOption = None
+
+
+@with_groups
 def check(
+    times: TimeOptions,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
     against: Annotated[
         Path | None, typer.Option(help="CSV file of demands to check against, in place of those in the map.")
     ] = None,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
-    estimator: Annotated[
-        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
-    ] = None,
-    precision: PrecisionOption = None,
-    runtime: RuntimeOption = None,
-    device_file: DeviceFileOption = None,
     allow_changed: Annotated[
         bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
     ] = False,
@@ -48,11 +58,7 @@ def check(
     result = check_map(
         map_file,
         against=against,
-        db=db,
-        estimator=estimator,
-        precision=precision,
-        runtime=runtime,
-        device_file=device_file,
+        **asdict(times),
         allow_changed=allow_changed,
         note=say_note,
     )

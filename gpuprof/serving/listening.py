@@ -62,7 +62,7 @@ class ConnectionIntake:
         try:
             with suppress(OSError):  # it has gone meanwhile, or does not speak TLS
                 await self._take_in(accepted)
-        except BaseException:
+        except BaseException:  # a cancelled TLS handshake, too, must not leave its socket open; it goes on its way
             accepted.close()
             raise
 

@@ -61,6 +61,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
     """Work through all events before ``until``; return why it stopped."""
     calendar, last = state.calendar, state.factors.shape[1]
     while calendar.size[0] > 0:
+        # Looked at and left there: the event that follows it mostly takes its place, one way through the heap, not two.
         now, code = calendar.times[0], calendar.codes[0]
         if now >= until:
             return TIME_UP
@@ -86,6 +87,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if state.host[0] > 0:
             run_host_work(cluster, state, state.host[0])
             state.host[0] = 0
+        # The caller draws, and grows arrays, only between events: half an event could not be taken up again.
         if replica >= 0:
             if state.factor_position[replica] >= last:
                 return NEEDS_FACTORS
@@ -123,6 +125,8 @@ def _arrive(cluster: ClusterArrays, state: State, tally: Tally, model: int, now:
     state.joined[place] = joins
     if joins == now:
         return place
+    # Requests of a model join in the order in which they came: the calendar need hold the first of them alone, and
+    # stays as short as there are models, however many are on their way.
     state.next[place] = -1
     if state.pending_head[model] < 0:
         state.pending_head[model] = place
@@ -270,6 +274,7 @@ def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> i
     size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
     if size == 0:
         state.held[replica] = 1
+    # One timer a replica, never moved: when it ends, the rule is asked again about who is the oldest by then.
     if size == 0 and state.armed[replica] == 0:
         state.armed[replica] = 1
         push(state.calendar, oldest + limit, code_of(TIMER, replica))
@@ -294,6 +299,7 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     # The router knows the mean, and not how long this very batch takes.
     state.expected_at[process] = now + int(mean + 0.5)
+    # Neighbours are slowed by a replica, however many of its processes run: its first batch counts it in.
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1

@@ -10,6 +10,7 @@ from bench.gpu import ceilings
 from gpuprof.kernel_db.store import KernelDb
 
 
+@pytest.mark.slow
 def test_what_was_measured_on_a_cpu_is_kept_where_the_roofline_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -301,6 +301,7 @@ def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsy
     assert read_map(here / "map.json").predicted.moves == 0
 
 
+@pytest.mark.slow
 def test_on_a_fixed_fleet_it_says_what_any_map_could_serve(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5000,100\n")
     assert main(["place", "--gpus", "v100:1", "--best-effort"]) == 1

@@ -68,6 +68,7 @@ def _steps_left_out(capsys: pytest.CaptureFixture[str]) -> list[int]:
     return [int(line.split()[1]) for line in said if "done before" in line]
 
 
+@pytest.mark.slow
 def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

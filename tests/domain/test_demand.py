@@ -73,7 +73,7 @@ def test_a_missing_or_binary_file_is_refused_by_name(tmp_path: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_makes_it_crash(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.mktemp("slo") / "slo.csv"
+    path = tmp_path_factory.getbasetemp() / "slo.csv"
     path.write_text("model,rate_rps,slo_ms\n" + text, encoding="utf-8", errors="replace")
     try:
         demands = read_demands(path)

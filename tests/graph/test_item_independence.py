@@ -32,7 +32,7 @@ def _is_shown(directory: Path, *nodes: Described, weights: dict[str, Any] | None
     return computes_items_apart(load_graph(path, 2), ["x"], 2, values)
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "mlp", "densenet121"])
+@pytest.mark.parametrize("name", ["squeezenet", "mlp", pytest.param("densenet121", marks=pytest.mark.slow)])
 def test_networks_of_images_show_it_and_are_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(find_architecture(name), tmp_path / "m.onnx")
     monkeypatch.setattr(session, "open_session", lambda *_, **__: pytest.fail("it was run"))

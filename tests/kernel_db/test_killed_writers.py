@@ -69,6 +69,7 @@ for number in range(10):
 """
 
 
+@pytest.mark.slow
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "db")]
     writers = [subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(3)]

@@ -88,6 +88,7 @@ def planned_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     load = [

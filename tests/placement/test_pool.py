@@ -178,6 +178,7 @@ def test_arrivals_in_groups_take_more_devices() -> None:
     assert check(to_map(calm, few), evidence(grouped)) != ()
 
 
+@pytest.mark.slow
 def test_what_runs_already_stays_where_it_still_serves() -> None:
     given = make_problem(4000.0, 14.0)
     before = to_map(given, Optimal().place(given))

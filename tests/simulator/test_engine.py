@@ -350,7 +350,7 @@ def test_one_server_of_constant_service_waits_as_pollaczek_and_khinchine_say(loa
     assert seen.stage_mean_ms["queue"] == pytest.approx(load / (2 * (1 - load)), rel=0.01)
 
 
-@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7), (8, 0.8)])
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7), pytest.param(8, 0.8, marks=pytest.mark.slow)])
 def test_servers_of_exponential_service_wait_as_erlang_says(servers: int, load: float) -> None:
     seen = long_run(replica("m", [1.0], processes=servers, cv=1.0), 1000.0 * servers * load, 8000.0 / servers).models[0]
     offered = servers * load

@@ -16,7 +16,7 @@ from gpuprof.zoo.build import build
 
 LIGHT = [name for name, architecture in ARCHITECTURES.items() if architecture.origin == ONNX]
 #: Hundreds of megabytes of weights, or of layers, take their time.
-LARGE = {"vgg19", "zfnet512", "alexnet", "densenet121"}
+LARGE = {"vgg19", "zfnet512", "alexnet", "densenet121", "resnet50", "inception_v2"}
 
 
 @pytest.mark.parametrize(

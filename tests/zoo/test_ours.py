@@ -34,7 +34,9 @@ def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path
     assert three.std() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["random_cnn", "random_transformer", "random_rnn", "random_mlp"])
+@pytest.mark.parametrize(
+    "name", ["random_cnn", pytest.param("random_transformer", marks=pytest.mark.slow), "random_rnn", "random_mlp"]
+)
 def test_every_seed_of_a_random_network_draws_other_layers_that_run(tmp_path: Path, name: str) -> None:
     shapes = set()
     for seed in range(1, 7):

@@ -121,6 +121,7 @@ def test_a_gpu_of_the_same_kind_with_a_lower_power_limit_is_slower() -> None:
     assert times == sorted(times) and times[-1] > 1.2 * times[0]
 
 
+@pytest.mark.slow
 def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     rows = 3000
     b, m, n, k = _products(rows, 2)

@@ -213,6 +213,7 @@ def test_one_architecture_cannot_be_left_out(tmp_path: Path) -> None:
         leave_one_architecture_out(load_training_set(db, CPU, database_graphs(db)), QUICK)
 
 
+@pytest.mark.slow
 def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
     data = world[1]
     save_model(model, tmp_path, data.data_hash, data.architectures)

@@ -72,6 +72,7 @@ def test_the_strata_have_the_masses_of_a_path_that_is_drawn(peak: float) -> None
     assert (np.diff(path.levels()[::2]) > 0.0).all()
 
 
+@pytest.mark.slow
 def test_requests_wait_as_much_longer_as_the_bursts_are_that_nobody_can_simulate() -> None:
     queue, servers, rate = BatchQueue(), (SERVER,) * 4, 0.7 * 4 * SERVER.capacity_rps
     short, long = (

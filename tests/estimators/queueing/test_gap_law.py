@@ -51,6 +51,7 @@ def test_a_pool_near_capacity_waits_for_lognormal_requests_as_a_long_simulation_
     assert found.percentile(99.0) == pytest.approx(31.4, rel=0.05)
 
 
+@pytest.mark.slow
 def test_requests_at_even_gaps_are_solved_at_the_very_load() -> None:
     """What batches of several kinds and even gaps come to jumps with the load: between two loads it was 32% more."""
     servers, load = draw_group(70113)

@@ -122,6 +122,7 @@ def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
     assert min(abs(a / b - 1.0) for a, b in itertools.combinations(tails, 2)) > 0.03
 
 
+@pytest.mark.slow
 def test_one_replica_takes_a_recording_as_it_is() -> None:
     one = server(4, cv=0.0)
     gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000

@@ -84,6 +84,7 @@ def test_any_replica_agrees_with_brute_force(arrivals: Arrivals, server: BatchSe
     assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "batch", "scv"), [(4, 2, 1.0), (8, 8, 1.0), (2, 32, 1.0), (4, 8, 3.0)])
 def test_several_processes_agree_with_brute_force_at_nine_tenths_of_capacity(
     processes: int, batch: int, scv: float
