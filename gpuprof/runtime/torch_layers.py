@@ -1,4 +1,4 @@
-"""ONNX operators with windows, statistics or memory in PyTorch: the second half of `gpuprof.runtime.torch_ops`."""
+"""ONNX operators with windows, statistics or memory in PyTorch: the third part of `gpuprof.runtime.torch_ops`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpuprof.errors import InputError
-from gpuprof.runtime.torch_ops import OPERATORS, Attributes, numbers, operator
+from gpuprof.runtime.torch_ops import Attributes, numbers, operator
+from gpuprof.runtime.torch_shapes import OPERATORS
 
 __all__ = ["OPERATORS"]
 
