@@ -21,7 +21,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -60,7 +59,7 @@ def _share_among_copies(compiled: Any, directory: Path) -> None:
     """Have machine code looked for by what the directory's name says alone: not by the path of the file beside it."""
     cache = compiled._cache
     cache._cache_path = str(directory)
-    cache._cache_file = IndexDataCacheFile(
+    cache._cache_file = type(cache._cache_file)(
         cache_path=str(directory), filename_base=cache._impl.filename_base, source_stamp=""
     )
 
@@ -180,7 +179,7 @@ def _describe_annotations(
     annotations: Iterable[object], names: Mapping[str, Any], described: dict[str, str]
 ) -> list[str]:
     """Return what stands for the named tuples among annotations, which are types or name them."""
-    found = []
+    found: list[str] = []
     for one in annotations:
         named = [names.get(word) for word in re.findall(r"\w+", str(one))]
         found += [_describe_value(each, set(), described) for each in (one, *named) if hasattr(each, "_fields")]

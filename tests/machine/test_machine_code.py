@@ -9,7 +9,7 @@ import pkgutil
 from collections import namedtuple
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -139,7 +139,7 @@ def test_what_another_process_compiles_is_waited_for_and_taken_over(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
     directory = code_directory(second.py_func)
-    waited = []
+    waited: list[float] = []
 
     def sleep(seconds: float) -> None:
         # What the other process does meanwhile: it compiles, keeps the code and gives up the lock.
@@ -169,9 +169,10 @@ def test_a_process_that_hangs_while_it_compiles_does_not_stop_others(
 
 
 def test_machine_code_is_kept_apart_by_the_order_of_fields_in_the_tuples_that_are_given() -> None:
+    make_tuple = cast(Any, namedtuple)
     said = []
     for fields in (("near", "far"), ("far", "near")):
-        inner, outer = namedtuple("inner", fields), namedtuple("outer", ["within"])
+        inner, outer = make_tuple("inner", fields), make_tuple("outer", ["within"])
         outer.__annotations__ = {"within": inner}  # as `typing.NamedTuple` has them
         source = "def rule(state: Outer) -> float: return state.within.near"
         said.append(describe_code(_define(source, Outer=outer)))
