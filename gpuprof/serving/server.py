@@ -33,7 +33,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import OPEN, Security, is_loopback
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.memory import limit_heaps, return_free_memory
+from gpuprof.serving.watch.memory import return_free_memory, set_up_heaps
 from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.tracing import SpanTracer
 
@@ -403,7 +403,7 @@ def run_server(
     import uvloop
 
     _raise_file_limit()
-    limit_heaps()
+    set_up_heaps()
     answer_quickly()
 
     async def main() -> None:

@@ -9,7 +9,7 @@ than calls can explain is shut out.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import unquote
@@ -36,19 +36,20 @@ class ConnectionBytes:
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
         self._explained: dict[str, int] = {}
-        self._receiving: Counter[str] = Counter()
+        self._receiving: dict[str, int] = {}
         self._forgiven: dict[Peer, float] = {}
         self._futile: set[Peer] = set()
         self._seen: deque[Mapping[Peer, int]] = deque(maxlen=_LAG)
 
     def begin_message(self, uri: str) -> None:
         """Note that a call of this client (``ipv4:127.0.0.1:50412``) waits for a message."""
-        self._receiving[uri] += 1
+        self._receiving[uri] = self._receiving.get(uri, 0) + 1
 
     def end_message(self, uri: str, size: int | None) -> None:
         """Note that it waits no more: a message of so many bytes has come, None: an unknown part of one."""
-        if self._receiving[uri] > 1:
-            self._receiving[uri] -= 1
+        left = self._receiving[uri] - 1
+        if left:
+            self._receiving[uri] = left
         else:
             del self._receiving[uri]
         more = self._max_message_bytes if size is None else _CALL_BYTES + int((1.0 + _OVERHEAD) * size)

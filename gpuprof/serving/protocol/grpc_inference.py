@@ -123,10 +123,11 @@ class InferenceCalls:
                 refuse_long_text(call.text_bytes)
                 request = await self._pool.run(read_large_call, model.spec, call.data)
                 return self._submit(model, request, context, settle, arrived)
-            read = partial(self._read_and_submit, model, call, context, settle, arrived)
             if self._turns.admits_all(arrived) or self._turns.admits(model.name, arrived):
-                return read()
-            return await self._read_in_turn(model, read)
+                return self._read_and_submit(model, call, context, settle, arrived)
+            return await self._read_in_turn(
+                model, partial(self._read_and_submit, model, call, context, settle, arrived)
+            )
         finally:
             self._reader.release(call.size)
 
@@ -200,7 +201,9 @@ class InferenceCalls:
             until_ms if left_s is None else min(until_ms, 1000.0 * left_s),
             done, lambda _, refusal: settle(refusal),
             priority=asked.priority, batch_key=find_batch_key(model, asked),
-            traceparent=_metadata_value(context, "traceparent"), client=peer_of(context),
+            # grpcio makes an object of each of the metadata.
+            traceparent="" if self._router.tracer is None else _metadata_value(context, "traceparent"),
+            client=peer_of(context),
         )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
 
 def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a message with these values of the bytes field ``field`` behind what it has, not copied."""
-    key = _to_varint(_key(field))
+    key = _KEYS[field]
     parts: list[Buffer] = [data]
     for value in values:
         parts += (key + _to_varint(len(value)), value)
@@ -57,7 +57,7 @@ def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buff
 
 def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
     """Return the parts of a message that has nothing but the message in ``parts`` as its field ``field``."""
-    return [_to_varint(_key(field)) + _to_varint(sum(map(len, parts))), *parts]
+    return [_KEYS[field] + _to_varint(sum(map(len, parts))), *parts]
 
 
 def _key(field: int) -> int:
@@ -97,3 +97,7 @@ def _to_varint(value: int) -> bytes:
         value >>= 7
     text.append(value)
     return bytes(text)
+
+
+#: What stands before a value, by the number of its field, of those whose number takes one byte with their kind.
+_KEYS = [_to_varint(_key(field)) for field in range(16)]

@@ -138,7 +138,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._grow(incoming)
             elif incoming.refusal is not None:
                 self._discard_in_turn(incoming)
-        elif self._pending or self.busy or self._choked or not self._has_turn(memoryview(self._site.scratch)[:count]):
+        elif self._pending or self.busy or self._choked or not self._has_turn(self._site.scratch, count):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
                 self._consume_pending()
@@ -170,12 +170,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._awaits_discard = False
         self._resume()
 
-    def _has_turn(self, beginning: Buffer) -> bool:
-        """Return whether a new request that begins so may be read now, or what goes on."""
+    def _has_turn(self, buffer: bytearray, count: int) -> bool:
+        """Return whether a new request that begins with the first bytes of ``buffer`` may be read now, or goes on."""
         turns, now = self._site.turns, self.touched
         if self._incoming is not None or turns.admits_all(now):
             return True
-        lane = self._site.lane(beginning)
+        lane = self._site.lane(memoryview(buffer)[:count])
         if turns.admits(lane, now):
             return True
         self._awaits_turn, self._waits_since = True, turns.arrival(now)
@@ -233,7 +233,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._site.arena.give_back(slot)
             return
         keep_alive = self._keep_alive and not self._site.draining
-        length = len(body) + sum(map(len, tail or ()))
+        length = len(body) + sum(map(len, tail)) if tail else len(body)
         head = write_head(status, content_type, length, keep_alive, extra)
         if self._incoming is not None and self._incoming.head.method == b"HEAD":
             body, tail = b"", None
@@ -246,7 +246,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             transport.write(head + body)
         self._unsent_bytes = transport.get_write_buffer_size()
-        if not self._unsent_bytes:
+        if self._unsent and not self._unsent_bytes:
             self._release()
         self._choked = self._unsent_bytes > _MAX_UNSENT_BYTES
         self.touched = time.monotonic()
@@ -311,7 +311,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _consume_pending(self, has_turn: bool = False) -> None:
         if self.busy or self._choked or self._lingering or self._awaits_turn or self._transport is None:
             return
-        if self._pending and not has_turn and not self._has_turn(self._pending):
+        if self._pending and not has_turn and not self._has_turn(self._pending, len(self._pending)):
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 
 class PeerCounts:
     """Lets one address have only so many.
@@ -26,18 +24,21 @@ class PeerCounts:
     def __init__(self, per_peer: int) -> None:
         self.per_peer = per_peer
         self.turned_away = 0
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
 
     def add(self, peer: str) -> bool:
         """Count one more; False, and nothing counted, when the address has too many."""
-        if self._counts[peer] >= self.per_peer:
+        count = self._counts.get(peer, 0)
+        if count >= self.per_peer:
             self.turned_away += 1
             return False
-        self._counts[peer] += 1
+        self._counts[peer] = count + 1
         return True
 
     def discard(self, peer: str) -> None:
         """Count one less."""
-        self._counts[peer] -= 1
-        if not self._counts[peer]:
+        left = self._counts[peer] - 1
+        if left:
+            self._counts[peer] = left
+        else:
             del self._counts[peer]

@@ -13,6 +13,7 @@ from gpuprof.rules.routing import (
     RoutingRule,
     expect_rows,
     expected_finish_ms,
+    finish_ms,
     is_refused,
     makes_oldest_late,
 )
@@ -210,19 +211,18 @@ class ServedModel:
             message = f"model {self.name!r} has no worker at the moment"
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
         loads = self._loads(alive, inference, now)
-        waited_ms = 1000.0 * (now - inference.arrived)
-        chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)
-        load = loads[chosen]
-        finish_ms = expected_finish_ms(load)
-        refused = self._refuses(load, finish_ms, waited_ms, inference.deadline_ms, now)
-        self._note_arrival(alive[chosen], load, now, refused and inference.deadline_ms >= self.slo_ms)
-        inference.expected_ms = waited_ms + finish_ms
-        inference.expected_rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
-        if refused:
-            raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
-        if alive[chosen].queued > _MAX_WAITING:
-            raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
-        alive[chosen].submit(inference, self.slo_ms)
+        waited_ms, deadline_ms = 1000.0 * (now - inference.arrived), inference.deadline_ms
+        chosen = self._choose(loads, waited_ms, deadline_ms, now)
+        load, replica = loads[chosen], alive[chosen]
+        rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
+        wait_ms = load.max_wait_ms
+        expected_ms = finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, rows, load.latency_ms, wait_ms)
+        refused = self._refuses(load, expected_ms, waited_ms, deadline_ms, now)
+        self._note_arrival(replica, load, now, refused and deadline_ms >= self.slo_ms)
+        inference.expected_ms, inference.expected_rows = waited_ms + expected_ms, rows
+        if refused or replica.queued > _MAX_WAITING:
+            raise overload_refusal(self.name, inference.expected_ms, deadline_ms)
+        replica.submit(inference, self.slo_ms)
 
     def _note_arrival(self, replica: AnyReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
         """Count a request that was sent to a replica; one that asks for less time than the SLO tells of no overload.
@@ -248,9 +248,11 @@ class ServedModel:
         flow = flow_of(inference.client, inference.deadline_ms, self.slo_ms)
         return [replica.load(now, inference.priority, inference.deadline_ms, flow) for replica in replicas]
 
-    def _refuses(self, load: ReplicaLoad, finish_ms: float, waited_ms: float, deadline_ms: float, now: float) -> bool:
+    def _refuses(self, load: ReplicaLoad, expected_ms: float, waited_ms: float, deadline_ms: float, now: float) -> bool:
+        if load.waiting == 0 and load.idle > 0:  # whatever is expected of it, as `is_refused` says
+            return False
         reserve = self._reserve.at(now)
-        is_late = is_refused(load.waiting, load.idle, finish_ms, waited_ms, deadline_ms, reserve)
+        is_late = is_refused(load.waiting, load.idle, expected_ms, waited_ms, deadline_ms, reserve)
         return is_late or self._spoils_batch(load, now)
 
     def _spoils_batch(self, load: ReplicaLoad, now: float) -> bool:

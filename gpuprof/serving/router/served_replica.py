@@ -145,7 +145,7 @@ class ServedReplica:
         """Return what there is to do before a request of this priority, deadline and client, for the routing rule."""
         queue = self._queue
         ahead, oldest, oldest_deadline = 0, 0.0, math.inf
-        if queue:
+        if queue.rows:
             ahead = queue.rows_before(priority, flow)
             oldest, oldest_deadline = 1000.0 * (now - queue.oldest.arrived), queue.oldest.deadline_ms
         busy, idle = [], 0
@@ -162,7 +162,7 @@ class ServedReplica:
 
     def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
         """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
-        full_ms, elapsed_ms = self.latency.times_ms(now)[-1], 1000.0 * (now - self._counted_at)
+        full_ms, elapsed_ms = load.latency_ms[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
         left = decay_count(1.0, elapsed_ms, full_ms)
         self._arrival_count = 1.0 + self._arrival_count * left
@@ -178,7 +178,7 @@ class ServedReplica:
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request, priorities first, and among equals each client in turn; send it where nothing waits."""
-        if not self._queue and (worker := self._find_free_worker()) is not None:
+        if not self._queue.rows and (worker := self._find_free_worker()) is not None:
             now = time.monotonic()
             limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
             if batch_size_now(inference.rows, self.plan.batch, 1000.0 * (now - inference.arrived), limit_ms):
@@ -227,13 +227,13 @@ class ServedReplica:
 
     def _pump(self) -> None:
         """Send every batch that may go now, and set the clock for the next one."""
-        while self._queue:
+        while self._queue.rows:
             worker = self._find_free_worker()
             if worker is None:
                 return
             now = time.monotonic()
             self._refuse_overtaken(worker.busy_ms(now), now)
-            if not self._queue:
+            if not self._queue.rows:
                 return
             oldest = self._queue.oldest
             if oldest.alone:
@@ -271,7 +271,7 @@ class ServedReplica:
         return prefetching if self.waiting_rows >= self.plan.batch * ready else None
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
-        rows = sum(inference.rows for inference in inferences)
+        rows = sum([inference.rows for inference in inferences])
         sent_rows, times_ms = min(rows, self.plan.batch), self.latency.times_ms(now)
         for inference in inferences:
             inference.attempts += 1
@@ -300,7 +300,7 @@ class ServedReplica:
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         self.count_batch(batch.inferences, answer)
-        if self._queue:
+        if self._queue.rows:
             self._pump()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):

@@ -15,6 +15,9 @@ from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer, Frame, FrameKind
 
+#: Named here because Python 3.11 takes 0.3 µs to look a name of an enumeration up, and each batch needs both.
+_RUN, _DONE = FrameKind.RUN, FrameKind.DONE
+
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
@@ -144,7 +147,7 @@ class WorkerLink:
             place = None if slot is None else (slot.offset, slot.size)
             described.append((inference.rows, tensors, place, inference.wanted))
         assert self._connection is not None
-        self._connection.send(FrameKind.RUN, (batch.number, described), payload)
+        self._connection.send(_RUN, (batch.number, described), payload)
         return batch
 
     def ping(self, now: float) -> None:
@@ -219,7 +222,7 @@ class WorkerLink:
     def receive(self, frame: Frame) -> None:
         """Hand on what the worker says."""
         self._pinged = None
-        if frame.kind == FrameKind.DONE:
+        if frame.kind == _DONE:
             number, gather_ns, infer_ns, scatter_ns, described = frame.head
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)

@@ -42,19 +42,23 @@ class BatchInputs:
 
     def gather(self, parts: Sequence[Part], payload: memoryview) -> list[Array]:
         """Return the model's inputs; those of a single request are views, several are copied together."""
-        import numpy as np
-
-        columns: list[list[Array]] = [[] for _ in self._spec.inputs]
+        requests: list[list[Array]] = []
         position = 0
         for part in parts:
-            for column, tensor, (shape, offset, size) in zip(columns, self._spec.inputs, part.inputs, strict=True):
+            arrays = []
+            for tensor, (shape, offset, size) in zip(self._spec.inputs, part.inputs, strict=True):
                 if offset == INLINE:
                     data = payload[position : position + size]
                     position += size
                 else:
                     data = self._arena[offset : offset + size]
-                column.append(_array(data, tensor.datatype, shape))
-        return [column[0] if len(column) == 1 else np.concatenate(column) for column in columns]
+                arrays.append(_array(data, tensor.datatype, shape))
+            requests.append(arrays)
+        if len(requests) == 1:
+            return requests[0]
+        import numpy as np
+
+        return [np.concatenate(column) for column in zip(*requests, strict=True)]
 
 
 @cache
@@ -108,11 +112,11 @@ class BatchOutputs:
 
     def begins(self, parts: Sequence[Part]) -> list[int]:
         """Return the row at which the outputs of each request begin."""
-        return [0, *accumulate(part.rows for part in parts)][:-1]
+        return [0, *accumulate([part.rows for part in parts[:-1]])]
 
     def rows(self, parts: Sequence[Part], position: int) -> int:
         """Return how many rows an output of the batch has."""
-        return sum(part.rows for part in parts)
+        return sum([part.rows for part in parts])
 
     def _bytes(self, piece: Array, position: int) -> Buffer:
         import numpy as np

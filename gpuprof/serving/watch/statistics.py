@@ -51,7 +51,9 @@ class ModelStatistics:
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
         """Count a batch, whose times are those of each of its requests."""
-        of_size = self.batches.setdefault(rows, BatchStatistics())
+        of_size = self.batches.get(rows)
+        if of_size is None:
+            of_size = self.batches[rows] = BatchStatistics()
         of_size.count += 1
         of_size.gather += gather
         of_size.infer += infer

@@ -89,10 +89,12 @@ class Batches:
         return [begun.number, begun.gather_ns, ran - gathered, scattered - ran, described], payload
 
     def _check_rows(self, begun: Begun, outputs: list[Any]) -> None:
+        # A request that shares no batch gets what the model gives, such as the boxes that it found.
+        if self._runtime.spec.max_batch <= 1:
+            return
         for position, output in zip(begun.wanted, outputs, strict=True):
             rows = self._outputs.rows(begun.parts, position)
-            # A request that shares no batch gets what the model gives, such as the boxes that it found.
-            if self._runtime.spec.max_batch > 1 and output.shape[:1] != (rows,):
+            if output.shape[:1] != (rows,):
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 

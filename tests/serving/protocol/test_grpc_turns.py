@@ -54,6 +54,8 @@ class Model:
 class Calls:
     """Calls of two models, and the turns of a loop that a test begins by hand."""
 
+    tracer = None
+
     def __init__(self) -> None:
         self.arena = Arena(1 << 20)
         self.submitted: list[str] = []

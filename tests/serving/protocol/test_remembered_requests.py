@@ -373,7 +373,7 @@ GRPC_STEPS = GRPC_BASES.flatmap(
 
 
 async def play_grpc(steps: Iterable[tuple[bytes, int, float | None, str, bool, bool]], remembers: bool) -> list[object]:
-    router = Router(Arena(1 << 22))
+    router = Router(Arena(1 << 22), cast(Any, object()))  # with a tracer, for which spans of clients are read
     calls = InferenceCalls(router, MessageReader(router.arena, 1 << 20), 60.0, ProtocolParts())
     calls._known = KnownCalls() if remembers else ForgetfulCalls()
     models = models_of(change := 0, remembers)
