@@ -36,7 +36,8 @@ from gpuprof.serving.transport.security import OPEN, Security
 from gpuprof.serving.watch.logs import LOGGER
 
 _MAX_STREAMS = 1000
-_MAX_CONNECTIONS = 4096
+#: The more there were at once, the more of the memory stays in pieces that cannot be returned: some 10 KB for each.
+_MAX_CONNECTIONS = 2048
 _MAX_CALLS = 20_000
 _MAX_METADATA_BYTES = 1 << 14
 #: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
@@ -68,7 +69,7 @@ class GrpcServer:
     shared : ProtocolParts or None
         What it shares with other protocols; None: nothing.
     per_peer : int
-        Calls that are not answered yet, and connections, that one address may have.
+        Calls that are not answered yet, and connections, that one address may have; of connections at most half of all.
 
     Attributes
     ----------
@@ -90,9 +91,9 @@ class GrpcServer:
         self._security = security
         shared = ProtocolParts() if shared is None else shared
         self._count_refusal = shared.count_refusal
-        self._per_peer = per_peer
+        self._per_peer = min(per_peer, _MAX_CONNECTIONS // 2)
         self.port = 0
-        self._connections = ConnectionLimit(self.port, per_peer)
+        self._connections = ConnectionLimit(self.port, self._per_peer)
         self._health = health.aio.HealthServicer()
         receive_s = stall_s + max_message_bytes / _LEAST_BYTES_PER_S
         self._bytes = ConnectionBytes(max_message_bytes)
