@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import inspect
 import re
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatc
     assert {row["model"] for row in world["load"].rows()} == {"mlp", "squeezenet"}
     assert [row["policy"] for row in world["following"].rows()] == ["ffd", "optimal"]
     assert {"map.json", "trace.csv", "load.csv", "exported"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_each_block_can_be_pasted_into_an_interpreter() -> None:
+    for block in BLOCKS:
+        paste, lines = codeop.CommandCompiler(), []
+        for line in [*block.splitlines(), ""]:  # which takes statements one by one, and ends a body at an empty line
+            lines.append(line)
+            if paste("\n".join(lines), symbol="single") is not None:
+                lines = []
+        assert not lines
 
 
 def test_the_page_names_every_public_function() -> None:

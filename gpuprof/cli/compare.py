@@ -90,7 +90,7 @@ class PolicyListOptions:
         ),
     ] = "all"
     time_limit: Annotated[
-        float | None, typer.Option(help="Longest search for each map in seconds; with --by gpu 5.")
+        float | None, typer.Option(help="Longest search of each policy in seconds; default: 30, with --by gpu 5.")
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
 

@@ -49,7 +49,7 @@ _KEYS = frozenset({"run_id", "model", "batch", "sm_share_pct", "mig_profile", "p
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 
-@app.command("ls", cls=VerbCommand)
+@app.command("ls", cls=VerbCommand, short_help="List the models that were measured.")
 def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the models that were measured, on which devices, at which batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
@@ -59,7 +59,7 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
     print_rows(rows, _columns(result.columns, rows), chosen_format(as_json, as_csv))
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Show the newest rows of a table.")
 def show(
     table: Annotated[
         str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
@@ -83,7 +83,7 @@ def show(
     print_rows(rows, _columns(names, rows, _KEYS), chosen)
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Answer an SQL query over the tables.")
 def sql(
     statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
     db: DbOption = DEFAULT_DB,
@@ -99,7 +99,7 @@ def sql(
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Check every file; exit 3 where one is damaged.")
 def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
     db: DbOption = DEFAULT_DB,
@@ -119,7 +119,7 @@ def verify(
         say_note(note)
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Merge many small runs into one.")
 def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
@@ -128,7 +128,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
         say_note(note)
 
 
-@app.command("import", cls=VerbCommand)
+@app.command("import", cls=VerbCommand, short_help="Bring in measurements of others.")
 def import_measurements(
     files: Annotated[
         list[Path],
@@ -150,7 +150,7 @@ def import_measurements(
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Write tables as CSV or Parquet, or a timeline.")
 def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write to; for a trace, a file.")],
     format: Annotated[ExportFormat, typer.Option(help="Format to write.")] = ExportFormat.CSV,

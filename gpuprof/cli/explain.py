@@ -96,7 +96,7 @@ def explain(
         return
     demand = result.deployment.models[model]
     sys.stdout.write(
-        f"{model}: {demand.rate_rps:g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
+        f"{model}: {demand.rate_rps:,.6g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
     )
     print_rows(places, _PLACES, Format.TABLE)
     if neighbours:

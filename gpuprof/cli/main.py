@@ -205,5 +205,5 @@ def _verb(words: Sequence[str]) -> str:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"gpuprof: {' '.join(message.split())}\n")
+    say_note(" ".join(message.split()))
     return exit_code

@@ -6,7 +6,9 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuprof.cli.table import GAP, ColumnRole, ColumnText, TableLayout, lay_out_columns
+from gpuprof.cli.table import ColumnRole, ColumnText, TableLayout, lay_out_columns
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
 
@@ -95,9 +97,21 @@ def print_text(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr; where that goes to a full disk, the line is lost and nothing else."""
+    """Print a line for people on stderr, broken between words where that is a terminal.
+
+    Where stderr goes to a full disk, the line is lost and nothing else.
+    """
     with suppress(OSError):
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(_break_lines(message) + "\n")
+
+
+def _break_lines(message: str) -> str:
+    """Return a text whose lines end between words where stderr is a terminal; names longer than a line stay whole."""
+    if not sys.stderr.isatty():
+        return message
+    width = shutil.get_terminal_size().columns
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in message.split("\n"))
+    return "\n".join("\n".join(line) for line in lines)
 
 
 def say_note(note: str) -> None:
@@ -194,7 +208,9 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         if line:
             console.print(Text(line))
     for order, group in enumerate(layout.tables):
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        # Beside the divider, which is one character wide.
+        left = (layout.gap - 1) // 2
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, layout.gap - 1 - left, 0, left))
         if order:
             console.print()
         for place in group:
@@ -203,7 +219,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
             table.add_column(column.heading, justify=side, overflow="fold", width=place.width)
         for row in range(len(rows)):
             table.add_row(*(Text(cells[place.position][row]) for place in group))
-        console.width = max(console.width, sum(place.width + GAP for place in group) - GAP)
+        console.width = max(console.width, sum(place.width + layout.gap for place in group) - layout.gap)
         console.print(table)
     if layout.left_out:
         names = dict.fromkeys(_full_heading(texts, position) for position in layout.left_out)

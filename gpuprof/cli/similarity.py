@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODELS = (
     Column("first", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("second", "model", right=False, role=ColumnRole.KEY),
+    Column("second", "compared with", right=False, role=ColumnRole.KEY),
     Column("layers", "pairs of layers"),
     Column("all_pairs", "mean of all pairs", number()),
     Column("matched", "mean of the best matching", number()),

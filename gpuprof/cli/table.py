@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: Between two columns, with the line that a heading's rule would have.
-GAP = 3
+#: Characters between two columns, and where that lets more of them stand beside one another.
+GAP, _NARROW_GAP = 3, 2
 #: Names without a space that are longer are broken where the column ends.
 _LONGEST_NAME = 32
 #: Keys that every part of a table repeats take at most so much of its width.
@@ -75,6 +75,7 @@ class TableLayout:
     tables: tuple[tuple[ColumnPlace, ...], ...]
     above: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
+    gap: int = GAP  #: Characters between two columns.
 
 
 def lay_out_columns(columns: Sequence[ColumnText], width: int) -> TableLayout:
@@ -82,20 +83,25 @@ def lay_out_columns(columns: Sequence[ColumnText], width: int) -> TableLayout:
 
     A table has a column beside its keys whatever its width.
     """
+    usual, narrow = (_lay_out(columns, width, gap) for gap in (GAP, _NARROW_GAP))
+    worse = (len(usual.tables), len(usual.left_out)) > (len(narrow.tables), len(narrow.left_out))
+    return narrow if worse else usual
+
+
+def _lay_out(columns: Sequence[ColumnText], width: int, gap: int) -> TableLayout:
     least, full = [column.least for column in columns], [column.full for column in columns]
     kept = list(range(len(columns)))
     above: list[int] = []
     left_out: list[int] = []
-    if not _fit(kept, full, width):
+    if not _fit(kept, full, width, gap):
         above = [position for position in kept if _is_above(columns, position)]
         kept = [position for position in kept if position not in above]
-    if not _fit(kept, least, width):
+    if not _fit(kept, least, width, gap):
         left_out = [position for position in kept if columns[position].role is ColumnRole.DERIVED]
         kept = [position for position in kept if position not in left_out]
-    groups = [kept] if _fit(kept, least, width) else _split_table(columns, kept, least, width)
-    return TableLayout(
-        tuple(_share_width(group, full, least, width) for group in groups), tuple(above), tuple(left_out)
-    )
+    groups = [kept] if _fit(kept, least, width, gap) else _split_table(columns, kept, least, width, gap)
+    tables = tuple(_share_width(group, full, least, width - gap * (len(group) - 1)) for group in groups)
+    return TableLayout(tables, tuple(above), tuple(left_out), gap)
 
 
 def _is_above(columns: Sequence[ColumnText], position: int) -> bool:
@@ -109,12 +115,12 @@ def _is_above(columns: Sequence[ColumnText], position: int) -> bool:
     return wanted and len(set(column.cells)) == 1
 
 
-def _fit(positions: Sequence[int], least: Sequence[int], width: int) -> bool:
-    return len(positions) <= 1 or sum(least[i] + GAP for i in positions) - GAP <= width
+def _fit(positions: Sequence[int], least: Sequence[int], width: int, gap: int) -> bool:
+    return len(positions) <= 1 or sum(least[i] + gap for i in positions) - gap <= width
 
 
 def _split_table(
-    columns: Sequence[ColumnText], kept: Sequence[int], least: Sequence[int], width: int
+    columns: Sequence[ColumnText], kept: Sequence[int], least: Sequence[int], width: int, gap: int
 ) -> list[list[int]]:
     """Return the positions of each table; all begin with the keys, as many as leave room for figures."""
     keys = _repeated_keys(columns, kept, least, width)
@@ -129,7 +135,7 @@ def _split_table(
     groups: list[list[int]] = [list(keys)]
     for unit in units:
         group = groups[-1]
-        if len(group) > len(keys) and not _fit([*group, *unit], least, width):
+        if len(group) > len(keys) and not _fit([*group, *unit], least, width, gap):
             groups.append([*keys, *unit])
         else:
             group.extend(unit)
@@ -161,11 +167,10 @@ def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -
 
 
 def _share_width(
-    group: Sequence[int], full: Sequence[int], least: Sequence[int], width: int
+    group: Sequence[int], full: Sequence[int], least: Sequence[int], available: int
 ) -> tuple[ColumnPlace, ...]:
     """Give each column its full width; where that is too much, narrow the widest that can be narrowed."""
     widths = {position: full[position] for position in group}
-    available = width - GAP * (len(group) - 1)
     while sum(widths.values()) > available:
         wide = [position for position in group if widths[position] > least[position]]
         if not wide:

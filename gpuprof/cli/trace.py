@@ -86,7 +86,7 @@ class RecordedDayOptions:
         return self.models.split(",") if self.models else None
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Write a trace.")
 @with_groups
 def make(
     process: ArrivalProcessOptions,
@@ -118,7 +118,7 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
     return read_azure_trace(path, names=day.names(), functions=day.functions, seed=seed)
 
 
-@app.command(cls=VerbCommand)
+@app.command(cls=VerbCommand, short_help="Print and draw what a trace holds.")
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
     output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,

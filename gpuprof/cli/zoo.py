@@ -48,7 +48,7 @@ def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> Non
         say_note(f"networks of {origin} need the extra {needs} to be built")
 
 
-@app.command("build", cls=VerbCommand)
+@app.command("build", cls=VerbCommand, short_help="Build a network.")
 def build_network(
     name: Annotated[
         str, typer.Argument(autocompletion=complete_networks, help="Name of a network, from gpuprof zoo list.")
@@ -66,7 +66,7 @@ def build_network(
     say_note(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
-@app.command("rebatch", cls=VerbCommand)
+@app.command("rebatch", cls=VerbCommand, short_help="Change the batch that a model fixes.")
 def rebatch_model(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     output: Annotated[Path, output_option("File to write.")],

@@ -82,6 +82,15 @@ def _is_whole(value: float) -> bool:
     return abs(value - round(value)) < _ROUNDING
 
 
+def describe_unshared(deployment: DeploymentMap) -> str | None:
+    """Return on which GPUs no replica is held to a share, without a full stop; None where all are."""
+    unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
+    if not any(unshared):
+        return None
+    where = "" if all(unshared) else f" on {sum(unshared):,} of the GPUs"
+    return f"No replica is held to a share{where}: each may use all SMs of its device"
+
+
 def _describe_unused(deployment: DeploymentMap) -> str:
     predicted = deployment.predicted
     if predicted.internal_slack is None or predicted.external_fragmentation is None or not predicted.gpus:
@@ -89,10 +98,8 @@ def _describe_unused(deployment: DeploymentMap) -> str:
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     noun = "CPU" if all(kind.startswith("cpu") for kind in kinds) else "GPU"
     whole = noun if predicted.gpus == 1 else f"{noun}s"
-    unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
-    if any(unshared):
-        where = "" if all(unshared) else f" on {sum(unshared):,} of the {whole}"
-        return f"No replica is held to a share{where}: each may use all SMs of its device."
+    if unshared := describe_unshared(deployment):
+        return f"{unshared}."
     return (
         f"Unused: {100 * predicted.internal_slack:.0f}% of allocated shares; "
         f"{100 * predicted.external_fragmentation:.0f}% of the {whole} unallocated."

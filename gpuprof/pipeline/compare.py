@@ -24,6 +24,7 @@ from gpuprof.pipeline.result import (
 )
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
+from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
@@ -31,6 +32,8 @@ from gpuprof.placement.problem import Problem
 _PICTURES = {".svg", ".png"}
 #: Maps beside one another in a picture.
 _ABREAST = 3
+#: Seconds that a policy may search unless told otherwise: of a table of many, nobody waits minutes for one row.
+_TIME_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class CompareResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each policy: devices, cost, goodput, what is idle, bounds and seconds."""
-        return [_row(outcome) for outcome in self.outcomes]
+        return [_row(outcome, self.problem.options.time_limit_s) for outcome in self.outcomes]
 
     def draw(self, path: PathArgument) -> Path:
         """Draw the maps into an .svg or .png file and return where.
@@ -84,7 +87,7 @@ def compare(
     Parameters
     ----------
     demands, fleet, db, options, note
-        As in `gpuprof.place`.
+        As in `gpuprof.place`; ``time_limit_s`` is of each policy's search, by default 30 seconds.
     policies : sequence of str, optional
         Their names; left out: all that there are.
     progress : callable, optional
@@ -108,6 +111,7 @@ def compare(
     """
     notes = NoteList(note)
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
+    options = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
     for done, policy in enumerate(chosen):
@@ -152,11 +156,13 @@ def check_picture(path: PathArgument) -> Path:
     return target
 
 
-def _row(outcome: Outcome) -> dict[str, object]:
+def _row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:
     figures, deployment = outcome.objective, outcome.deployment
     remark = outcome.reason
     if outcome.violations:
         remark = f"NOT SOUND, {len(outcome.violations)} rules broken, first: {outcome.violations[0]}"
+    elif deployment is not None:
+        remark = early_stop(deployment, time_limit_s) or remark
     return {
         "policy": outcome.policy,
         "gpus": None if figures is None else figures.gpus,

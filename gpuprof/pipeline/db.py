@@ -17,7 +17,7 @@ from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import Defect, verify
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.devices import database_path
+from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.result import Result
 
 _LISTING = """
@@ -293,24 +293,6 @@ def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument
 
 def _open(db: PathArgument | None) -> KernelDb:
     return open_existing(database_path(db))
-
-
-def open_existing(path: Path) -> KernelDb:
-    """Open a database.
-
-    Raises
-    ------
-    InputError
-        When there is none; a directory with files of others and no run is none.
-    """
-    database = KernelDb(path)
-    others = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
-    if others and not database.segments():
-        raise InputError(
-            f"{database.path} is no kernel database: it holds {min(others).name} and no run",
-            "give with --db the directory that gpuprof profile wrote",
-        )
-    return database
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

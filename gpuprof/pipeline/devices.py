@@ -125,14 +125,39 @@ def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelD
     Raises
     ------
     InputError
-        When it does not exist although it is needed or was named.
+        When it does not exist although it is needed or was named, or is a directory of something else.
     """
-    from gpuprof.kernel_db.store import KernelDb
-
     path = database_path(given)
     if not needed and given is None and not path.exists():
         return None
-    return KernelDb(path)
+    return open_existing(path)
+
+
+def open_existing(path: Path) -> KernelDb:
+    """Open a database.
+
+    Raises
+    ------
+    InputError
+        When there is none; a directory with files of others and no run is none.
+    """
+    from gpuprof.kernel_db.store import KernelDb
+
+    database = KernelDb(path)
+    others = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
+    if others and not database.segments():
+        raise InputError(
+            f"{database.path} is no kernel database: it holds {min(others).name} and no run",
+            "give with --db the directory that gpuprof profile wrote",
+        )
+    return database
+
+
+def describe_empty(given: PathArgument | None, database: KernelDb | None) -> list[str]:
+    """Return a remark where a database was named in which nothing stands: another may be meant."""
+    if given is None or database is None or database.segments():
+        return []
+    return [f"the kernel database {database.path} is empty: nothing in it was measured (is another meant with --db?)"]
 
 
 def make_database_estimator(

@@ -15,6 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import (
     database_path,
+    describe_empty,
     describe_superseded,
     describe_variants,
     make_named_estimator,
@@ -135,6 +136,7 @@ def estimate(
     with NoteList() as notes:
         sizes = _check_batches(batches)
         database = open_database(db, needed=not models)
+        notes.add(*describe_empty(db, database))
         target = resolve_device(device, database, read_own_devices(device_file), notes.add)
         part = _resolve_share(share, target)
         source = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.map_sources import describe_basis
+from gpuprof.domain.map_summary import describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
@@ -116,6 +117,8 @@ def export(
         require_planned_files(locate_files(resolved, map_folder(deployment)))
     for remark in bundle.notes:
         notes.add(remark)
+    if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
+        notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
     if basis := describe_basis(resolved):
         notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)

@@ -70,6 +70,7 @@ def build_problem(
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.candidate_devices import find_fleet, require_precision
     from gpuprof.pipeline.devices import (
+        describe_empty,
         describe_superseded,
         describe_variants,
         make_database_estimator,
@@ -84,6 +85,8 @@ def build_problem(
     named = tuple(name_demand(demand) for demand in asked)
     models = {demand.model: demand.source_model or demand.model for demand in named}
     database = open_database(db, needed=not given.keys() >= set(models.values()))
+    for remark in describe_empty(db, database):
+        note(remark)
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()

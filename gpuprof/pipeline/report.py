@@ -13,7 +13,7 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.db import open_existing
+from gpuprof.pipeline.devices import open_existing
 from gpuprof.pipeline.result import Result
 from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure

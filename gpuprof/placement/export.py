@@ -13,6 +13,9 @@ from gpuprof.placement.kubernetes import kserve, kubernetes
 from gpuprof.placement.ray_serve import ray_serve
 from gpuprof.placement.triton import triton
 
+#: Names that people give targets, and what they are called here.
+_ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
+
 
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
     """Return what another tool needs to run the map.
@@ -30,6 +33,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     InputError
         For an unknown target, a missing image, or a map that the target has no words for.
     """
+    target = _ALSO_CALLED.get(target, target)
     writers: dict[str, Callable[[], Bundle]] = {
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
         "k8s": lambda: kubernetes(deployment, image, base),

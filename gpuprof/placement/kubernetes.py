@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def kubernetes(deployment: DeploymentMap, image: str | None, base: Path) -> Bund
             }
         )
     manifests += [_service(model) for model in _service_names(podded).values()]
-    bundle.files["gpuprof.yaml"] = yaml.safe_dump_all(manifests, sort_keys=False)
+    bundle.files["gpuprof.yaml"] = _to_yaml(manifests)
     bundle.files["README.md"] = _readme(podded, "gpuprof.yaml")
     bundle.notes += _uneven_services(podded)
     return bundle
@@ -101,9 +102,24 @@ def kserve(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
                 },
             }
         )
-    bundle.files["kserve.yaml"] = yaml.safe_dump_all(manifests, sort_keys=False)
+    bundle.files["kserve.yaml"] = _to_yaml(manifests)
     bundle.files["README.md"] = _readme(podded, "kserve.yaml")
     return bundle
+
+
+class _ReadableDumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as the map, as blocks that people can read and compare."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Return a text as a block where it has several lines."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_ReadableDumper.add_representer(str, _ReadableDumper.represent_str)
+
+
+def _to_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:
+    return yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
 
 
 def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> tuple[Bundle, DeploymentMap]:

@@ -49,9 +49,12 @@ font:inherit;cursor:pointer}
 font-size:13px;max-width:420px;visibility:hidden;z-index:9}
 .narrow{display:none}
 @media(max-width:600px){main{padding:12px}figure{padding:2px}.wide{display:none}.narrow{display:block}
-h1{font-size:20px}#tip{max-width:92vw}th,td{padding-right:10px}th,td{white-space:nowrap}
-th:first-child,td:first-child{position:sticky;left:0;background:var(--paper);white-space:normal;min-width:38vw;
-max-width:38vw;overflow-wrap:anywhere}}
+h1{font-size:20px}#tip{max-width:92vw}thead{display:none}tbody{display:block}
+tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(100px,1fr));gap:4px 12px;padding:8px 0;
+border-bottom:1px solid var(--grid)}
+td,td:first-child{display:block;border:0;padding:0;text-align:left;overflow-wrap:anywhere}
+td:first-child{grid-column:1/-1;font-weight:600}
+td::before{content:attr(data-heading);display:block;color:var(--faint);font-size:12px;font-weight:400}}
 @media print{button{display:none}}
 """
 
@@ -170,13 +173,19 @@ def _draw_twice(chart: Chart) -> str:
 
 
 def _table(table: Table, anchors: Mapping[str, str]) -> str:
-    """Return a table whose first cells lead to the parts of the page that are called so."""
+    """Return a table whose first cells lead to the parts of the page that are called so.
+
+    Each cell carries its heading: a narrow window shows a row as a block of its own, cells below one another.
+    """
     sides = ["" if _has_numbers(cells) else ' class="text"' for cells in zip(*table.rows, strict=True)]
     sides = sides or [""] * len(table.headings)
     head = "".join(f"<th{side}>{escape(heading)}</th>" for side, heading in zip(sides, table.headings, strict=True))
     rows = "".join(
         "<tr>"
-        + "".join(f"<td{sides[i]}>{_cell(cell, anchors if not i else {})}</td>" for i, cell in enumerate(row))
+        + "".join(
+            f'<td{side} data-heading="{escape(heading)}">{_cell(cell, {} if place else anchors)}</td>'
+            for place, (side, heading, cell) in enumerate(zip(sides, table.headings, row, strict=True))
+        )
         + "</tr>"
         for row in table.rows
     )

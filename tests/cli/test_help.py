@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpuprof.cli.main import build_app
+from gpuprof.cli.main import build_app, main
 from gpuprof.errors import InputError
 
 #: Words that need what stands before them, which a line of help does not have.
@@ -47,6 +47,13 @@ def test_every_line_of_help_stands_alone(where: str, line: str) -> None:
 def test_there_are_as_many_lines_as_the_commands_have_options() -> None:
     assert len(LINES) > 250
     assert len({where for where, _ in LINES}) == len(LINES)
+
+
+@pytest.mark.parametrize("group", ["db", "trace", "zoo"])
+def test_no_list_of_commands_cuts_what_is_said_of_one(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2]
+    assert len(listed.strip().splitlines()) > 1 and "..." not in listed
 
 
 def _commands(command: Any) -> Iterator[Any]:

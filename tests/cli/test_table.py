@@ -64,7 +64,7 @@ _ROWS = [
 ]
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [70, 60])
 def test_every_row_of_every_part_names_model_and_batch_and_what_is_the_same_stands_above(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +77,20 @@ def test_every_row_of_every_part_names_model_and_batch_and_what_is_the_same_stan
     assert len(rows) >= 3 and all("resnet50" in row and row.split()[2] in "124" for row in rows)
     assert "figure4 error" in said and "error" not in printed
     assert max(map(len, printed.splitlines())) <= width
+
+
+def test_columns_stand_closer_where_the_table_then_stays_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = [Column("model", "model", right=False), *(Column(f"k{i}", "figure", number(6)) for i in range(6))]
+    row = {"model": "net", **{f"k{i}": 105883.0 for i in range(6)}}
+    monkeypatch.setenv("COLUMNS", str(5 + 6 * (7 + 2)))
+    print_rows([row], plain, Format.TABLE)
+    closer = capsys.readouterr().out.splitlines()
+    assert closer[-1] == "net    " + "  ".join(["105,883"] * 6) and len(closer) == 3
+    monkeypatch.setenv("COLUMNS", "80")
+    print_rows([row], plain, Format.TABLE)
+    assert "   ".join(["105,883"] * 6) in capsys.readouterr().out
 
 
 def test_a_table_that_has_room_is_one_with_all_its_columns(

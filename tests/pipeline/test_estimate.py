@@ -49,6 +49,25 @@ def test_an_empty_database_is_said_to_be_one(tmp_path: Path) -> None:
         gpuprof.estimate(db=tmp_path / "db")
 
 
+def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_others_refused(
+    tmp_path: Path, mlp: Path
+) -> None:
+    (tmp_path / "db").mkdir()
+    demand = gpuprof.Demand(str(mlp), rate_rps=10.0, slo=gpuprof.Slo(50.0))
+    for notes in (
+        gpuprof.estimate([mlp], db=tmp_path / "db", device="l4").notes,
+        gpuprof.place([demand], fleet="l4", db=tmp_path / "db").notes,
+    ):
+        assert any("db is empty: nothing in it was measured" in note for note in notes)
+    with pytest.raises(
+        InputError, match=r"unknown model 'mlp': nothing was measured, and it is no file \(give an ONNX"
+    ):
+        gpuprof.estimate(["mlp"], db=tmp_path / "db", device="l4")
+    (tmp_path / "db" / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"db is no kernel database: it holds notes\.txt and no run"):
+        gpuprof.estimate([mlp], db=tmp_path / "db", device="l4")
+
+
 def test_of_a_file_that_is_not_there_its_sizes_are_not_blamed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read model .*absent\.onnx: No such file"):
         gpuprof.estimate([tmp_path / "absent.onnx"], device="l4", dims={"seq": [64]})

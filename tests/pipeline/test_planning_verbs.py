@@ -22,6 +22,9 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
@@ -199,6 +202,19 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
     assert found.draw(here / "maps.svg").read_text().lstrip().startswith("<")
     with pytest.raises(InputError, match=r"a picture is \.svg or \.png but got maps\.gif"):
         found.draw("maps.gif")
+
+
+def test_compare_limits_each_search_and_says_which_were_stopped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, limits = Optimal.place, []
+
+    def stop(self: Optimal, problem: Problem) -> Placement:
+        limits.append(problem.options.time_limit_s)
+        return replace(search(self, problem), stopped=True)
+
+    monkeypatch.setattr(Optimal, "place", stop)
+    (row,) = gpuprof.compare("slo.csv", fleet="v100:2", policies=["optimal"]).rows()
+    assert limits == [30.0]
+    assert "the time limit of 30 s ended the search early (--time-limit gives it longer)" in str(row["remark"])
 
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:

@@ -69,6 +69,24 @@ def test_triton_gets_a_repository_and_an_environment_for_each_replica() -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4M" in files["node0-gpu0-net-a/server.env"]
 
 
+def test_whoever_starts_tritons_servers_is_told_which_stands_where_and_what_is_not_kept() -> None:
+    text = export(MAP, "triton").files["README.md"]
+    assert "| node0-gpu0-net-a-2 | node0 | 0 | 3g.40gb at 4 | 100% | Net_A | 10 |" in text
+    assert "| node1-gpu0-b | node1 | 0 | – | 30% | b | 5 |" in text
+    content = json.loads(MAP.to_json())
+    content["nodes"][1]["gpus"][0]["partitions"][0]["unshared"] = True
+    unshared = export(parse_map(content, "map"), "triton").files["README.md"]
+    assert "| node1-gpu0-b | node1 | 0 | – | none | b | 5 |" in unshared
+    assert "run their batches at once and not in turns" in unshared
+
+
+def test_kubernetes_is_known_by_its_whole_name_and_its_map_is_a_block_of_lines() -> None:
+    content = json.loads(MAP.to_json()) | {"policy": "×"}
+    text = export(parse_map(content, "map"), "kubernetes", "image:1").files["gpuprof.yaml"]
+    assert "  map.json: |\n    {\n" in text
+    assert next(yaml.safe_load_all(text))["data"]["map.json"].startswith("{\n")
+
+
 def test_json_is_the_map() -> None:
     assert export(MAP, "json").files == {"map.json": MAP.to_json()}
 

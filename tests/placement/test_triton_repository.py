@@ -53,7 +53,7 @@ def test_the_model_and_its_external_data_are_in_the_repository_and_can_be_loaded
     folder = tmp_path / "out"
     for _ in range(2):  # the second export replaces the first
         MapExportResult(files=bundle.files, models=bundle.models).write(folder, copy)
-    repository = next(folder.iterdir()) / "My.Net"
+    (repository,) = folder.glob("*/My.Net")
     assert sorted(path.name for path in (repository / "1").iterdir()) == ["b.data", "model.onnx"]
     assert (repository / "1/model.onnx").samefile(tmp_path / "b.onnx") is not copy
     session = ort.InferenceSession(str(repository / "1/model.onnx"))  # the runtime of Triton's backend

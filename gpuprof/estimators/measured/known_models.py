@@ -147,8 +147,13 @@ class KnownModels:
                 self._files[model] = self._of_file(name, sizes, path or Path(name))
             elif name in self._sized:
                 self._files[model] = choose_sizes(name, self._sized[name], sizes)
-            else:
+            elif self._sized or self._graphs:
                 raise unknown_name("model", name, [*self._sized, *self._graphs])
+            else:
+                raise InputError(
+                    f"unknown model {name!r}: nothing was measured, and it is no file",
+                    "give an ONNX file, or measure one first: gpuprof profile MODEL.onnx",
+                )
         return self._files[model]
 
     def list_points(self, model: str, device: Device) -> list[Point]:
