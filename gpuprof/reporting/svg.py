@@ -22,7 +22,7 @@ _LABEL_LETTER = 6.2  # mean width of a letter of an axis' label
 _MOST_BESIDE = 0.45  # of the width, for names beside the drawing
 _MOST_MARGIN = 0.17  # of the width, for numbers beside the drawing
 _MARGIN_LETTERS = 24  # of a name aslant, for which the drawing makes room at its left
-_TITLE_LETTER, _TITLE_LINE = 8.0, 18
+_TITLE_LETTER, _TITLE_LINE = 8.8, 18
 _WIDE_LETTER = 7.6  # of names that must not be cut
 _SLANT = 40.0  # degrees, of names below the drawing that have no room side by side
 _UNTOUCHED = 'pointer-events="none"'

@@ -197,6 +197,16 @@ def test_names_below_are_whole_and_aslant_where_they_have_no_room_side_by_side()
     assert int(root.attrib["height"]) > int(few.attrib["height"]) + 50
 
 
+def test_a_title_that_fills_a_narrow_window_has_a_second_line() -> None:
+    # In DejaVu Sans bold it is 368 pixels wide, and the drawing leaves 346.
+    chart = Chart("squeezenet: mean latency by stage over time", Axis("x"), Axis("y"), width=370)
+    texts = ElementTree.fromstring(standalone([chart])).iter(f"{SVG}text")
+    assert [text.text for text in texts if text.get("class") == "title"] == [
+        "squeezenet: mean latency by stage over",
+        "time",
+    ]
+
+
 def test_a_long_title_and_a_long_name_are_not_cut() -> None:
     title = "a_model_with_a_very_long_name_indeed_that_goes_on: mean latency by stage over time and more"
     name = "x" * 30 + "y" * 30
