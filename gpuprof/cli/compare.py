@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuprof.domain.demand import Demand
 
 _COLUMNS = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
@@ -148,20 +151,21 @@ def compare(
     as_csv: CsvOption = False,
 ) -> None:
     """Place the same demands by several policies, or on each kind of GPU, and show what each needs."""
-    from gpuprof.pipeline.compare import check_picture
-    from gpuprof.pipeline.compare import compare as compare_policies
-
     chosen = chosen_format(as_json, as_csv)
+    asked = demands.read()
     if policies.by is Compared.GPU:
         if picture is not None:
             raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")
-        _compare_gpus(demands, policies, rules, chosen)
+        _compare_gpus(asked, demands, policies, rules, chosen)
         return
+    from gpuprof.pipeline.compare import check_picture
+    from gpuprof.pipeline.compare import compare as compare_policies
+
     if picture is not None:
         check_picture(picture)
     with show_progress() as show:
         result = compare_policies(
-            demands.slo_file,
+            asked,
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
@@ -178,13 +182,17 @@ def compare(
 
 
 def _compare_gpus(
-    demands: DemandOptions, policies: PolicyListOptions, rules: ComparisonRuleOptions, chosen: Format
+    asked: Sequence[Demand],
+    demands: DemandOptions,
+    policies: PolicyListOptions,
+    rules: ComparisonRuleOptions,
+    chosen: Format,
 ) -> None:
     from gpuprof.pipeline.compare_gpus import compare_gpus
 
     with show_progress() as show:
         result = compare_gpus(
-            demands.slo_file,
+            asked,
             fleet=demands.devices(),
             db=demands.db,
             policy=policies.only_name(),

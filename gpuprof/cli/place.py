@@ -57,12 +57,13 @@ def place(
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
+    chosen = chosen_format(as_json, as_csv)
+    asked = demands.read()
     from gpuprof.pipeline.place import place as place_models
 
-    chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
         result = place_models(
-            demands.slo_file,
+            asked,
             fleet=demands.devices(),
             db=demands.db,
             policy=policy.make_policy(),

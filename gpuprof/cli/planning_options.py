@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
+from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
@@ -37,6 +38,16 @@ class DemandOptions:
         list[str] | None,
         typer.Option(metavar="NAME=SIZE", help="Size of a free dimension where the CSV gives none; repeatable."),
     ] = None
+
+    def read(self) -> Sequence[Demand]:
+        """Return the demands of the file, before what plans them is imported: a wrong line is told at once.
+
+        Raises
+        ------
+        InputError
+            When the file holds no demands.
+        """
+        return read_demands(self.slo_file)
 
     def dims(self) -> dict[str, int]:
         """Return the size of each free dimension that is named.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,18 @@ class Demand:
             parse_mix(self.dims)
 
 
-def read_demands(path: Path) -> tuple[Demand, ...]:
+class DemandFile(tuple[Demand, ...]):
+    """The demands of an slo.csv, and the hash of what was read: a pipe can be read only once.
+
+    Attributes
+    ----------
+    sha256 : str
+    """
+
+    sha256: str
+
+
+def read_demands(path: Path) -> DemandFile:
     """Read slo.csv: header ``model,rate_rps,slo_ms`` and optionally the other fields of `Demand`.
 
     Raises
@@ -82,12 +94,14 @@ def read_demands(path: Path) -> tuple[Demand, ...]:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no SLO file is")
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "name a CSV file of demands") from None
-    demands = tuple(_parse(text, str(path)))
+    demands = DemandFile(_parse(text, str(path)))
+    demands.sha256 = hashlib.sha256(data).hexdigest()
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
     return demands

@@ -92,6 +92,7 @@ class DatabaseEstimator:
         self._alone = lru_cache(maxsize=200_000)(
             lambda identity, workload: self._latencies.alone(identity.device, workload)
         )
+        self._fitting = lru_cache(maxsize=200_000)(self._list_fitting)
         self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)
 
     @property
@@ -154,8 +155,13 @@ class DatabaseEstimator:
             return tuple(sorted(exact or {point.batch for point in points}))
         if (only := self.known.only_batch(model)) is not None:
             return (only,)
+        return self._fitting(_Identity(device), model, share.mig)
+
+    def _list_fitting(self, identity: _Identity, model: str, mig: str | None) -> tuple[int, ...]:
+        """Return the powers of two that fit: what was not measured takes as much memory under any share."""
+        known, share = self.known.find_model(model), Share(mig=mig)
         powers = [2**k for k in range(_MOST_BATCH.bit_length())]
-        return tuple(batch for batch in powers if self._memory.fits(known, device, batch, share)) or (1,)
+        return tuple(batch for batch in powers if self._memory.fits(known, identity.device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""

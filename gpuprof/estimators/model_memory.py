@@ -31,9 +31,12 @@ class ModelMemory:
 
     def __init__(self, known: KnownModels, learned: Callable[[Device], LearnedModel | None]) -> None:
         self._known, self._learned = known, learned
+        self._reserved: dict[tuple[str, int], Figure] = {}
 
     def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
+        if not known.points.get(device.name) and not known.others:
+            return self._predict(known, device, workload.batch)
         if not known.points.get(device.name):
             parts = blend_measured(known, device.name)
             each = [(self.peak(one, device, workload), weight) for one, weight in parts]
@@ -52,15 +55,22 @@ class ModelMemory:
             curve = BatchCurve(same)
             reading = curve.at(workload.batch)
             return Figure(*reading) if reading else curve.extrapolate(workload.batch)
+        return self._predict(known, device, workload.batch)
+
+    def _predict(self, known: MeasuredModel, device: Device, batch: int) -> Figure | None:
+        """Return what weights and activations take, under any share; None without the model's file."""
         work = self._known.read_work(known)
         if work is None:
             return None
         if (learned := self._learned(device)) and learned.memory:
-            return learned.memory_figure(self._known.bind_graph(known, workload.batch))
-        at = work.at(workload.batch)
-        if device.kind == "gpu":
-            return predict_reserved(at.weight_bytes, at.activation_bytes)
-        return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+            return learned.memory_figure(self._known.bind_graph(known, batch))
+        if device.kind != "gpu":
+            at = work.at(batch)
+            return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+        if (known.name, batch) not in self._reserved:  # a plan asks for each batch under dozens of shares
+            at = work.at(batch)
+            self._reserved[known.name, batch] = predict_reserved(at.weight_bytes, at.activation_bytes)
+        return self._reserved[known.name, batch]
 
     def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from gpuprof.domain.demand import Demand, read_demands
+from gpuprof.domain.demand import Demand, DemandFile, read_demands
 from gpuprof.domain.deployment import DeploymentMap, read_map
 from gpuprof.domain.fleet import Fleet
 
@@ -48,11 +48,13 @@ def map_label(given: MapArgument) -> str:
 
 
 def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
-    """Return the demands, read from their file if that is given.
+    """Return the demands, read from their file if that is given; those of a file know its hash.
 
     Raises
     ------
     InputError
         When the file holds no demands.
     """
-    return read_demands(Path(given)) if isinstance(given, str | os.PathLike) else tuple(given)
+    if isinstance(given, str | os.PathLike):
+        return read_demands(Path(given))
+    return given if isinstance(given, DemandFile) else tuple(given)

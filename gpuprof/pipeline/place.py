@@ -38,9 +38,10 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
 
-#: Seconds for the search among all GPUs that have a price, unless the options give another limit: the first maps
-#: and their bound come by then, and the output says how to search longer.
-_ANY_LIMIT_S = 3.0
+#: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
+#: first maps and their bound come by then, and the output says how to search longer. The search gets the second figure
+#: at least, however long it takes to read the models.
+_ANY_LIMIT_S, _LEAST_SEARCH_S = 3.0, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +156,15 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
-    options = limit_search(fleet, options)
+    given, options, reading = options, limit_search(fleet, options), Limit()
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    if options.time_limit_s is not None and given.time_limit_s is None:
+        left_s = max(_LEAST_SEARCH_S, options.time_limit_s - reading.spent_s)
+        problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
-    limit = Limit(options.time_limit_s)
+    limit = Limit(problem.options.time_limit_s)
     # Timed from here: the ends of the intervals get a part of what the plan itself took.
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
     deployment = add_interval_ends(problem, chosen, deployment, limit)

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.demand import DemandFile
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import (
@@ -124,7 +125,7 @@ def build_problem(
         queueing=make_queueing(planning.arrivals, [demand.model for demand in named]),
         options=options,
         files=files,
-        planned_with=_record_settings(demands, database, devices, options, planning),
+        planned_with=_record_settings(asked, database, devices, options, planning),
         tried=name_tried_services(collect_tried_runs(known, names), sources),
     )
 
@@ -335,12 +336,10 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 
 
 def _record_settings(
-    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
+    demands: Sequence[Demand], database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
 ) -> PlannedWith:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
-    slo_sha256 = database_sha256 = None
-    if isinstance(demands, str | os.PathLike) and Path(demands).is_file():  # a pipe is empty by now
-        slo_sha256 = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
+    database_sha256 = None
     if database is not None:
         # Of the runs' ids and not of the files: compaction changes files and no figure.
         runs = sorted(set(database.read_table("models", ["run_id"])["run_id"].to_pylist()))
@@ -357,7 +356,7 @@ def _record_settings(
         host=RecordedHostWork(**asdict(options.host)),
         precision=planning.precision,
         runtime=planning.runtime,
-        slo_sha256=slo_sha256,
+        slo_sha256=demands.sha256 if isinstance(demands, DemandFile) else None,
         database_sha256=database_sha256,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import fields, replace
@@ -69,7 +70,7 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
 
 
-def test_demands_from_a_pipe_are_read_once_and_have_no_hash(here: Path) -> None:
+def test_demands_from_a_pipe_are_read_once_and_have_the_hash_of_what_was_read(here: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, (here / "slo.csv").read_bytes())
     os.close(writing)
@@ -77,7 +78,8 @@ def test_demands_from_a_pipe_are_read_once_and_have_no_hash(here: Path) -> None:
         plan = gpuprof.place(f"/dev/fd/{reading}", fleet="v100:2", policy="ffd", options=SMALL).deployment
     finally:
         os.close(reading)
-    assert set(plan.models) == {"a", "b"} and plan.planned_with.slo_sha256 is None
+    assert set(plan.models) == {"a", "b"}
+    assert plan.planned_with.slo_sha256 == hashlib.sha256((here / "slo.csv").read_bytes()).hexdigest()
 
 
 def test_several_processes_of_a_replica_are_planned_only_where_something_was_measured(here: Path) -> None:

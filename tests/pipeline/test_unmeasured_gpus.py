@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,9 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.place import limit_search
 from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 from tests.domain.test_device_file import BOARD
 from tests.small_models import write_model, write_text_model
 
@@ -50,6 +54,16 @@ print(len(found.rows()), "numba" in sys.modules, "lightgbm" in sys.modules)
     assert done.stdout.split() == ["6", "False", "False"]
 
 
+def test_a_map_of_few_kinds_does_not_wait_for_numba() -> None:
+    code = """
+import sys, gpuprof
+plan = gpuprof.place("slo.csv", fleet="l4,t4", options=gpuprof.PlanningOptions(time_limit_s=0.1))
+print(plan.is_complete, "numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 def demands(here: Path) -> list[Demand]:
     return [Demand(str(here / "mlp.onnx"), 100.0, Slo(20.0))]
 
@@ -67,6 +81,20 @@ def test_the_search_among_all_gpus_ends_by_itself_unless_told_otherwise() -> Non
     assert (limit_search("any", PlanningOptions()).time_limit_s or 600.0) <= 30.0
     assert limit_search("l4, ANY", FAST).time_limit_s == FAST.time_limit_s
     assert limit_search("l4,t4", PlanningOptions()).time_limit_s is None
+
+
+def test_reading_counts_towards_the_limit_of_any_and_not_towards_one_that_is_given(here: Path) -> None:
+    limits = []
+
+    class Recording(FirstFitDecreasing):
+        def place(self, problem: Problem) -> Placement:
+            limits.append(problem.options.time_limit_s or math.inf)
+            return super().place(problem)
+
+    for options in (PlanningOptions(max_batch=2), replace(FAST, time_limit_s=7.0)):
+        gpuprof.place(demands(here), fleet="any", policy=Recording(), options=options)
+    given = limit_search("any", PlanningOptions()).time_limit_s or 0.0
+    assert 1.5 <= limits[0] < given and 7.0 in limits
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:

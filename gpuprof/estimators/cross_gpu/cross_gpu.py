@@ -26,7 +26,7 @@ from gpuprof.estimators.cross_gpu.features import bound_times
 from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, launched_as, name_kinds
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.learned_range import measure_distance
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, repeat_table, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
 from gpuprof.graph.load import only_batch
 
@@ -66,6 +66,8 @@ class KernelsByBatch:
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._grids: dict[int, tuple[int, ...]] = {}
+        self._host_s: dict[int, float] = {}
 
     @property
     def precision(self) -> str:
@@ -95,11 +97,23 @@ class KernelsByBatch:
         Predicted are all batches up to four, then two in each doubling. Where kernels are not in proportion to the
         batch, each is predicted: nothing is known of those between.
         """
+        if batch not in self._grids:  # a plan asks for every batch under every share
+            self._grids[batch] = self._find_grid(batch)
+        return self._grids[batch]
+
+    def _find_grid(self, batch: int) -> tuple[int, ...]:
         if batch <= _DENSE or not self._is_linear():
             return (batch,)
         low = 1 << ((batch - 1).bit_length() - 1)
         steps = (low, low + low // 2, 2 * low)
         return (batch,) if batch in steps else steps[:2] if batch < steps[1] else steps[1:]
+
+    def host_seconds(self, batch: int) -> float:
+        """Return `host_seconds` of the kernels at ``batch``."""
+        like = 0 if self._linear else batch  # as many kernels at every batch
+        if like not in self._host_s:
+            self._host_s[like] = host_seconds(self.at(batch), self._runtime)
+        return self._host_s[like]
 
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
@@ -212,18 +226,18 @@ class CrossGpuModel:
         rows = sum(map(len, tables))
         if not rows:
             return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)), np.ones(len(rates)))] * len(batches)
-        ops = stack_tables(tables * len(rates))
+        ops = repeat_table(stack_tables(tables), len(rates))
         times, uncertainty, kinds = self._predict(ops, stack_rates(rates, rows))
         scale = uncertainty.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
         starts = np.cumsum([len(one) for one in tables])[:-1]
         parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale, uncertainty))
         split = zip(*parts, strict=True)
         sums = []
-        for kernel_list, (_, place), (own, scales, unsure) in zip(lists, distinct, split, strict=True):
+        for batch, kernel_list, (_, place), (own, scales, unsure) in zip(batches, lists, distinct, split, strict=True):
             seconds = np.array(kernel_list.count, dtype=float) * (own[:, place] + _GAP_S)
             total = seconds.sum(axis=1)
             means = ((seconds * column[:, place]).sum(axis=1) / total for column in (scales, unsure))
-            sums.append((total, host_seconds(kernel_list, kernels.runtime), *means))
+            sums.append((total, kernels.host_seconds(batch), *means))
         return sums
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:

@@ -1,4 +1,4 @@
-"""Trees that LightGBM learned, read from its own text format and evaluated by NumPy, of many rows by a compiled loop.
+"""Trees that LightGBM learned, read from its own text format and evaluated by a compiled loop.
 
 Importing LightGBM takes longer than a whole answer may, and numba a third of one. Only what gpuprof trains is read:
 numeric splits without missing values, a sum of trees; anything else is refused. A test compares the two.
@@ -11,35 +11,22 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.errors import InputError
 
+if TYPE_CHECKING:
+    from gpuprof.estimators.cross_gpu.forest_code import AddLeaves
+
 _MAX_TREES = 5000
 _MAX_LEAVES = 4096
 _CATEGORICAL = 1
 #: Rows that keep a thread busy for some milliseconds: fewer are not worth starting one for.
 _THREAD_ROWS = 1000
-#: Rows that NumPy walks in a process before numba is loaded: that takes 0.9 s, NumPy 40 us longer for a row.
-_NUMPY_ROWS = 5000
-
-
-@dataclass(slots=True)
-class _RowBudget:
-    """How many rows are left to NumPy in this process."""
-
-    left: int
-
-    def take(self, rows: int) -> bool:
-        """Return whether so many rows are still left, which they then are no more."""
-        self.left = max(0, self.left - rows)
-        return self.left > 0
-
-
-_numpy_rows = _RowBudget(_NUMPY_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +54,7 @@ class Forest:
         ndarray of shape (N,)
         """
         values = np.ascontiguousarray(rows, dtype=np.float64)
-        if _numpy_rows.take(len(values)):
-            return self._walk(values)
-        from gpuprof.estimators.cross_gpu.forest_kernel import add_leaves  # numba takes long to import
-
-        sums = np.zeros(len(values))
+        add_leaves, sums = _load_add_leaves(), np.zeros(len(values))
 
         def add(part: slice) -> None:
             add_leaves(values[part], self.feature, self.threshold, self.left, self.right, self.leaves, sums[part])
@@ -84,24 +67,6 @@ class Forest:
         with ThreadPoolExecutor(workers) as threads:  # the loop holds no lock of the interpreter
             list(threads.map(add, (slice(start, start + size) for start in range(0, len(rows), size))))
         return sums
-
-    def _walk(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return `predict` of few rows: all of them go down all trees at once, a level at a time."""
-        trees, splits = self.feature.shape
-        first_split = np.repeat(np.arange(trees) * splits, len(rows))
-        first_value = np.tile(np.arange(len(rows)) * rows.shape[1], trees)
-        feature, threshold, left, right = (
-            one.reshape(-1) for one in (self.feature, self.threshold, self.left, self.right)
-        )
-        nodes = np.zeros(trees * len(rows), dtype=np.int32)
-        inside = np.arange(len(nodes))
-        while len(inside):
-            at = first_split[inside] + nodes[inside]
-            below = rows.reshape(-1)[first_value[inside] + feature[at]] <= threshold[at]
-            nodes[inside] = np.where(below, left[at], right[at])
-            inside = inside[nodes[inside] >= 0]
-        fallen_into = np.take_along_axis(self.leaves, -nodes.reshape(trees, len(rows)) - 1, axis=1)
-        return np.asarray(np.add.accumulate(fallen_into, axis=0)[-1])  # a sum of one row would add in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +95,19 @@ class ForestTexts(Mapping[str, Forest]):
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self.texts)
+
+
+@cache
+def _load_add_leaves() -> AddLeaves:
+    """Return the loop as LLVM compiles it, or as numba does, whose import takes long, where LLVM is too old."""
+    try:
+        from gpuprof.estimators.cross_gpu.forest_code import compile_add_leaves
+
+        return compile_add_leaves()
+    except (ImportError, RuntimeError):
+        from gpuprof.estimators.cross_gpu.forest_kernel import add_leaves
+
+        return add_leaves
 
 
 def read_forest(text: str, name: str) -> Forest:
@@ -169,11 +147,11 @@ def _tree(entries: Mapping[str, str], features: int) -> dict[str, Any]:
         "right": _integers(entries["right_child"]),
         "leaves": leaves,
     }
-    if any(kind & _CATEGORICAL for kind in _integers(entries["decision_type"])):
+    if any(kind & _CATEGORICAL for kind in set(_integers(entries["decision_type"]))):
         raise ValueError("categorical splits")
     if not all(len(tree[part]) == count - 1 for part in ("feature", "threshold", "left", "right")):
         raise ValueError("splits and leaves do not agree")
-    if not all(0 <= feature < features for feature in tree["feature"]):
+    if not 0 <= min(tree["feature"]) <= max(tree["feature"]) < features:
         raise ValueError("a feature that it has not")
     _check_children(tree["left"], tree["right"], count)
     return tree
@@ -184,7 +162,7 @@ def _check_children(left: list[int], right: list[int], leaves: int) -> None:
     # The compiled loop checks nothing: it would go round for ever, or read beyond its arrays.
     for node, children in enumerate(zip(left, right, strict=True)):
         for child in children:
-            if not -leaves <= child < len(left) or 0 <= child <= node:
+            if not (-leaves <= child < 0 or node < child < len(left)):
                 raise ValueError(f"node {node} has the child {child}")
 
 
@@ -208,8 +186,8 @@ def _pad_trees(trees: list[dict[str, Any]], features: int) -> Forest:
 
 
 def _integers(text: str) -> list[int]:
-    return [int(word) for word in text.split()]
+    return list(map(int, text.split()))
 
 
 def _floats(text: str) -> list[float]:
-    return [float(word) for word in text.split()]
+    return list(map(float, text.split()))

@@ -61,6 +61,17 @@ def describe_distance(device: Device, precision: str) -> str | None:
 
 
 def _compare(trait: str, value: float, precision: str) -> Distance | None:
+    known = _whole_range(trait, precision)
+    if known is None:
+        return None
+    low, high, usual = known
+    factor = max(low / value, value / high) / usual
+    return Distance(trait, value, low, high, factor) if factor > 1.0 else None
+
+
+@cache
+def _whole_range(trait: str, precision: str) -> tuple[float, float, float] | None:
+    """Return the least and the largest of all chips, and how many times as far one is beyond the others at most."""
     ranges = _ranges(precision).get(trait, {})
     if len(ranges) < 2:  # nothing says how far apart GPUs may be
         return None
@@ -69,8 +80,7 @@ def _compare(trait: str, value: float, precision: str) -> Distance | None:
     for chip, (least, most) in ranges.items():
         others = [pair for name, pair in ranges.items() if name != chip]
         usual = max(usual, min(one for one, _ in others) / least, most / max(one for _, one in others))
-    factor = max(low / value, value / high) / usual
-    return Distance(trait, value, low, high, factor) if factor > 1.0 else None
+    return low, high, usual
 
 
 @cache

@@ -63,6 +63,11 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
     return OpTable(*(np.concatenate([getattr(one, field.name) for one in tables]) for field in fields(OpTable)))
 
 
+def repeat_table(table: OpTable, times: int) -> OpTable:
+    """Return all ops of a table so many times, one round after another."""
+    return OpTable(*(np.tile(getattr(table, field.name), times) for field in fields(OpTable)))
+
+
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
     """Return ``count`` ops of one family; columns that are not given are zero, ``b``, ``m``, ``n``, ``k`` one."""
     given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}

@@ -39,6 +39,7 @@ class KnownModels:
         self._sized = group_by_model(self.measured)
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
+        self._only_batches: dict[str, int | None] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,7 +168,11 @@ class KnownModels:
         from gpuprof.graph.load import only_batch
 
         path = self.find_model(model).path
-        return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
+        if path is None or not Path(path).is_file():
+            return None
+        if path not in self._only_batches:  # a plan asks for every share
+            self._only_batches[path] = only_batch(Path(path))
+        return self._only_batches[path]
 
     def read_work(self, known: MeasuredModel) -> WorkByBatch | None:
         """Return the work of a model by batch, None where its file is gone or has become another."""

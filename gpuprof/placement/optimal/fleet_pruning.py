@@ -43,6 +43,8 @@ _FEW_KINDS = 6
 _UNUSUAL = "float64"
 #: Kinds that are guessed to cost so many times as much as another are not tried.
 _FAR = 1.5
+#: Nor are those that are guessed to cost so many times as much as the first map: a guess may be half as much again.
+_FAR_FROM_KNOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,12 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)
-    untried = iter(_guess_cheapest(problem))
-    known = _try_kinds(problem, untried, limit, None, 1)
+    guessed = iter(_guess_costs(problem))
+    known = _try_kinds(problem, (entry for _, entry in guessed), limit, None, 1)
     if known is None:
         return PrunedFleet(problem)
-    known = _bound_and_improve(problem, known, list(untried), limit)
+    most = _FAR_FROM_KNOWN * _cost(problem, known)
+    known = _bound_and_improve(problem, known, [entry for cost, entry in guessed if cost < most], limit)
     if not is_proven_optimal(problem, known):
         known = _replace_devices(problem, known, limit)
     cost, entries = _cost(problem, known), problem.fleet.entries
@@ -123,7 +126,7 @@ def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
 
     What stands by itself on one of its devices is moved to cheaper kinds where they serve it.
     """
-    known = _try_kinds(problem, iter(_guess_cheapest(problem)), limit, None, _TRIED)
+    known = _try_kinds(problem, (entry for _, entry in _guess_costs(problem)), limit, None, _TRIED)
     return known if known is None else _replace_devices(problem, known, limit)
 
 
@@ -193,10 +196,6 @@ def _quick_maps(problem: Problem, segments: Segments, limit: Limit, *, better_fi
             yield replace(found, policy="optimal", found_by=found.policy)
     if better_first:
         yield place_first_fit(problem, segments, limit)
-
-
-def _guess_cheapest(problem: Problem) -> Sequence[FleetEntry]:
-    return [entry for _, entry in _guess_costs(problem)]
 
 
 def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:

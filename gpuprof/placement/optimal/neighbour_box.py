@@ -17,7 +17,6 @@ import numpy as np
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.interference_table import Floats, Integers, InterferenceTable
-from gpuprof.placement.optimal.box_kernel import bound_box
 
 #: What stands on a device: indices of workloads, rising.
 Items = tuple[int, ...]
@@ -134,6 +133,8 @@ class PressureBox:
 
     def evaluate(self, worths: Worths, goal: float) -> None:
         """Find what no device of the box is worth more than; to be below the goal is good enough."""
+        from gpuprof.placement.optimal.box_kernel import bound_box  # numba takes long to import
+
         steps = np.array([*self.multipliers, _MOST_STEPS, goal])
         packing = np.array([self.kind.space, self.count, self.most], dtype=np.int64)
         items = np.zeros(self.most, dtype=np.int64)

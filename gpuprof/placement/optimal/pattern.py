@@ -16,7 +16,6 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.knapsack import best_packing, multisets
-from gpuprof.placement.optimal.pattern_kernel import fill_maximal
 
 #: Patterns of a partition are listed up to this many; beyond, they are generated as the program asks for them.
 MOST_PACKINGS = 2_000
@@ -92,6 +91,8 @@ class PatternPacker:
         most = _MOST_LOOKED_AT_WITH_MEMORY if self.memory else _MOST_LOOKED_AT
         units, held = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
         packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
+        from gpuprof.placement.optimal.pattern_kernel import fill_maximal  # numba takes long to import
+
         listed = fill_maximal(units, held, SPACE, self.memory, most, packings)
         if listed < 0:
             return None

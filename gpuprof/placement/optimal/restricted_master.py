@@ -20,7 +20,6 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.memory_grid import MemoryGrid, is_binding, make_grid
-from gpuprof.placement.optimal.minimal_cover import minimal_covers
 from gpuprof.placement.optimal.pattern import (
     SPACE,
     DeviceConfiguration,
@@ -240,6 +239,8 @@ class RestrictedMaster:
         capacities = [segment.capacity_rps for segment in group.segments]
         covers = None
         if not self.partial and most > 0:
+            from gpuprof.placement.optimal.minimal_cover import minimal_covers  # numba takes long to import
+
             covers = minimal_covers(group.rate_rps, capacities, group.demands[0].max_replicas)
         self._covers.append([])
         self._counts.append({})

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu import forest as forests
-from gpuprof.estimators.cross_gpu.forest import Forest, ForestTexts, read_forest
+from gpuprof.estimators.cross_gpu import forest_code
+from gpuprof.estimators.cross_gpu.forest import ForestTexts, read_forest
+from gpuprof.estimators.cross_gpu.forest_code import compile_add_leaves
+from gpuprof.estimators.cross_gpu.forest_kernel import add_leaves
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(3)
@@ -32,25 +35,33 @@ def test_the_sum_of_the_trees_is_what_lightgbm_says(rounds: int) -> None:
     assert forest.predict(others) == pytest.approx(booster.predict(others), rel=1e-12, abs=1e-12)
 
 
-def _predict_with(monkeypatch: pytest.MonkeyPatch, rows_of_numpy: int, forest: Forest, rows: Array) -> list[float]:
-    monkeypatch.setattr(forests._numpy_rows, "left", rows_of_numpy)
-    return list(forest.predict(rows).tolist())
-
-
 @pytest.mark.parametrize("rounds", [1, 40])
 @pytest.mark.parametrize("count", [0, 1, 2, 300])
-def test_numpy_gives_to_the_last_bit_what_the_compiled_loop_gives(
-    rounds: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_compilers_give_the_same_to_the_last_bit(rounds: int, count: int) -> None:
     forest, rows = read_forest(_train_booster(rounds).model_to_string(), "test"), RNG.normal(size=(count, 4)) * 2
-    by_numpy = _predict_with(monkeypatch, 1000, forest, rows)
-    assert forests._numpy_rows.left == 1000 - count
-    assert by_numpy == _predict_with(monkeypatch, 0, forest, rows)
+    rows[::7] = np.nan
+    found = []
+    for add in (compile_add_leaves(), add_leaves):
+        sums = np.ones(count)
+        add(rows, forest.feature, forest.threshold, forest.left, forest.right, forest.leaves, sums)
+        found.append(sums.tolist())
+    assert found[0] == found[1] and np.isfinite(found[0]).all()
 
 
-def test_numpy_takes_rows_until_loading_the_loop_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forests._numpy_rows, "left", 10)
-    assert [forests._numpy_rows.take(count) for count in (4, 4, 4, 1)] == [True, True, False, False]
+def test_arrays_that_the_compiled_loop_would_misread_are_refused() -> None:
+    forest = read_forest(_train_booster(2).model_to_string(), "test")
+    for rows, sums in ((ROWS.astype(np.float32), np.zeros(500)), (ROWS.T, np.zeros(4)), (ROWS[::2], np.zeros(250))):
+        with pytest.raises(TypeError, match="must be contiguous float64"):
+            compile_add_leaves()(rows, forest.feature, forest.threshold, forest.left, forest.right, forest.leaves, sums)
+
+
+def test_numba_takes_the_place_of_an_llvm_that_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("LLVM IR parsing error")
+
+    monkeypatch.setattr(forest_code, "compile_add_leaves", refuse)
+    load = forests._load_add_leaves.__wrapped__
+    assert load() is add_leaves
 
 
 def test_a_forest_is_read_when_it_is_asked_for() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
 from gpuprof.placement.optimal.whole_device_bound import WholeDeviceBound
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 from tests.placement.curved import CurvedEstimator
@@ -98,12 +100,33 @@ def test_a_short_time_limit_begins_with_the_kind_that_is_cheapest_by_itself() ->
 
 def test_a_poor_map_of_the_first_kind_is_not_the_last_however_short_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     posed = _make_problem([(400.0, 300.0)])
-    dearest_first = sorted(posed.fleet.entries, key=lambda one: -one.price_per_hour)
-    monkeypatch.setattr(fleet_pruning, "_guess_cheapest", lambda _: dearest_first)
+    dearest_first = [(1.0, one) for one in sorted(posed.fleet.entries, key=lambda one: -one.price_per_hour)]
+    monkeypatch.setattr(fleet_pruning, "_guess_costs", lambda _: dearest_first)
     monkeypatch.setattr(fleet_pruning, "bound_whole_devices", lambda *_: WholeDeviceBound(0.1))
     found = prune_fleet(posed, Limit(1e-6)).known
     assert found is not None and not found.unplaced
     assert {gpu.device for gpu in found.gpus} == {"old"}
+
+
+@pytest.mark.parametrize(("times", "tried"), [(1.9, {"large", "middle", "old"}), (2.1, {"large"})])
+def test_kinds_that_are_guessed_to_cost_far_more_than_the_first_map_are_not_tried(
+    times: float, tried: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posed = _make_problem([(400.0, 300.0)])
+    asked: set[str] = set()
+    entries = sorted(posed.fleet.entries, key=lambda one: -one.price_per_hour)
+    guesses = [(times * entries[0].price_per_hour, one) for one in entries]
+    monkeypatch.setattr(fleet_pruning, "_guess_costs", lambda _: guesses)
+    monkeypatch.setattr(fleet_pruning, "bound_whole_devices", lambda *_: WholeDeviceBound(0.1))
+    make = fleet_pruning._quick_maps
+
+    def record(problem: Problem, *more: Any, **named: Any) -> Iterator[Placement]:
+        asked.update(entry.device.name for entry in problem.fleet.entries)
+        return make(problem, *more, **named)
+
+    monkeypatch.setattr(fleet_pruning, "_quick_maps", record)
+    prune_fleet(posed, Limit())
+    assert asked == tried
 
 
 def test_what_stands_alone_on_a_device_is_moved_to_a_cheaper_kind() -> None:
