@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, percent, print_json, print_rows
+from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, percent, print_json, print_rows, say
 from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
 
@@ -154,3 +155,19 @@ def test_a_comparison_stands_in_one_table_at_100_columns(
     assert len(lines) == 2 and all(len(line) <= 100 for line in told.out.splitlines())
     assert lines[0][5:7] == ["0%", "63%"] and lines[1][5:7] == ["41%", "63%"]
     assert not told.err and all(line[8:10] == ["11", "14"] for line in lines)
+
+
+def test_what_is_said_on_stderr_breaks_between_words_in_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "gpuprof: the file /a/very/long/path/that/no/terminal/of/this/width/holds is-not there"
+    monkeypatch.setenv("COLUMNS", "30")
+    say(line)
+    assert capsys.readouterr().err == f"{line}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say(line)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpuprof: the file",
+        "/a/very/long/path/that/no/terminal/of/this/width/holds",
+        "is-not there",
+    ]
