@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 from gpuprof.domain.estimate import Workload
 
@@ -14,6 +16,12 @@ class FailedRun:
     device: str
     workload: Workload
     reason: str  #: As the database has it.
+    beside: tuple[Workload, ...] = ()  #: What ran on the device at the same time: it failed together with these.
+
+    def rename(self, names_of: Callable[[str], Sequence[str]]) -> Iterator[FailedRun]:
+        """Yield the run for each choice among the names of every model; none where a model has no name."""
+        for own, *beside in rename_workloads((self.workload, *self.beside), names_of):
+            yield replace(self, workload=own, beside=tuple(beside))
 
     @property
     def is_memory(self) -> bool:
@@ -23,7 +31,9 @@ class FailedRun:
     def __str__(self) -> str:
         one = self.workload
         processes = "" if one.processes == 1 else f" with {one.processes} processes"
-        return f"{one.model} at batch {one.batch}{processes} under {one.share} failed on {self.device}: {self.reason}"
+        beside = "".join(f" beside {other.model} at batch {other.batch} under {other.share}" for other in self.beside)
+        ran = f"{one.model} at batch {one.batch}{processes} under {one.share}{beside}"
+        return f"{ran} failed on {self.device}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,16 @@ class TriedRuns:
     failed: tuple[FailedRun, ...] = ()
     #: Device and workload of what ran: a failure elsewhere does not refute it.
     measured: frozenset[tuple[str, Workload]] = frozenset()
+    #: Device and workloads, sorted, of what ran at once.
+    together: frozenset[tuple[str, tuple[Workload, ...]]] = frozenset()
+
+
+def rename_workloads(
+    workloads: Sequence[Workload], names_of: Callable[[str], Sequence[str]]
+) -> Iterator[tuple[Workload, ...]]:
+    """Yield the workloads for each choice among the names of every model."""
+    named = [[replace(one, model=name) for name in names_of(one.model)] for one in workloads]
+    yield from product(*named)
 
 
 #: Nothing is known to have failed.

@@ -10,7 +10,8 @@ from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.measured.failures import require_no_failure
+from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
+from gpuprof.estimators.measured.groups import read_groups
 from gpuprof.estimators.measured.measured import read_measured
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import load_plugin, plugin_names, require_methods
@@ -63,6 +64,7 @@ class FailureAwareEstimator:
     def __init__(self, estimator: Estimator, db: KernelDb) -> None:
         self._estimator = estimator
         self._models = read_measured(db)
+        self._groups = read_groups(db, self._models)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -77,6 +79,7 @@ class FailureAwareEstimator:
         known, workload = self._models.get(model), Workload(model, batch, share, processes)
         if known is not None and not known.has_run(device.name, workload):
             require_no_failure(device, workload, known.failures.get(device.name, ()))
+        require_no_failed_group(device, workload, beside, self._groups)
         return self._estimator.estimate(model, device, batch, share, beside, processes)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -88,5 +91,7 @@ class FailureAwareEstimator:
         return self._estimator.shares(model, device)
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the estimator, which says nothing of failures: less is refused, and bounds hold."""
+        """Return the table of the estimator, which says nothing of failures; None where some failed beside others."""
+        if any(failed.device == device.name for failed in self._groups.failed):
+            return None
         return tabulate_interference(self._estimator, device, workloads)

@@ -14,7 +14,7 @@ from functools import partial
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
-from gpuprof.domain.failure import TriedRuns
+from gpuprof.domain.failure import TriedRuns, rename_workloads
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
@@ -184,12 +184,21 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
         for name, _ in parts:
             (services if len(parts) == 1 else mixed).setdefault(name, []).append(service)
 
-    def rename_workload(workload: Workload, extra: Mapping[str, Sequence[str]]) -> list[Workload]:
-        names = [*services.get(workload.model, ()), *extra.get(workload.model, ())] or [workload.model]
-        return [replace(workload, model=one) for one in names]
+    def list_services(model: str) -> list[str]:
+        return services.get(model) or [model]
+
+    def list_all(model: str) -> list[str]:
+        return [*services.get(model, ()), *mixed.get(model, ())] or [model]
 
     # A service of several sizes fails where one of them does; that one of them ran says nothing of the others.
     return TriedRuns(
-        tuple(replace(one, workload=own) for one in tried.failed for own in rename_workload(one.workload, mixed)),
-        frozenset((device, own) for device, workload in tried.measured for own in rename_workload(workload, {})),
+        tuple(run for one in tried.failed for run in one.rename(list_all)),
+        frozenset(
+            (device, own) for device, ran in tried.measured for (own,) in rename_workloads((ran,), list_services)
+        ),
+        frozenset(
+            (device, tuple(sorted(named)))
+            for device, ran in tried.together
+            for named in rename_workloads(ran, list_services)
+        ),
     )

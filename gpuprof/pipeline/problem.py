@@ -185,15 +185,28 @@ def size_demands(
 
 def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return what the database knows to have run, and to have failed, of the models that it knows."""
-    from gpuprof.domain.failure import TriedRuns
+    from gpuprof.domain.failure import TriedRuns, rename_workloads
 
     tried = []
+    names: dict[str, list[str]] = {}
     for model in models:
         with suppress(InputError):
             tried.append(known.tried_runs(model))
+            names.setdefault(known.find_recorded_name(model), []).append(model)
+
+    def list_names(recorded: str) -> list[str]:
+        return names.get(recorded, [])
+
+    groups = known.groups
     return TriedRuns(
-        tuple(failed for one in tried for failed in one.failed),
+        tuple(failed for one in tried for failed in one.failed)
+        + tuple(run for one in groups.failed for run in one.rename(list_names)),
         frozenset(measured for one in tried for measured in one.measured),
+        frozenset(
+            (device, tuple(sorted(named)))
+            for device, ran in groups.together
+            for named in rename_workloads(ran, list_names)
+        ),
     )
 
 

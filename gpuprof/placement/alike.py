@@ -22,7 +22,7 @@ def find_alike(problem: Problem) -> Mapping[str, str]:
     """Return for each demand's model the first that is alike.
 
     Models are told apart by what the estimator says of a few workloads of each, alone and beside one another: times and
-    memory that agree to the last digit are those of one model.
+    memory that agree to the last digit are those of one model. What failed beside others is known of models by name.
     """
     key = (problem.demands, id(problem.estimator), id(problem.queueing))
     if key not in problem.alike:
@@ -36,11 +36,14 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
     for demand in problem.demands:
         arrive = id(queue_of(problem.queueing, demand.model))  # of the same law, at the same rate
         groups[replace(demand, model="", source_model=None, file=None), arrive].append(demand.model)
+    groups_failed = (run for run in problem.tried.failed if run.beside)
+    failed = {one.model for run in groups_failed for one in (run.workload, *run.beside)}
     for names in groups.values():
         known: dict[object, str] = {}
         for name in names:
             figures = tuple(_probe(problem, name)) if len(names) > 1 else ()
-            yield name, known.setdefault(figures, name) if any(figures) else name
+            source = (problem.demand(name).source_model or name) if name in failed else None
+            yield name, known.setdefault((figures, source), name) if any(figures) else name
 
 
 def _probe(problem: Problem, model: str) -> Iterator[Estimate]:

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import FailedRun
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.claim_check import check_claims
 from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.failure_check import check_failures
 from gpuprof.placement.map_queues import MOST_BATCH, map_servers, upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.prediction_check import check_predictions
@@ -43,7 +42,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
     broken = (
         *layout,
         *_settings(deployment),
-        *_failures(deployment, evidence),
+        *check_failures(deployment, evidence),
         *_rates(deployment, evidence),
         *_slos(deployment, evidence),
         *_figures(deployment),
@@ -213,40 +212,6 @@ def _share_and_limit(
         yield Violation(
             "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB and needs {needed / 2**30:.3g} GiB"
         )
-
-
-def _failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Find replicas that ask for no less, and have no more, than something that is known to have failed."""
-    for node, gpu, partition, replica in deployment.places():
-        runs, device = replica_workload(partition, replica, replica.batch), evidence.devices[gpu.device]
-        if (device.name, runs) in evidence.tried.measured:
-            continue
-        for failed in evidence.tried.failed:
-            tried = failed.workload
-            if (failed.device, tried.model) != (device.name, runs.model):
-                continue
-            if tried.batch <= runs.batch and tried.processes <= runs.processes and _is_no_larger(device, runs, failed):
-                yield Violation("failed", f"{node.name} gpu {gpu.index}", f"{replica.model}: {failed}")
-                break
-
-
-def _is_no_larger(device: Device, runs: Workload, failed: FailedRun) -> bool:
-    """Whether a replica's instance has no more memory than the one where it failed, and no more compute to no avail."""
-    profiles = {profile.name: profile for profile in device.mig_profiles}
-    if not {runs.share.mig, failed.workload.share.mig} <= {None, *profiles}:
-        return False  # the geometry is told of elsewhere
-
-    def measures(workload: Workload) -> tuple[int, float]:
-        mig = workload.share.mig
-        memory, units = (
-            (device.dram_bytes, float(device.compute_units))
-            if mig is None
-            else (profiles[mig].memory_bytes, float(profiles[mig].sms))
-        )
-        return memory, units * workload.share.sm_pct
-
-    (memory, units), (short, few) = measures(runs), measures(failed.workload)
-    return memory <= short and (failed.is_memory or units <= few * (1.0 + _TOLERANCE))
 
 
 def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:

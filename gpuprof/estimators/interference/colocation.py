@@ -10,13 +10,13 @@ from types import MappingProxyType
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
-from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.choice import Coefficients, RankedModel, rank
 from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
 from gpuprof.estimators.interference.seen_range import SeenRange
 from gpuprof.estimators.interference.sm_contention import share_all_sms, slow_by_contention
+from gpuprof.estimators.measured.groups import parse_label
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
@@ -31,7 +31,6 @@ _WORST_ASSUMED = 1.35
 #: Beyond what was co-located the interval is this power of what it is within: twice as wide.
 _BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
-_LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +200,6 @@ class Colocations:
             power_w=max(0.0, workload.power[0] * running.batch / running.solo_ms + workload.power[1]),
             l2_pct=running.l2_pct or workload.l2_pct(running.batch, running.share),
         )
-
-
-def parse_label(label: str) -> Workload:
-    """Read what `workload_label` writes.
-
-    Raises
-    ------
-    InputError
-        When it is no label.
-    """
-    match = _LABEL.fullmatch(label)
-    if match is None:
-        raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")
-    share = Share(float(match["share"]), match["mig"])
-    return Workload(match["model"], int(match["batch"]), share, int(match["processes"] or 1))
 
 
 def _describe_beyond(names: Sequence[str]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import FailedRun
+from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.errors import InputError
 
 _LITTLE = 1e-9
@@ -18,19 +18,20 @@ def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]
     It does with a batch and a number of processes that are no smaller, in memory that is no larger; and, where memory
     was not what it failed for, with no more of the compute units. The model's name is not looked at.
     """
-    for run in failed:
-        tried = run.workload
-        if workload.batch < tried.batch or workload.processes < tried.processes:
-            continue
-        try:
-            if device.memory_bytes(workload.share) > device.memory_bytes(tried.share):
-                continue
-            parts = device.fraction(workload.share), device.fraction(tried.share)
-        except InputError:  # an instance that the device has not
-            continue
-        if run.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE):
-            return run
-    return None
+    return next((run for run in failed if not run.beside and _dominates(device, workload, run.workload, run)), None)
+
+
+def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedRun) -> bool:
+    """Whether ``workload`` asks for no less than ``tried``, which took part in ``run``, and has no more."""
+    if workload.batch < tried.batch or workload.processes < tried.processes:
+        return False
+    try:
+        if device.memory_bytes(workload.share) > device.memory_bytes(tried.share):
+            return False
+        parts = device.fraction(workload.share), device.fraction(tried.share)
+    except InputError:  # an instance that the device has not
+        return False
+    return run.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE)
 
 
 def require_no_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> None:
@@ -48,4 +49,37 @@ def require_no_failure(device: Device, workload: Workload, failed: Iterable[Fail
         f"{workload.model} at batch {workload.batch} with {workload.processes} "
         f"{'process' if workload.processes == 1 else 'processes'} under {workload.share} is ruled out: {failure}",
         "choose a smaller batch, fewer processes or more memory, or measure it again if that was an accident",
+    )
+
+
+def require_no_failed_group(device: Device, workload: Workload, beside: Sequence[Workload], tried: TriedRuns) -> None:
+    """Do nothing where no workloads that failed together are among these, each asking for no less and with no more.
+
+    Raises
+    ------
+    InputError
+        With the failure.
+    """
+    running = (workload, *beside)
+    if not beside or not tried.failed or (device.name, tuple(sorted(running))) in tried.together:
+        return
+    for run in tried.failed:
+        if run.device == device.name and run.beside and _holds(device, running, (run.workload, *run.beside), run):
+            names = " and ".join(one.model for one in beside)
+            raise InputError(
+                f"{workload.model} at batch {workload.batch} under {workload.share} beside {names} is ruled out: {run}",
+                "put them on devices of their own, or measure them again if that was an accident",
+            )
+
+
+def _holds(device: Device, running: Sequence[Workload], members: Sequence[Workload], run: FailedRun) -> bool:
+    """Whether each of the members has one of those that run to itself, which dominates it."""
+    if not members:
+        return True
+    first, *rest = members
+    return any(
+        one.model == first.model
+        and _dominates(device, one, first, run)
+        and _holds(device, (*running[:place], *running[place + 1 :]), rest, run)
+        for place, one in enumerate(running)
     )

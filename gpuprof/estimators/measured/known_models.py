@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.failure import TriedRuns
+from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.measured.groups import read_groups
 from gpuprof.estimators.measured.measured import MeasuredModel, Point, read_measured
 from gpuprof.estimators.measured.sized import choose_sizes, group_by_model, unmeasured_at
 from gpuprof.estimators.roofline.op_work import WorkByBatch
@@ -30,10 +31,13 @@ class KnownModels:
     ----------
     measured : mapping of str to MeasuredModel
         What the database holds, by name and sizes.
+    groups : TriedRuns
+        What ran, and what failed, at the same time as others.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
         self.measured = read_measured(db) if db is not None else {}
+        self.groups = read_groups(db, self.measured) if db is not None else NOTHING_TRIED
         self._copies = None if db is None else db.path / COPIES
         self._graphs = dict(graphs or {})
         self._sized = group_by_model(self.measured)
@@ -124,6 +128,15 @@ class KnownModels:
     def tried_runs(self, model: str) -> TriedRuns:
         """Return what was measured of ``model`` and what failed, on any device."""
         return self.find_model(model).tried_runs(model)
+
+    def find_recorded_name(self, model: str) -> str:
+        """Return what the database calls ``model`` at its sizes; a name that it lacks, as it is."""
+        try:
+            found = self.find_model(model)
+        except InputError:
+            return model
+        same = (name for name, one in self.measured.items() if one.sha256 == found.sha256 and one.sizes == found.sizes)
+        return found.name if found.name in self.measured or found.sha256 is None else next(same, model)
 
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.

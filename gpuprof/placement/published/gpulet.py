@@ -201,7 +201,10 @@ class _Filling:
         if not self.aware:
             return True
         pairs = ((one, other) for one in together for other in together if one is not other)
-        return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
+        try:
+            return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
+        except InputError:  # nothing is known of one beside the other, or they failed so
+            return False
 
     def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
         """Whether ``replica`` keeps its SLO beside ``other``; what pairs do to each other is not kept."""

@@ -187,7 +187,10 @@ class _Cluster:
 
     def _keeps(self, task: _Task, running: Sequence[Workload], index: int) -> bool:
         beside = (*running[:index], *running[index + 1 :])
-        return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
+        try:
+            return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
+        except InputError:  # nothing is known of it beside these, or it failed so
+            return False
 
     def replica(self, task: _Task, units: int) -> PlacedReplica:
         """Return the task as a replica with a share of ``units``."""

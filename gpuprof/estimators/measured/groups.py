@@ -1,0 +1,60 @@
+"""What the kernel database says of workloads that were run at once: which of them ran, and which failed together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.estimators.measured.measured import MeasuredModel
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ColocationRow, model_at_dims
+from gpuprof.kernel_db.store import KernelDb
+
+_LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
+
+
+def parse_label(label: str) -> Workload:
+    """Read what `gpuprof.kernel_db.schema.workload_label` writes.
+
+    Raises
+    ------
+    InputError
+        When it is no label.
+    """
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")
+    share = Share(float(match["share"]), match["mig"])
+    return Workload(match["model"], int(match["batch"]), share, int(match["processes"] or 1))
+
+
+def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
+    """Return what ran, and what failed, together; a failure counts unless the same ran afterwards, or in the same run.
+
+    Runs of an older file under the name of one of ``models`` do not count.
+    """
+    failed: dict[tuple[str, tuple[Workload, ...]], FailedRun] = {}
+    ran: dict[tuple[str, tuple[Workload, ...]], str] = {}
+    # Run ids begin with the time of their start.
+    for row in sorted(read_records(db, ColocationRow), key=lambda row: row.run_id):
+        name = model_at_dims(row.model, row.dims)
+        current = None if name not in models else models[name].sha256
+        if current is not None and row.model_sha256 not in (None, current):
+            continue
+        own = Workload(name, row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
+        try:
+            beside = tuple(parse_label(one) for one in row.beside.split(" + "))
+        except InputError:  # written by others, in words that are not ours
+            continue
+        key = (row.device, tuple(sorted((own, *beside))))
+        if row.error is None:
+            ran[key] = row.run_id
+            failed.pop(key, None)
+        elif ran.get(key) != row.run_id:
+            failed[key] = FailedRun(row.device, own, row.error, beside)
+            ran.pop(key, None)
+    return TriedRuns(tuple(failed.values()), together=frozenset(ran))
