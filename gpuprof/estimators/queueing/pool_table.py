@@ -112,15 +112,14 @@ class _Row:
     busy: Array
 
     def blend(self, other: _Row, part: float) -> _Row:
-        """Return what lies between this row and another."""
+        """Return what lies between this row and another; as busy as this one."""
         pairs = (
             (self.mean, other.mean),
             (self.part, other.part),
             (self.mean_batch, other.mean_batch),
-            (self.busy, other.busy),
         )
         times = [_mix_times(one, two, part) for one, two in zip(self.times, other.times, strict=True)]
-        return _Row(np.array(times), *(one + part * (two - one) for one, two in pairs))
+        return _Row(np.array(times), *(one + part * (two - one) for one, two in pairs), self.busy)
 
 
 def _mix_times(first: Array, second: Array, part: float) -> Array:
@@ -150,14 +149,18 @@ class _Table:
         if self.stream.process is not None or self.stream.scv < _ALIKE:
             return self._exact_row(float(f"{load:.6g}"))
         if load <= grid_load(0):
-            return self._row(0)
+            return replace(self._row(0), busy=self._row(0).busy * (load / grid_load(0)))
         place = grid_place(load)
         nearest = round(place)
         if abs(place - nearest) < _SAME:
             return self._row(nearest)
         index = int(place)
         low, high = (1.0 / (1.0 - grid_load(number)) for number in (index, index + 1))
-        return self._row(index).blend(self._row(index + 1), (1.0 / (1.0 - load) - low) / (high - low))
+        below, above = self._row(index), self._row(index + 1)
+        # How busy processes are grows with the load, waiting with the inverse of what is left of the capacity.
+        part = (load - grid_load(index)) / (grid_load(index + 1) - grid_load(index))
+        busy = below.busy + part * (above.busy - below.busy)
+        return replace(below.blend(above, (1.0 / (1.0 - load) - low) / (high - low)), busy=busy)
 
     def _row(self, index: int) -> _Row:
         if index not in self._rows:

@@ -89,6 +89,13 @@ def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out
     assert QUEUE.pool(Arrivals(rate), servers).whole.percentile(99) == near_tail(spent)
 
 
+@pytest.mark.parametrize("load", [1e-6, 5e-4, 0.0155, 0.04, 0.0769, 0.2, 0.5])
+def test_replicas_without_batches_are_as_busy_as_their_requests_take(load: float) -> None:
+    servers = (server(1),) * 2
+    found = QUEUE.pool(Arrivals(load * capacity_rps(servers)), servers)
+    assert [one.sojourn.utilization for one in found.parts] == pytest.approx([load] * 2, rel=0.01)
+
+
 @pytest.mark.parametrize("load", [0.1, 0.13, 0.16])
 def test_between_the_loads_that_are_kept_certain_times_stay_as_they_are(load: float) -> None:
     servers = (server(16, cv=0.0, fixed=0.4),) * 24
