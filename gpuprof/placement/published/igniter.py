@@ -149,7 +149,10 @@ class _Cluster:
             sizes = self.segments.menu.sizes(demand.model, self.device, Share())
             if not sizes:
                 return []
-            hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
+            try:
+                hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
+            except InputError:  # nothing is known of it on this kind of device, or it failed there
+                return []
             batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
             return [size for size in sizes if size >= batch][:1] or [sizes[-1]]
         return self.segments.menu.sizes(demand.model, self.device, Share())

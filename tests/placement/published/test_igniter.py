@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.igniter_profiles import table_1, table_3
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
-from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solve_and_check
+from gpuprof.placement.contract import (
+    ExponentialQueue,
+    LinearEstimator,
+    demand,
+    evidence,
+    plain_device,
+    problem,
+    solve_and_check,
+)
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
@@ -102,6 +114,22 @@ def test_the_cheaper_kind_of_device_is_chosen() -> None:
     fleet = [(plain_device("dear", 9.0), None), (plain_device("cheap", 1.0), None)]
     placement, _ = solve_and_check(Igniter(), problem([demand("m", 50.0)], fleet))
     assert {gpu.device for gpu in placement.gpus} == {"cheap"}
+
+
+class _FailedOnOld(LinearEstimator):
+    """Knows of one kind of device only that everything failed there."""
+
+    def estimate(self, model: str, device: Device, *more: Any, **named: Any) -> Estimate:
+        if device.name == "old":
+            raise InputError(f"{model} is ruled out on old")
+        return super().estimate(model, device, *more, **named)
+
+
+@pytest.mark.parametrize("options", [Options(latency_budget=0.5), Options()])
+def test_a_kind_of_device_where_a_model_failed_leaves_the_others(options: Options) -> None:
+    fleet = [(plain_device("old", 1.0), None), (plain_device("new", 3.0), None)]
+    placement, _ = solve_and_check(Igniter(), problem([demand("a", 20.0)], fleet, _FailedOnOld(), options))
+    assert [gpu.device for gpu in placement.gpus] == ["new"]
 
 
 def test_a_unit_that_is_no_part_of_a_device_is_refused() -> None:
