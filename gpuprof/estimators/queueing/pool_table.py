@@ -113,13 +113,10 @@ class _Row:
 
     def blend(self, other: _Row, part: float) -> _Row:
         """Return what lies between this row and another; as busy as this one."""
-        pairs = (
-            (self.mean, other.mean),
-            (self.part, other.part),
-            (self.mean_batch, other.mean_batch),
-        )
+        pairs = ((self.mean, other.mean), (self.part, other.part), (self.mean_batch, other.mean_batch))
+        mean, share, batch = (one + part * (two - one) for one, two in pairs)
         times = [_mix_times(one, two, part) for one, two in zip(self.times, other.times, strict=True)]
-        return _Row(np.array(times), *(one + part * (two - one) for one, two in pairs), self.busy)
+        return _Row(np.array(times), mean, share, batch, self.busy)
 
 
 def _mix_times(first: Array, second: Array, part: float) -> Array:
