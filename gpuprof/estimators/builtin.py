@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -10,9 +11,8 @@ from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
-from gpuprof.estimators.measured.groups import read_groups
-from gpuprof.estimators.measured.measured import read_measured
+from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import load_plugin, plugin_names, require_methods
 
@@ -55,16 +55,16 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {error}") from None
     require_methods("estimator", name, made, "estimate", "batches", "shares")
     # The default one refuses what failed by itself, also at other sizes of a model's dimensions.
-    return made if db is None or name == DEFAULT else FailureAwareEstimator(made, db)
+    return made if db is None or name == DEFAULT else FailureAwareEstimator(made, KnownModels(db, graphs))
 
 
 class FailureAwareEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by another one, without what failed."""
 
-    def __init__(self, estimator: Estimator, db: KernelDb) -> None:
+    def __init__(self, estimator: Estimator, known: KnownModels) -> None:
         self._estimator = estimator
-        self._models = read_measured(db)
-        self._groups = read_groups(db, self._models)
+        self._known = known
+        self._models: dict[str, MeasuredModel | None] = {}
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -76,11 +76,18 @@ class FailureAwareEstimator:
         InputError
             As the estimator does, and where a failure rules the workload out.
         """
-        known, workload = self._models.get(model), Workload(model, batch, share, processes)
-        if known is not None and not known.has_run(device.name, workload):
-            require_no_failure(device, workload, known.failures.get(device.name, ()))
-        require_no_failed_group(device, workload, beside, self._groups)
+        workload = Workload(model, batch, share, processes)
+        if (known := self._find_model(model)) is not None:
+            self._known.require_no_failure(known, device, workload, beside)
         return self._estimator.estimate(model, device, batch, share, beside, processes)
+
+    def _find_model(self, model: str) -> MeasuredModel | None:
+        """Return what is known of a model, None where the database lacks it and there is no file."""
+        if model not in self._models:
+            self._models[model] = None
+            with suppress(InputError):
+                self._models[model] = self._known.find_model(model)
+        return self._models[model]
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return what the estimator says."""
@@ -92,6 +99,6 @@ class FailureAwareEstimator:
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
         """Return the table of the estimator, which says nothing of failures; None where some failed beside others."""
-        if any(failed.device == device.name for failed in self._groups.failed):
+        if any(failed.device == device.name for failed in self._known.groups.failed):
             return None
         return tabulate_interference(self._estimator, device, workloads)

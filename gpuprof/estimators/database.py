@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
-from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
+from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.figures import (
     behaviour_after_pause,
     estimate_bandwidth,
@@ -179,12 +178,7 @@ class DatabaseEstimator:
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
         device, known = identity.device, self.known.find_model(workload.model)
-        failed = known.failed_on(device.name)
-        if failed and not known.has_run(device.name, workload):
-            require_no_failure(device, workload, failed)
-        if self.known.groups.failed:
-            named = [replace(one, model=self.known.find_recorded_name(one.model)) for one in (workload, *beside)]
-            require_no_failed_group(device, named[0], named[1:], self.known.groups)
+        self.known.require_no_failure(known, device, workload, beside)
         latency, cv = self._alone(identity, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)

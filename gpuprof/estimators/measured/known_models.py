@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
 from gpuprof.estimators.measured.groups import read_groups
 from gpuprof.estimators.measured.measured import MeasuredModel, Point, read_measured
 from gpuprof.estimators.measured.sized import choose_sizes, group_by_model, unmeasured_at
@@ -137,6 +139,23 @@ class KnownModels:
             return model
         same = (name for name, one in self.measured.items() if one.sha256 == found.sha256 and one.sizes == found.sizes)
         return found.name if found.name in self.measured or found.sha256 is None else next(same, model)
+
+    def require_no_failure(
+        self, known: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
+    ) -> None:
+        """Do nothing where no failure rules out a workload of ``known``, alone or beside the others.
+
+        Raises
+        ------
+        InputError
+            With the failure.
+        """
+        failed = known.failed_on(device.name)
+        if failed and not known.has_run(device.name, workload):
+            require_no_failure(device, workload, failed)
+        if beside and self.groups.failed:
+            named = [replace(one, model=self.find_recorded_name(one.model)) for one in (workload, *beside)]
+            require_no_failed_group(device, named[0], named[1:], self.groups)
 
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.

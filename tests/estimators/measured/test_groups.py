@@ -15,9 +15,10 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
-from tests.estimators.rows import database, measured_row
+from tests.estimators.rows import database, measured_row, two_layers
 
 V100 = device("v100")
 HALF = Share(50.0)
@@ -100,3 +101,19 @@ def test_the_check_refuses_a_map_whose_neighbours_failed_together(tmp_path: Path
     assert [one.message for one in found if one.rule == "failed"] == [
         "a at batch 1 under 50% beside twin at batch 1 under 50% failed on v100: out of memory"
     ]
+
+
+def test_what_failed_under_another_name_counts_for_the_same_file(tmp_path: Path) -> None:
+    file = two_layers(tmp_path / "renamed.onnx")
+    failed = replace(_failed_row(), model_sha256=load_graph(file, 1).sha256)
+    rows = [replace(one, model_sha256=failed.model_sha256) for one in make_rows() if one.model == "a"]
+    whole = [replace(one, max_occupancy_pct=10.0) for one in rows if one.sm_share_pct == 100.0]
+    db = database(tmp_path / "db", [*whole, failed])
+    estimator = make_estimator("usher", db, {"renamed": file})
+    assert estimator.estimate("renamed", V100, 2, HALF).latency_ms.value > 0.0
+    with pytest.raises(InputError, match="renamed at batch 8 .* is ruled out: a at batch 4 under 50%"):
+        estimator.estimate("renamed", V100, 8, HALF)
+
+
+def _failed_row() -> ModelRow:
+    return replace(measured_row("a", 4, 1.0, device=V100.name, share=50.0), latency_mean_ms=None, error=MEMORY)
