@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 from gpuprof.domain.deployment import DeploymentMap, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Figure
+from gpuprof.domain.estimate import MOST_VARIATION, Figure
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
@@ -16,6 +16,8 @@ from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 
 #: Every size up to a replica's batch is looked at; nobody serves larger ones.
 MOST_BATCH = 4096
+#: How many times as long as a larger batch one may take: kernels of odd sizes are slow, and a batch can be filled up.
+_MOST_LONGER = 10.0
 _TOLERANCE = 1e-6
 
 
@@ -49,7 +51,16 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,) * replica.batch
         if len(times) != replica.batch or min(times) <= 0.0:
             return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
+        least = times[-1]
+        for size in range(len(times), 0, -1):
+            least = min(least, times[size - 1])
+            if times[size - 1] > _MOST_LONGER * least:
+                return (
+                    f"{size} requests of {replica.model} take {times[size - 1]:.4g} ms, and more of them {least:.4g} ms"
+                )
         said = replica.predicted
+        if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
+            return f"the time of {replica.model} is said to vary by more than {MOST_VARIATION:g} times itself"
         return _queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
     beside = neighbour_workloads(partition, replica)
     try:

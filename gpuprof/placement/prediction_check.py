@@ -44,7 +44,20 @@ _Place = tuple[Node, Gpu, Partition, Replica]
 
 
 def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield every prediction of the map that is not what follows from the estimator, or from its other figures."""
+    """Yield every prediction of the map that is not what follows from the estimator, or from its other figures.
+
+    Queues and bounds are worked out only where the figures of the replicas are as they must be: they rest on these.
+    """
+    replicas = tuple(_check_replicas(deployment, evidence))
+    yield from replicas
+    yield from _model_figures(deployment)
+    yield from _map_figures(deployment, evidence)
+    if not replicas:
+        yield from check_bounds(deployment, evidence)
+        yield from check_queues(deployment, evidence)
+
+
+def _check_replicas(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     for place in deployment.places():
         node, gpu, _, replica = place
         where = f"{node.name} gpu {gpu.index}"
@@ -54,9 +67,6 @@ def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator
             *_against_estimator(place, evidence),
         ):
             yield Violation("figures", where, f"{replica.model}: {message}")
-    yield from _model_figures(deployment)
-    yield from _map_figures(deployment, evidence)
-    yield from check_queues(deployment, evidence)
 
 
 def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
@@ -284,7 +294,6 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         yield _wrong(f"{predicted.moves} replicas are said to move, and there are {len(replicas)}")
     yield from _cost(deployment, evidence)
     yield from _ends(deployment, evidence)
-    yield from check_bounds(deployment, evidence)
     if predicted.external_fragmentation is not None:
         left = _unused_part(deployment, evidence)
         if abs(predicted.external_fragmentation - left) > _RELATIVE:

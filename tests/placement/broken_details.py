@@ -142,4 +142,19 @@ PLANS = (
     Breakage("shares of two devices on one", lambda c: parts(c)[0].update(unshared=False), "unshared"),
     Breakage("all memory for one of two without shares", in_replica(memory_limit_bytes=16 * 2**30), "unshared"),
 )
-DETAILS = (*NUMBERS, *NAMES, *MERGES, *REQUIREMENTS, *PLANS)
+
+
+def _in_times(place: int, value: float) -> Edit:
+    return lambda content: replica(content)["batch_latency_ms"].__setitem__(place, value)
+
+
+#: Each of these stopped the check once, or was not seen without an estimator.
+TIMES = (
+    Breakage("a time that varies a billion times itself", in_prediction(latency_cv=1e9), "pool"),
+    Breakage("a pause that varies a billion times itself", in_prediction(pause_cv=1e9), "pool"),
+    Breakage("a batch that takes longer than the universe", in_prediction(latency_ms=1e300), "pool"),
+    Breakage("a batch of one that takes longer than the universe", _in_times(0, 1e300), "pool"),
+    Breakage("a batch of two of eleven days", _in_times(1, 1e9), "pool"),
+    Breakage("a batch of two that takes next to nothing", _in_times(1, 1e-300), "pool"),
+)
+DETAILS = (*TIMES, *NUMBERS, *NAMES, *MERGES, *REQUIREMENTS, *PLANS)

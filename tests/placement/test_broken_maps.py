@@ -12,6 +12,7 @@ import pytest
 from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.deploy import to_map
@@ -22,7 +23,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.rules.host_work import recorded_work
 from tests.placement.broken_claims import CLAIMS
-from tests.placement.broken_details import DETAILS
+from tests.placement.broken_details import DETAILS, TIMES
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
 EVERY = (*BREAKAGES, *CLAIMS, *DETAILS)
@@ -189,6 +190,17 @@ def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
 @pytest.mark.parametrize("breakage", [one for one in EVERY if not one.needs_estimator], ids=lambda one: one.name)
 def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=False)
+
+
+@pytest.mark.parametrize("breakage", TIMES, ids=lambda one: one.name)
+@pytest.mark.parametrize("with_estimator", [True, False])
+def test_times_that_cannot_be_are_refused_before_a_queue_is_worked_out_of_them(
+    breakage: Breakage, with_estimator: bool
+) -> None:
+    content = json.loads(MAPS[breakage.layout].to_json())
+    breakage.edit(content)
+    against = replace(evidence(PROBLEMS[breakage.layout]), queueing=BatchQueue())
+    assert check(parse_map(content, "broken"), against if with_estimator else replace(against, estimator=None))
 
 
 @pytest.mark.parametrize(

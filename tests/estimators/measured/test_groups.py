@@ -111,7 +111,7 @@ def test_what_failed_under_another_name_counts_for_the_same_file(tmp_path: Path)
     db = database(tmp_path / "db", [*whole, failed])
     estimator = make_estimator("usher", db, {"renamed": file})
     assert estimator.estimate("renamed", V100, 2, HALF).latency_ms.value > 0.0
-    with pytest.raises(InputError, match="renamed at batch 8 .* is ruled out: a at batch 4 under 50%"):
+    with pytest.raises(InputError, match=r"renamed at batch 8 .* is ruled out: a at batch 4 under 50%"):
         estimator.estimate("renamed", V100, 8, HALF)
 
 
