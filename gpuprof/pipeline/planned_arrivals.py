@@ -51,12 +51,13 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
 
 def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
     """Return the shape of each model's arrivals, or one for all."""
-    from gpuprof.domain.arrival_text import parse_arrivals
+    from gpuprof.domain.arrival_text import FORMS, parse_arrivals
     from gpuprof.simulator.trace import read_trace
 
     path = Path(text)
     if not path.is_file():
-        if path.suffix:
+        # The end of gamma:0.5 is no suffix.
+        if path.suffix and text.partition(":")[0].strip().lower() not in FORMS:
             raise InputError(
                 f"there is no trace {text}", "name a file with the column time_s, or a shape as in gamma:4"
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.arrival_process import Batched, RecordedArrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, Batched, Gamma, Lognormal, RecordedArrivals
 from gpuprof.domain.model_queues import ModelQueues, queue_of
 from gpuprof.domain.shaped_queue import ShapedQueue
 from gpuprof.domain.sojourn import Arrivals, BatchServer
@@ -34,6 +34,16 @@ def test_a_shape_by_name_is_planned_for() -> None:
     assert queueing.shape == Batched(1.0, 8)
     calm = BatchQueue().pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0)
     assert queueing.pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0) > 1.2 * calm
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("gamma:0.5", Gamma(1.0, 0.5)), ("Lognormal:2.25", Lognormal(1.0, 2.25)), ("gamma:4", Gamma(1.0, 4.0))],
+)
+def test_a_fraction_in_a_shape_is_no_suffix_of_a_file(text: str, shape: ArrivalProcess) -> None:
+    queueing = make_queueing(text, ["a"])
+    assert isinstance(queueing, ShapedQueue)
+    assert queueing.shape == shape
 
 
 def test_a_trace_is_planned_for_at_the_rate_that_is_asked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import FailureAwareEstimator
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
+from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.services import ServiceEstimator
 from gpuprof.kernel_db.store import KernelDb
 
@@ -81,7 +82,7 @@ def test_services_have_the_table_of_their_models() -> None:
 
 def test_who_refuses_what_failed_has_the_table_of_the_estimator_that_it_asks(tmp_path: Path) -> None:
     known, asked = estimator(random.Random(1)), [Workload("m0", 4, Share(50.0))]
-    table = FailureAwareEstimator(known, KernelDb(tmp_path)).tabulate_interference(V100, asked)
+    table = FailureAwareEstimator(known, KnownModels(KernelDb(tmp_path))).tabulate_interference(V100, asked)
     expected = known.tabulate_interference(V100, asked)
     assert table is not None
     assert expected is not None
