@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
+from gpuprof.serving.protocol.body_turns import BodyTurns
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES, HttpConnection
 from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route
@@ -77,7 +78,7 @@ class HttpApi:
         self.arena = router.arena
         self.scratch, self.waste = bytearray(SCRATCH_BYTES), bytearray(WASTE_BYTES)
         self.connections = ConnectionSet[HttpConnection](connections_per_peer)
-        self.turns, self.discards = LoopTurns(), DiscardTurns()
+        self.turns, self.bodies, self.discards = LoopTurns(), BodyTurns(), DiscardTurns()
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
@@ -365,9 +366,9 @@ def _text_bytes(asked: InferRequest, outputs: list[OutputTensor]) -> int:
     return sum(len(output.data) for output in outputs if output.position not in asked.binary)
 
 
-def _foresee(model: ServedModel, text: Buffer, client: str) -> None:
+def _foresee(model: ServedModel, text: Buffer, client: str, waited_ms: float) -> None:
     """Refuse a request whose tensors have not come yet if it could not be answered in time."""
-    model.foresee(partial(read_urgency, text), client)
+    model.foresee(partial(read_urgency, text), client, waited_ms)
 
 
 def find_batch_key(model: ServedModel, asked: InferRequest) -> object:

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 import orjson
 
+from gpuprof.serving.protocol.body_turns import TURN_BYTES, BodyTurns
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
@@ -52,6 +53,7 @@ class ConnectionOwner(Protocol):
     waste: bytearray
     connections: ConnectionSet[HttpConnection]
     turns: LoopTurns
+    bodies: BodyTurns
     discards: DiscardTurns
     known_heads: dict[bytes, KnownHead]
 
@@ -92,7 +94,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._choked = False
         self._lingering = False
-        self._awaits_turn = self._awaits_discard = False
+        self._awaits_turn = self._awaits_body = self._awaits_discard = False
         self._client_ended = False
         self._waits_since: float | None = None
         self._began: float | None = None
@@ -138,6 +140,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._grow(incoming)
             elif incoming.refusal is not None:
                 self._discard_in_turn(incoming)
+            elif incoming.received > TURN_BYTES:
+                self._site.bodies.end(self)
         elif self._pending or self.busy or self._choked or not self._has_turn(self._site.scratch, count):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
@@ -161,6 +165,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _discard_in_turn(self, incoming: Incoming) -> None:
         """Receive more of a body that is refused when it is its turn."""
+        self._site.bodies.end(self)
         if not self._awaits_discard:
             self._awaits_discard = True
             self._pause()
@@ -169,6 +174,29 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _discard_more(self) -> None:
         self._awaits_discard = False
         self._resume()
+
+    def _receive_in_turn(self, incoming: Incoming) -> None:
+        """Receive the rest of a large body now or when it is its turn."""
+        if not self._awaits_body and not self._site.bodies.begin(self, incoming.route.lane):
+            self._awaits_body = True
+            self._pause()
+
+    def take_body_turn(self) -> None:
+        """Receive the rest of a large body."""
+        self.touched = time.monotonic()
+        self._awaits_body = False
+        self._resume()
+
+    def gives_up(self, waited_s: float) -> bool:
+        """Return whether a large body is not to be received: its answer would be late, or nobody waits for it."""
+        incoming = self._incoming
+        if incoming is None or self._transport is None:
+            return True
+        if incoming.is_still_wanted(1000.0 * waited_s, self._site.arena):
+            return False
+        self._awaits_body = False
+        self._discard_in_turn(incoming)
+        return True
 
     def _has_turn(self, buffer: bytearray, count: int) -> bool:
         """Return whether a new request that begins with the first bytes of ``buffer`` may be read now, or goes on."""
@@ -205,6 +233,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Give everything back."""
         self._site.connections.discard(self)
+        self._site.bodies.end(self)
         self._transport = None
         self._release()
         incoming = self._incoming
@@ -316,7 +345,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
         self._pending[:0] = memoryview(pending)[used:]
-        if not self._awaits_discard:
+        if not (self._awaits_body or self._awaits_discard):
             self._resume()
 
     def _consume(self, buffer: bytearray, end: int) -> int:
@@ -386,8 +415,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             return end
         if whole:
             self._dispatch(incoming)
-        elif incoming.space(self._site.waste) is not None and incoming.refusal is not None:
+        elif incoming.refusal is not None and incoming.space(self._site.waste) is not None:
             self._discard_in_turn(incoming)
+        elif incoming.view is not None:
+            self._receive_in_turn(incoming)
         return used
 
     def _grow(self, incoming: Incoming) -> None:
@@ -397,6 +428,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reject(refusal)
 
     def _dispatch(self, incoming: Incoming) -> None:
+        self._site.bodies.end(self)
         self.busy = True
         if incoming.refusal is not None:
             self.refuse(incoming.refusal)
@@ -414,6 +446,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer before the request was read, and close: what follows cannot be told apart from a request."""
         if self._incoming is not None:
             self._incoming.release(self._site.arena)
+        self._site.bodies.end(self)
         self._keep_alive = False
         self.refuse(refusal)
 

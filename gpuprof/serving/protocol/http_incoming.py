@@ -78,9 +78,9 @@ class Route:
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Bytes that the body may have.
     in_arena: bool = False  #: Whether a large body is to be received in the arena.
-    #: Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
-    #: need not be received because it will be refused anyhow.
-    foresee: Callable[[Buffer, str], None] | None = None
+    #: Given the JSON that large tensors are about to follow, who sends it, and for how many ms the router has kept it
+    #: waiting, raises the refusal of a request that need not be received because it will be refused anyhow.
+    foresee: Callable[[Buffer, str, float], None] | None = None
     #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
     lane: Hashable = None
 
@@ -244,10 +244,21 @@ class Incoming:
         self._undecided = False
         try:
             if self.route.foresee is not None and self._json_bytes <= len(beginning):
-                self.route.foresee(beginning[: self._json_bytes], self.peer)
+                self.route.foresee(beginning[: self._json_bytes], self.peer, 0.0)
             self._reserve(min(self.length, _FIRST_GROWTH * max(len(beginning), _FIRST_BYTES)), arena)
         except RefusedError as refusal:
             self._refuse(refusal)
+
+    def is_still_wanted(self, waited_ms: float, arena: Arena) -> bool:
+        """Return whether the rest is to be received for its answer, after so long a wait; else it is refused."""
+        if self.view is None or self.route.foresee is None or self._json_bytes > self.received:
+            return True
+        try:
+            self.route.foresee(self.view[: self._json_bytes], self.peer, waited_ms)
+        except RefusedError as refusal:
+            self.release(arena)
+            self.refusal = refusal.with_traceback(None)
+        return self.refusal is None
 
     def _reserve(self, size: int, arena: Arena) -> None:
         """Take memory for the first ``size`` bytes of a body, placed so that the first tensor in it is aligned."""

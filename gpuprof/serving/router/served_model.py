@@ -171,7 +171,7 @@ class ServedModel:
             return self.slo_ms
         return min(timeout_ms, max(_LONGEST_MS, _LONGEST_SLOS * self.slo_ms))
 
-    def foresee(self, urgency: Callable[[], Urgency], client: str = "") -> None:
+    def foresee(self, urgency: Callable[[], Urgency], client: str = "", waited_ms: float = 0.0) -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it, whichever replica it chose.
 
         Receiving them is most of what a refusal costs. A request that is traced is received, so that its span is told.
@@ -182,6 +182,8 @@ class ServedModel:
             Returns how urgent it is; asked only where that matters.
         client : str
             Who sends it.
+        waited_ms : float
+            For how long the router has not read on. Where that alone makes it late it is refused by idle workers, too.
 
         Raises
         ------
@@ -189,7 +191,9 @@ class ServedModel:
             503, when it could not be answered in time.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
-        if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
+        if self.tracer is not None or not alive:
+            return
+        if not waited_ms and not all(replica.is_occupied for replica in alive):
             return
         now, asked = time.monotonic(), urgency()
         deadline_ms = self.deadline_ms(asked.timeout_ms)
@@ -197,12 +201,13 @@ class ServedModel:
         loads = [replica.load(now, asked.priority, deadline_ms, flow) for replica in alive]
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)
-        if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
+        is_late = waited_ms > 0.0 and waited_ms + soonest_ms > self._allowed_ms(deadline_ms, now)
+        if is_late or all(self._refuses(load, soonest_ms, waited_ms, deadline_ms, now) for load in loads):
             soonest = times_ms.index(soonest_ms)
             self._note_arrival(alive[soonest], loads[soonest], now, refused=deadline_ms >= self.slo_ms)
             self._counts.arrived += 1
             self._counts.refused += 1
-            raise overload_refusal(self.name, soonest_ms, deadline_ms)
+            raise overload_refusal(self.name, waited_ms + soonest_ms, deadline_ms)
 
     def _place(self, inference: Inference) -> None:
         now = time.monotonic()

@@ -254,7 +254,7 @@ class ServedReplica:
             self._owner.refuse(inference, overtaken_refusal())
 
     def _find_free_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or one that can be given its next full batch while it still runs one.
+        """Return an idle worker, or the one with least at hand that can be given a full batch while it still runs one.
 
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
@@ -266,7 +266,7 @@ class ServedReplica:
                 return worker
             if worker.is_ready:
                 ready += 1
-                if prefetching is None and worker.can_prefetch:
+                if worker.can_prefetch and (prefetching is None or worker.batches < prefetching.batches):
                     prefetching = worker
         return prefetching if self.waiting_rows >= self.plan.batch * ready else None
 
@@ -333,6 +333,9 @@ class ServedReplica:
     def _batches_lost(self, batches: list[SentBatch]) -> None:
         """Send again what a worker had when it died, elsewhere if nobody is left here."""
         lost = [inference for batch in batches for inference in batch.inferences]
+        for batch in batches[1:]:  # at hand behind the one that ran: not what the worker died of
+            for inference in batch.inferences:
+                inference.attempts -= 1
         again = []
         for inference in lost:
             if is_given_up(inference.attempts):

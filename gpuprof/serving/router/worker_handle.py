@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -13,7 +14,10 @@ from gpuprof.serving.transport.inference import Inference
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 
-_DEPTH = 2  # batches that a worker may have: one it runs, one at hand
+#: A worker has a batch at hand beside the one that it runs; of quick ones as many as it runs in so many ms: the router
+#: comes to give it more once in a turn of its loop, and under load, with large bodies, a turn takes as long.
+_AT_HAND_MS, _MOST_BATCHES = 5.0, 32
+_WEIGHT = 0.2  # of the last batch in the mean of what the worker itself says that batches take
 #: Seconds for the first load, which compilers for GPUs may make long, and for a later one at least.
 _FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
 #: A later load may take so many times as long as the longest before.
@@ -42,6 +46,7 @@ class WorkerHandle:
         self._link: Link | None = None
         self._busy_until = 0.0
         self._last_done = 0.0
+        self._run_ms = math.inf
         self._loading: tuple[int, float] | None = None  # the process that loads, and since when
         self._longest_load_s: float | None = None
         self._stopping = False
@@ -110,7 +115,15 @@ class WorkerHandle:
     @property
     def can_prefetch(self) -> bool:
         """Whether there is a worker that may be given a batch in advance."""
-        return self._link is not None and self._link.is_ready and len(self._link.sent) < _DEPTH
+        if self._link is None or not self._link.is_ready:
+            return False
+        count = self.batches
+        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < _AT_HAND_MS)
+
+    @property
+    def batches(self) -> int:
+        """Batches that the worker has: the one that it runs, and those at hand."""
+        return 0 if self._link is None else len(self._link.sent)
 
     @property
     def requests(self) -> int:
@@ -188,6 +201,8 @@ class WorkerHandle:
             inference.sent = begun  # at hand, but behind another batch, is still in the queue
         batch.took_ms = 1000.0 * (now - begun)
         self._last_done = now
+        run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
+        self._run_ms = run_ms if math.isinf(self._run_ms) else self._run_ms + _WEIGHT * (run_ms - self._run_ms)
         self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
         self._on_done(batch, answer)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpuprof.serving.protocol.body_turns import MOST_BODIES
+from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
@@ -436,7 +438,7 @@ def test_no_more_of_a_large_request_is_read_while_it_waits_for_its_turn(
 
 
 def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_is_answered(api: HttpApi) -> None:
-    def refuse(text: Buffer, peer: str) -> None:
+    def refuse(text: Buffer, peer: str, waited_ms: float) -> None:
         raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
 
     route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, in_arena=True, foresee=refuse)
@@ -458,4 +460,54 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
 
     written = asyncio.run(ask())
     assert re.findall(rb"HTTP/1.1 (\d+)", written) == [b"503", b"200"]
+    assert not api.arena.used
+
+
+def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or_refused_when_it_is_too_late(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_late(text: Buffer, peer: str, waited_ms: float) -> None:
+        if waited_ms > 100.0:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
+
+    def answer(client: HttpClient, head: HttpHead, body: ReceivedBody) -> None:
+        assert body.slot is not None
+        api.arena.give_back(body.slot)
+        client.respond(200, b"text/plain", b"")
+
+    api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, in_arena=True, foresee=refuse_late)
+    api.connections = ConnectionSet(100)
+    head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nInference-Header-Content-Length: 0\r\n\r\n"
+
+    async def ask() -> None:
+        clients = [connect(api) for _ in range(MOST_BODIES + 3)]
+        for connection, _ in clients:
+            feed(connection, head + bytes(40_000))
+        assert [transport.paused for _, transport in clients] == [False] * MOST_BODIES + [True] * 3
+
+        feed(clients[0][0], bytes(60_000))
+        assert b" 200 " in clients[0][1].written
+        assert [transport.paused for _, transport in clients[MOST_BODIES:]] == [False, True, True]
+        feed(clients[MOST_BODIES][0], bytes(60_000))
+        assert b" 200 " in clients[MOST_BODIES][1].written
+        assert not clients[-2][1].paused and clients[-1][1].paused
+
+        clients[-2][0].connection_lost(None)  # its turn goes to the last, which has waited for too long
+        for connection, _ in clients[1:MOST_BODIES]:
+            connection.touched += 1.0
+        assert not clients[-1][1].paused
+        late, transport = connect(api)
+        feed(late, head + bytes(40_000))
+        assert transport.paused
+        now = time.monotonic()
+        monkeypatch.setattr("gpuprof.serving.protocol.body_turns.time.monotonic", lambda: now + 0.2)
+        feed(clients[1][0], bytes(60_000))
+        await asyncio.sleep(0)
+        assert not transport.paused  # to receive the rest for nothing
+        feed(late, bytes(60_000))
+        assert b" 503 " in transport.written and b" 200 " in clients[1][1].written
+        for connection, _ in clients[2:]:
+            connection.connection_lost(None)
+
+    asyncio.run(ask())
     assert not api.arena.used

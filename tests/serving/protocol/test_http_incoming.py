@@ -20,7 +20,7 @@ JSON = b'{"inputs": []}'
 LARGE = INLINE_BYTES + 1000
 
 
-def incoming(length: int, foresee: Callable[[Buffer, str], None] | None = None) -> Incoming:
+def incoming(length: int, foresee: Callable[[Buffer, str, float], None] | None = None) -> Incoming:
     text = (
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
         b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
@@ -30,7 +30,7 @@ def incoming(length: int, foresee: Callable[[Buffer, str], None] | None = None) 
     return begun
 
 
-def too_much(text: Buffer, client: str) -> None:
+def too_much(text: Buffer, client: str, waited_ms: float) -> None:
     raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much to do", overloaded=True)
 
 
@@ -50,7 +50,7 @@ def take(begun: Incoming, data: bytes, cuts: list[int], arena: Arena) -> list[bo
 def test_however_a_large_body_is_cut_it_lies_whole_in_the_arena(cuts: list[int]) -> None:
     data = JSON + bytes(number % 251 for number in range(LARGE - len(JSON)))
     seen: list[bytes] = []
-    arena, begun = Arena(1 << 20), incoming(LARGE, lambda text, _: seen.append(bytes(text)))
+    arena, begun = Arena(1 << 20), incoming(LARGE, lambda text, *_: seen.append(bytes(text)))
     assert take(begun, data, cuts, arena)[-1]
     received = begun.body()
     assert received.body.offset is not None and received.slot is not None

@@ -34,6 +34,10 @@ class FakeWorker:
         return self.is_ready and len(self.sent) < 2
 
     @property
+    def batches(self) -> int:
+        return len(self.sent)
+
+    @property
     def requests(self) -> int:
         return sum(len(batch.inferences) for batch in self.sent)
 
@@ -233,6 +237,18 @@ def test_a_request_that_every_worker_dies_of_is_given_up() -> None:
         assert owner.adopted == []
 
     play(scene, batch=1, wait_ms=0.0, workers=3)
+
+
+def test_what_was_only_at_hand_when_a_worker_died_is_no_suspect() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        running, at_hand = inference(0), inference(1)
+        replica.submit(running)
+        replica.submit(at_hand)
+        assert workers[0].names() == [[[0]], [[1]]]
+        workers[0].die()
+        assert (running.attempts, at_hand.attempts) == (1, 0)
+
+    play(scene, batch=1, wait_ms=0.0)
 
 
 def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:

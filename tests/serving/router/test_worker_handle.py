@@ -1,0 +1,65 @@
+"""What one worker is given in advance: one batch, and more of quick ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from gpuprof.serving.router.worker_handle import WorkerHandle
+from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
+from gpuprof.serving.transport.inference import Inference
+
+
+class StubLink:
+    """A ready worker that answers when the test says so, after it ran for ``run_ms`` by its own account."""
+
+    spec = object()
+    pid = 1
+
+    def __init__(self, events: LinkEvents, run_ms: float) -> None:
+        self._events, self._run_ms = events, run_ms
+        self.is_ready = False
+        self.sent: dict[int, SentBatch] = {}
+        self._numbers = 0
+
+    async def start(self, order: Any) -> None:
+        self.is_ready = True
+        self._events.on_ready(cast(Any, self.spec))
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
+        self._numbers += 1
+        self.sent[self._numbers] = SentBatch(self._numbers, inferences, rows, expected_ms, now)
+
+    def finish(self) -> None:
+        batch = self.sent.pop(min(self.sent))
+        self._events.on_done(batch, BatchAnswer(0, int(1e6 * self._run_ms), 0, [], 1))
+
+
+@pytest.mark.parametrize(("run_ms", "batches"), [(0.001, 32), (0.5, 10), (2.0, 3), (20.0, 2)])
+def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at_least(
+    run_ms: float, batches: int
+) -> None:
+    async def ask() -> None:
+        links = list[StubLink]()
+
+        def connect(events: LinkEvents) -> Any:
+            links.append(StubLink(events, run_ms))
+            return links[0]
+
+        handle = WorkerHandle("m/0.0", cast(Any, None), connect, hang_s=5.0)
+        handle.bind(lambda: None, lambda batch, answer: None, lambda batch, text: None, lambda lost: None)
+        assert not handle.can_prefetch
+        await handle.start()
+
+        def fill() -> int:
+            while handle.is_idle or handle.can_prefetch:
+                handle.send([], 1, 100.0, 0.0)
+            return handle.batches
+
+        assert fill() == 2  # nothing is known of its times yet, and what is expected of it is no measurement
+        links[0].finish()
+        assert fill() == batches
+
+    asyncio.run(ask())
