@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuprof.domain.demand import Demand
@@ -24,6 +25,12 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced, is_refused_ever
 _LIKELY = 0.7
 #: Of the SLO: what takes no longer than this for a batch likely keeps it at a high load.
 _PART = 0.4
+#: Of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of so many.
+_GOOD, _MOST_TRIED = 0.65, 12
+#: Part of the time that is left when the first that keeps its SLO is taken.
+_EARLY = 0.6
+#: How much that counts which may hardly keep its SLO, beside what surely does.
+_LATE = 1e-3
 #: Seconds of processor time in which models are put together in any case.
 _LEAST_S = 0.3
 
@@ -39,14 +46,14 @@ def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Place
     Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models tolerate
     each other is asked while there is time, for a moment in any case; then each gets a device of its own.
     """
-    cost, until = make_cost(problem), limit.with_least(_LEAST_S)
+    cost, until, early = make_cost(problem), limit.with_least(_LEAST_S), limit.keeping(_EARLY * (limit.seconds or 0.0))
     bins = FleetBins(problem, segments)
     known: dict[str, list[Segment]] = {}
     for demand in problem.by_priority():
         first = problem.demand(segments.first_alike(demand.model))
         if first.model not in known:
             devices = (entry.device for entry in problem.fleet.entries)
-            known[first.model] = [one for device in devices for one in _segments(segments, first, device)]
+            known[first.model] = [one for device in devices for one in _segments(segments, first, device, early)]
         found = [replace(one, model=demand.model) for one in known[first.model]]
         cover = cheapest_cover(demand, found, cost)
         _place_cover(problem, segments, cover, bins, until)
@@ -56,12 +63,12 @@ def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Place
     return Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by)
 
 
-def _segments(segments: Segments, demand: Demand, device: Device) -> tuple[Segment, ...]:
+def _segments(segments: Segments, demand: Demand, device: Device, early: Limit) -> tuple[Segment, ...]:
     """Return what was looked at, and a segment that is quick to find unless that serves everything."""
     known = segments.looked_at(demand, device)
     if any(one.capacity_rps >= demand.rate_rps for one in known):
         return known
-    quick = _quick_segment(segments, demand, device)
+    quick = _quick_segment(segments, demand, device, early)
     return known if quick is None else (*known, quick)
 
 
@@ -80,33 +87,56 @@ def _place_alone(segments: Segments, bins: FleetBins, device: str, replica: Plac
         fresh.add(replica, segments)
 
 
-def _quick_segment(segments: Segments, demand: Demand, device: Device) -> Segment | None:
+def _quick_segment(segments: Segments, demand: Demand, device: Device, early: Limit) -> Segment | None:
     """Return a segment under a share, as small as bisection finds, that serves everything, else one of the largest."""
     shares = segments.problem.estimator.shares(demand.model, device)
     smallest, low, high = None, 0, len(shares)
+    place, step = bisect_left(shares, True, key=lambda share: _is_likely(segments, demand, device, share)), 1
     while low < high:
-        middle = (low + high) // 2
+        # From where it likely suffices in steps twice as large each time: every share takes a queue or two.
+        middle = place if low <= place < high else (low + high) // 2
         able = _smallest_sufficient(segments, demand, device, shares[middle])
         if able is None:
-            low = middle + 1
+            low, place = middle + 1, middle + step
         else:
-            smallest, high = able, middle
-    return _most_efficient(segments, demand, device, shares) if smallest is None else smallest
+            smallest, high, place = able, middle, middle - step
+        step *= 2
+    return _most_efficient(segments, demand, device, early) if smallest is None else smallest
 
 
-def _most_efficient(segments: Segments, demand: Demand, device: Device, shares: Sequence[Share]) -> Segment | None:
-    """Return a segment that does much for what it takes, by what it does when every batch is full."""
-    likely: list[tuple[float, Workload]] = []
-    others: list[tuple[float, Workload]] = []
-    for share in shares:
+def _is_likely(segments: Segments, demand: Demand, device: Device, share: Share) -> bool:
+    """Whether a workload under the share likely keeps the SLO at the demand's rate, by its times alone."""
+    return any(
+        demand.rate_rps <= _LIKELY * most_rps and segments.latency_ms(device, workload) <= demand.slo.latency_ms * _PART
+        for most_rps, workload in _throughputs(segments, demand, device, share)
+    )
+
+
+def _most_efficient(segments: Segments, demand: Demand, device: Device, early: Limit) -> Segment | None:
+    """Return a segment that does much for what it takes: of full batches with time to wait, the best of a few."""
+    ranked: list[tuple[float, Workload]] = []
+    for share in segments.problem.estimator.shares(demand.model, device):
         for most_rps, workload in _throughputs(segments, demand, device, share):
-            in_time = segments.latency_ms(device, workload) <= demand.slo.latency_ms * _PART
-            (likely if in_time else others).append((-most_rps / device.fraction(share), workload))
-    for _, workload in sorted(likely, key=_by_rate) + sorted(others, key=_by_rate, reverse=True):
+            # Behind another batch one takes twice its time: the nearer that is to the SLO, the less is served.
+            left = 1.0 - 2.0 * segments.latency_ms(device, workload) / demand.slo.latency_ms
+            ranked.append((-most_rps / device.fraction(share) * (left if left > 0.0 else _LATE), workload))
+    ranked.sort(key=_by_rate)
+    best: Segment | None = None
+    for number, (_, workload) in enumerate(ranked):
         made = segments.make(demand, device, workload)
-        if made is not None:
-            return made
-    return None
+        if made is not None and (best is None or _yield(device, made) > _yield(device, best)):
+            best = made
+        # What keeps its SLO at next to no load takes dozens of replicas, where the next may take one.
+        most_rps = segments.throughput_rps(device, workload)
+        good = made is not None and made.capacity_rps >= min(demand.rate_rps, _GOOD * most_rps)
+        if best is not None and (good or number >= _MOST_TRIED or early.is_over):
+            break
+    return best
+
+
+def _yield(device: Device, segment: Segment) -> float:
+    """Return what a segment serves for the part of the device that it takes."""
+    return segment.capacity_rps / device.fraction(segment.share)
 
 
 def _by_rate(pair: tuple[float, Workload]) -> tuple[object, ...]:

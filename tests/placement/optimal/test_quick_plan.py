@@ -13,6 +13,7 @@ from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.errors import GpuprofError
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
     ExponentialQueue,
@@ -30,7 +31,7 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import portfolio
 from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.quick_plan import make_quick_plan
+from gpuprof.placement.optimal.quick_plan import make_quick_plan, place_first_fit
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
@@ -202,3 +203,21 @@ def test_instances_and_shares_of_the_whole_that_do_as_much_are_compared() -> Non
     asked = [demand("m0", 90_000.0, 50.0)]  # more than any of them serves, so that the most efficient is looked for
     posed = problem(asked, [(sliced_device(), None)], _Proportional())  # type: ignore[arg-type]
     assert make_quick_plan(posed, Segments(posed), Limit()).gpus
+
+
+@pytest.mark.parametrize("slo_ms", [8.0, 12.0, 16.0, 20.0, 25.0, 30.0])
+def test_of_what_no_replica_serves_alone_each_serves_nearly_as_much_for_its_share_as_any_would(slo_ms: float) -> None:
+    asked = demand(rate_rps=20_000.0, slo_ms=slo_ms)
+    given_problem = replace(problem([asked]), estimator=CurvedEstimator(), queueing=BatchQueue())
+    segments, device = Segments(given_problem), given_problem.fleet.entries[0].device
+    every = [
+        made
+        for share in given_problem.estimator.shares(asked.model, device)
+        for workload in segments.workloads(asked.model, device, share)
+        if (made := segments.make(asked, device, workload)) is not None
+    ]
+    most = max(one.capacity_rps / device.fraction(one.share) for one in every)
+    placed = place_first_fit(given_problem, Segments(given_problem), Limit())
+    replicas = [one for gpu in placed.gpus for one in gpu.replicas()]
+    served = sum(one.rate_rps for one in replicas) / sum(device.fraction(one.share) for one in replicas)
+    assert served >= 0.6 * most
