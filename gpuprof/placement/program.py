@@ -24,8 +24,8 @@ _TOLERANCE = 1e-9
 _MOST_WORK = 400_000
 _MOST_NODES = 500
 _FEWEST_NODES = 20
-#: Whole numbers that HiGHS (1.15) counts in 32 bits: beyond 2**31 its presolve of reduced costs never ends, whatever the
-#: time limit. Nobody takes so many of anything; a bound of a sum divided by next to nothing asks for them.
+#: HiGHS (1.15) counts whole numbers in 32 bits: where a column may be larger its fixing by reduced costs never ends,
+#: whatever the time limit. Nobody takes so many of anything; what serves next to nothing could be taken so often.
 _MOST_COUNTED = 1e9
 #: A relative gap that is none.
 EXACT = 1e-7
