@@ -296,9 +296,7 @@ class Server:
                 if connection.is_idle:
                     if still_s > self._settings.idle_s:
                         connection.close()
-                elif connection.is_overdue(now, self._settings.stall_s) or (
-                    not connection.busy and still_s > self._settings.stall_s
-                ):
+                elif connection.is_overdue(now, self._settings.stall_s):
                     connection.abort()
             if self._grpc is not None:
                 await self._grpc.watch(now)

@@ -15,20 +15,21 @@ from typing import Protocol
 
 #: Bodies that are received at a time. More make nothing quicker: the router receives with one thread.
 MOST_BODIES = 8
-#: Whoever has sent nothing for so long waits for its client or its network, and keeps nobody from being received. A
-#: turn of the loop in which all these bodies are read takes less.
-SILENT_S = 0.02
+#: Of whom a turn of the loop finds less, that one waits for its client or its network, and keeps nobody from being
+#: received: else eight clients that send a byte now and then would keep all others out. Where the loop has little to
+#: do its turns are short, and more than a few are received, which then costs nobody anything.
+LEAST_BYTES = 1 << 13
 #: A body holds others up for so many bytes; beyond them it is received beside those that have their turn.
 TURN_BYTES = 1 << 23
-#: Where somebody has waited for longer, who came last is received first: they are answered in time, while in the order
-#: in which they came all would be received when it is too late.
-_LONG_S = 0.05
 
 
 class BodyReader(Protocol):
     """A connection on which a large body comes."""
 
-    touched: float  #: When bytes came last, in monotonic seconds.
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body that have come."""
+        ...
 
     def take_body_turn(self) -> None:
         """Receive what comes until `BodyTurns.end` is called."""
@@ -44,22 +45,27 @@ class BodyTurns:
 
     Parameters
     ----------
-    call_later : callable or None
-        Calls what it is given after so many seconds; None: the running loop's own.
+    call_soon : callable or None
+        Calls what it is given in the next turn of the loop; None: the running loop's own.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
-        self._call_later = call_later
-        self._receiving: dict[BodyReader, None] = {}
-        self._lanes: dict[Hashable, deque[tuple[float, BodyReader]]] = {}
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self._call_soon = call_soon
+        #: With the bytes that each had at the last check; None: its turn began after it.
+        self._receiving: dict[BodyReader, int | None] = {}
+        self._lanes: dict[Hashable, deque[tuple[float, float, BodyReader]]] = {}
         self._is_checking = self._is_giving = False
 
-    def begin(self, reader: BodyReader, lane: Hashable) -> bool:
-        """Return whether the reader may go on to receive; else it is to pause, and its `take_body_turn` is called."""
+    def begin(self, reader: BodyReader, lane: Hashable, long_s: float) -> bool:
+        """Return whether the reader may go on to receive; else it is to pause, and its `take_body_turn` is called.
+
+        Where the first of a lane has waited for longer than its ``long_s``, who came last is received first: they are
+        answered in time, while in the order in which they came all would be received when it is too late.
+        """
         if not self._lanes and len(self._receiving) < MOST_BODIES:
             self._receiving[reader] = None
             return True
-        self._lanes.setdefault(lane, deque()).append((time.monotonic(), reader))
+        self._lanes.setdefault(lane, deque()).append((time.monotonic(), long_s, reader))
         self._check_later()
         return False
 
@@ -83,7 +89,8 @@ class BodyTurns:
         """Have one body of the first lane received; the lane is then the last."""
         name = next(iter(self._lanes))
         waiting = self._lanes.pop(name)
-        since, reader = waiting.pop() if now - waiting[0][0] > _LONG_S else waiting.popleft()
+        first_since, long_s, _ = waiting[0]
+        since, _, reader = waiting.pop() if now - first_since > long_s else waiting.popleft()
         if waiting:
             self._lanes[name] = waiting
         if not reader.gives_up(now - since):
@@ -93,16 +100,19 @@ class BodyTurns:
     def _check_later(self) -> None:
         if not self._is_checking:
             self._is_checking = True
-            (self._call_later or asyncio.get_running_loop().call_later)(SILENT_S / 2.0, self._check)
+            (self._call_soon or asyncio.get_running_loop().call_soon)(self._check)
 
     def _check(self) -> None:
-        """End the turns of those that are silent, and the waiting of those who came too early to be in time."""
+        """End the turns of those that send little, and the waiting of those who came too early to be in time."""
         self._is_checking = False
         now = time.monotonic()
-        for reader in [one for one in self._receiving if one.touched < now - SILENT_S]:
-            del self._receiving[reader]
+        for reader, had in list(self._receiving.items()):
+            if had is not None and reader.body_bytes < had + LEAST_BYTES:
+                del self._receiving[reader]
+            else:
+                self._receiving[reader] = reader.body_bytes
         for name, waiting in list(self._lanes.items()):
-            while waiting and waiting[0][1].gives_up(now - waiting[0][0]):
+            while waiting and waiting[0][2].gives_up(now - waiting[0][0]):
                 waiting.popleft()
             if not waiting:
                 del self._lanes[name]

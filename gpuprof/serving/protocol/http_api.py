@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable
@@ -36,6 +37,8 @@ _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
 #: Of a request, in which its lane is looked for.
 _MAX_LINE_BYTES = 512
+#: A large body that has waited for so much of the SLO to be received lets later ones go first.
+_LONG_SLOS = 0.5
 _FOR_EVERYBODY = b"/v2/health/"
 Answer = Callable[[HttpClient], None]
 
@@ -168,7 +171,9 @@ class HttpApi:
                 return _only("GET", method, _simple(partial(self._statistics, name, version)))
             case ["infer"]:
                 infer, foresee = partial(self._infer, model), partial(_foresee, model)
-                route = Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee, lane=model.name)
+                # Traced requests are never refused early, so that those that came first would wait without end.
+                long_s = math.inf if model.tracer is not None else _LONG_SLOS * model.slo_ms / 1000.0
+                route = Route(infer, self._max_body_bytes, True, foresee, lane=model.name, long_s=long_s)
                 return _only("POST", method, route)
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 

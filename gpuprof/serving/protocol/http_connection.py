@@ -177,25 +177,38 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _receive_in_turn(self, incoming: Incoming) -> None:
         """Receive the rest of a large body now or when it is its turn."""
-        if not self._awaits_body and not self._site.bodies.begin(self, incoming.route.lane):
+        if not self._awaits_body and not self._site.bodies.begin(self, incoming.route.lane, incoming.long_s):
             self._awaits_body = True
             self._pause()
 
     def take_body_turn(self) -> None:
         """Receive the rest of a large body."""
-        self.touched = time.monotonic()
-        self._awaits_body = False
+        self._end_body_wait()
         self._resume()
+
+    def _end_body_wait(self) -> None:
+        """Count the client's time from now on: for what was before, the router kept it waiting."""
+        self._awaits_body = False
+        self.touched = self._began = time.monotonic()
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body that have come."""
+        return 0 if self._incoming is None else self._incoming.received
 
     def gives_up(self, waited_s: float) -> bool:
         """Return whether a large body is not to be received: its answer would be late, or nobody waits for it."""
         incoming = self._incoming
         if incoming is None or self._transport is None:
             return True
-        if incoming.is_still_wanted(1000.0 * waited_s, self._site.arena):
-            return False
-        self._awaits_body = False
-        self._discard_in_turn(incoming)
+        try:
+            if incoming.is_still_wanted(1000.0 * waited_s, self._site.arena):
+                return False
+        except RefusedError as refusal:
+            self._reject(refusal)
+        else:
+            self._discard_in_turn(incoming)
+        self._end_body_wait()
         return True
 
     def _has_turn(self, buffer: bytearray, count: int) -> bool:
@@ -319,15 +332,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         return not (self.busy or self._incoming or self._pending or self._unsent or self._choked)
 
     def is_overdue(self, now: float, stall_s: float) -> bool:
-        """Whether a request, from its first byte, or the reading of an answer has taken too long altogether.
+        """Whether a client stands still, or its request, from its first byte, or its reading has taken too long.
 
         Parameters
         ----------
         now, stall_s : float
             Monotonic seconds; how long it may take beyond what its bytes take slowly.
         """
-        if self.busy or self._began is None or self.is_idle:
+        if self.busy or self._awaits_body or self.is_idle:
             return False
+        if self._began is None or now - self.touched > stall_s:
+            return now - self.touched > stall_s
         length = self._unsent_bytes if self._incoming is None else self._incoming.length
         return now - self._began > stall_s + length / _LEAST_BYTES_PER_S
 

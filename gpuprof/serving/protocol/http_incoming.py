@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -83,6 +84,8 @@ class Route:
     foresee: Callable[[Buffer, str, float], None] | None = None
     #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
     lane: Hashable = None
+    #: Where a large body has waited for its turn for so many seconds, those that came later go first.
+    long_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,14 @@ class Incoming:
         return position + count, self.received == self.length
 
     @property
+    def long_s(self) -> float:
+        """Seconds of waiting after which later ones go first; never before one that nothing is known of.
+
+        It could not be refused either: it would wait for as long as others come.
+        """
+        return math.inf if self._json_bytes > self.received else self.route.long_s
+
+    @property
     def is_full(self) -> bool:
         """Whether `grow` must be called before more can be received in ``view``."""
         return self.view is not None and self.received == len(self.view) < self.length
@@ -250,14 +261,20 @@ class Incoming:
             self._refuse(refusal)
 
     def is_still_wanted(self, waited_ms: float, arena: Arena) -> bool:
-        """Return whether the rest is to be received for its answer, after so long a wait; else it is refused."""
+        """Return whether the rest is to be received for its answer, after so long a wait; else it is refused.
+
+        Raises
+        ------
+        RefusedError
+            When it is refused, and the rest is too long to be received for nothing.
+        """
         if self.view is None or self.route.foresee is None or self._json_bytes > self.received:
             return True
         try:
             self.route.foresee(self.view[: self._json_bytes], self.peer, waited_ms)
         except RefusedError as refusal:
             self.release(arena)
-            self.refusal = refusal.with_traceback(None)
+            self._refuse(refusal)
         return self.refusal is None
 
     def _reserve(self, size: int, arena: Arena) -> None:

@@ -191,8 +191,12 @@ class ServedModel:
             503, when it could not be answered in time.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
-        if self.tracer is not None or not alive:
+        if self.tracer is not None or (not alive and not waited_ms):
             return
+        if not alive:
+            self._counts.arrived += 1
+            self._counts.refused += 1
+            raise self._no_worker()
         if not waited_ms and not all(replica.is_occupied for replica in alive):
             return
         now, asked = time.monotonic(), urgency()
@@ -213,8 +217,7 @@ class ServedModel:
         now = time.monotonic()
         alive = self._able(inference.rows)
         if not alive:
-            message = f"model {self.name!r} has no worker at the moment"
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
+            raise self._no_worker()
         loads = self._loads(alive, inference, now)
         waited_ms, deadline_ms = 1000.0 * (now - inference.arrived), inference.deadline_ms
         chosen = self._choose(loads, waited_ms, deadline_ms, now)
@@ -228,6 +231,10 @@ class ServedModel:
         if refused or replica.queued > _MAX_WAITING:
             raise overload_refusal(self.name, inference.expected_ms, deadline_ms)
         replica.submit(inference, self.slo_ms)
+
+    def _no_worker(self) -> RefusedError:
+        message = f"model {self.name!r} has no worker at the moment"
+        return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
 
     def _note_arrival(self, replica: AnyReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
         """Count a request that was sent to a replica; one that asks for less time than the SLO tells of no overload.

@@ -29,6 +29,11 @@ from gpuprof.serving.transport.inference import Inference, RefusedError, bad_req
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
+#: Of quick batches a worker has at hand what it runs in so many ms: the router comes to give it more once in a turn of
+#: its loop, and under load, with large bodies, a turn takes as long. It is less of models that are to answer soon: what
+#: is at hand goes before requests of higher priority.
+_AT_HAND_MS, _AT_HAND_SLOS = 5.0, 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
@@ -259,14 +264,14 @@ class ServedReplica:
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
         """
-        ready = 0
+        ready, at_hand_ms = 0, min(_AT_HAND_MS, _AT_HAND_SLOS * self._allowed_ms)
         prefetching: WorkerHandle | None = None
         for worker in self.workers:
             if worker.is_idle:
                 return worker
             if worker.is_ready:
                 ready += 1
-                if worker.can_prefetch and (prefetching is None or worker.batches < prefetching.batches):
+                if worker.can_prefetch(at_hand_ms) and (prefetching is None or worker.batches < prefetching.batches):
                     prefetching = worker
         return prefetching if self.waiting_rows >= self.plan.batch * ready else None
 
@@ -326,23 +331,21 @@ class ServedReplica:
             return
         for inference in batch.inferences:
             inference.alone = True
-            # Attempts count the workers that died with a request, and this one lives.
-            inference.attempts -= 1
         self.take_back(batch.inferences)
 
     def _batches_lost(self, batches: list[SentBatch]) -> None:
         """Send again what a worker had when it died, elsewhere if nobody is left here."""
         lost = [inference for batch in batches for inference in batch.inferences]
-        for batch in batches[1:]:  # at hand behind the one that ran: not what the worker died of
+        for batch in batches[:1]:  # what is at hand behind the one that ran is not what the worker died of
             for inference in batch.inferences:
-                inference.attempts -= 1
+                inference.deaths += 1
         again = []
         for inference in lost:
-            if is_given_up(inference.attempts):
-                message = f"{inference.attempts} workers ended while they ran this request"
+            if is_given_up(inference.deaths):
+                message = f"{inference.deaths} workers ended while they ran this request"
                 self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
             else:
-                inference.alone = goes_alone(inference.attempts)
+                inference.alone = inference.alone or goes_alone(inference.deaths)
                 again.append(inference)
         for inference in again:
             self.statistics_of(inference).retried += 1

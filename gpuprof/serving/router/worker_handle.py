@@ -14,9 +14,7 @@ from gpuprof.serving.transport.inference import Inference
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 
-#: A worker has a batch at hand beside the one that it runs; of quick ones as many as it runs in so many ms: the router
-#: comes to give it more once in a turn of its loop, and under load, with large bodies, a turn takes as long.
-_AT_HAND_MS, _MOST_BATCHES = 5.0, 32
+_MOST_BATCHES = 32  # that a worker has
 _WEIGHT = 0.2  # of the last batch in the mean of what the worker itself says that batches take
 #: Seconds for the first load, which compilers for GPUs may make long, and for a later one at least.
 _FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
@@ -112,13 +110,15 @@ class WorkerHandle:
         """Whether there is a worker with nothing to do."""
         return self._link is not None and self._link.is_ready and not self._link.sent
 
-    @property
-    def can_prefetch(self) -> bool:
-        """Whether there is a worker that may be given a batch in advance."""
+    def can_prefetch(self, at_hand_ms: float) -> bool:
+        """Return whether there is a worker that may be given a batch in advance.
+
+        It may have a batch at hand beside the one that it runs; of quick ones as many as it runs in ``at_hand_ms``.
+        """
         if self._link is None or not self._link.is_ready:
             return False
         count = self.batches
-        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < _AT_HAND_MS)
+        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < at_hand_ms)
 
     @property
     def batches(self) -> int:

@@ -103,6 +103,7 @@ class Inference:
     expected_ms: float = 0.0
     expected_rows: int = 0  #: What its batch was expected to hold then; 0: nothing was expected.
     attempts: int = 0  #: How often it was sent to a worker.
+    deaths: int = 0  #: How many workers died while they ran it.
     alone: bool = False  #: It must not share a batch, because the last one that it was in failed.
     cancelled: bool = False
     output_slot: Slot | None = None

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuprof.serving.protocol.body_turns import MOST_BODIES, SILENT_S, BodyTurns
+from gpuprof.serving.protocol.body_turns import LEAST_BYTES, MOST_BODIES, BodyTurns
 
 MS = 0.001
+LONG_S = 50 * MS
 
 
 class Reader:
@@ -16,11 +17,10 @@ class Reader:
 
     def __init__(self, site: Site, name: str) -> None:
         self.site, self.name = site, name
-        self.touched = site.now
+        self.body_bytes = 0
         self.gone = False
 
     def take_body_turn(self) -> None:
-        self.touched = self.site.now
         self.site.begun.append(self.name)
 
     def gives_up(self, waited_s: float) -> bool:
@@ -39,22 +39,19 @@ class Site:
         self.begun = list[str]()
         self.refused = list[str]()
         self.later = list[Callable[[], None]]()
-        self.turns = BodyTurns(lambda _, call: self.later.append(call))
+        self.turns = BodyTurns(self.later.append)
         monkeypatch.setattr("gpuprof.serving.protocol.body_turns.time.monotonic", lambda: self.now)
 
-    def ask(self, name: str, lane: str = "m") -> Reader:
+    def ask(self, name: str, lane: str = "m", long_s: float = LONG_S) -> Reader:
         reader = Reader(self, name)
-        if self.turns.begin(reader, lane):
+        if self.turns.begin(reader, lane, long_s):
             reader.take_body_turn()
         return reader
 
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        while self.later:
-            self.later.pop()()
-            if seconds == 0.0:
-                return
-            seconds = 0.0
+    def turn_loop(self) -> None:
+        later, self.later[:] = list(self.later), []
+        for call in later:
+            call()
 
 
 @pytest.fixture
@@ -103,16 +100,31 @@ def test_who_came_last_is_first_once_others_have_waited_for_long(site: Site) -> 
     assert site.begun == ["new", "old2"]
 
 
-def test_a_silent_client_keeps_nobody_waiting(site: Site) -> None:
+@pytest.mark.parametrize("trickle", [0, 1, LEAST_BYTES - 1])
+def test_a_client_that_sends_little_in_a_turn_of_the_loop_keeps_nobody_waiting(site: Site, trickle: int) -> None:
     first = fill(site)
     site.ask("a")
+    site.turn_loop()
+    assert site.begun == []  # the loop has not looked yet what there is of bodies whose turn has just begun
+    first[0].body_bytes += trickle
     for reader in first[1:]:
-        reader.touched = site.now + SILENT_S
-    site.pass_time(SILENT_S + MS)
+        reader.body_bytes += LEAST_BYTES
+    site.turn_loop()
     assert site.begun == ["a"]
     site.turns.end(first[0])  # goes on beside the others, and has no turn to give back
     site.ask("b")
     assert site.begun == ["a"]
+
+
+def test_the_order_is_kept_where_the_first_can_still_wait_whatever_time_the_others_have(site: Site) -> None:
+    first = fill(site)
+    for number in range(3):
+        site.ask(f"old{number}", long_s=10.0)
+    site.now += 60 * MS
+    site.ask("new")
+    for reader in first[:2]:
+        site.turns.end(reader)
+    assert site.begun == ["old0", "old1"]
 
 
 def test_who_can_no_longer_be_in_time_is_refused_without_waiting_for_room(site: Site) -> None:
@@ -122,9 +134,7 @@ def test_who_can_no_longer_be_in_time_is_refused_without_waiting_for_room(site: 
     site.now += 150 * MS
     site.ask("b")
     site.now += 60 * MS
-    for reader in first:
-        reader.touched = site.now
-    site.pass_time(0.0)
+    site.turn_loop()
     assert site.refused == ["a"] and site.begun == []
     site.turns.end(first[0])
     assert site.begun == ["b"]
@@ -136,7 +146,7 @@ def test_connections_that_are_gone_are_passed_over(site: Site) -> None:
     waiting[0].gone = waiting[1].gone = True
     site.turns.end(first[0])
     assert site.begun == ["c"]
-    assert not any(site.turns.begin(reader, "m") for reader in first[:1])  # nobody has room beside eight
+    assert not any(site.turns.begin(reader, "m", LONG_S) for reader in first[:1])  # nobody has room beside eight
 
 
 def test_nothing_is_checked_while_nobody_waits(site: Site) -> None:

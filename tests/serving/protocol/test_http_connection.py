@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from gpuprof.serving.protocol.body_turns import MOST_BODIES
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.http_incoming import MAX_REFUSED_BYTES, HttpClient, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import MOST_KNOWN, HttpHead, is_own_host, read_head
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
@@ -493,8 +495,6 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
         assert not clients[-2][1].paused and clients[-1][1].paused
 
         clients[-2][0].connection_lost(None)  # its turn goes to the last, which has waited for too long
-        for connection, _ in clients[1:MOST_BODIES]:
-            connection.touched += 1.0
         assert not clients[-1][1].paused
         late, transport = connect(api)
         feed(late, head + bytes(40_000))
@@ -511,3 +511,60 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
 
     asyncio.run(ask())
     assert not api.arena.used
+
+
+async def wait_for_body_turn(api: HttpApi, length: int, foresee: Any = None) -> tuple[HttpConnection, HeldTransport]:
+    """Return a connection whose body waits while `MOST_BODIES` others are received."""
+    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, in_arena=True, foresee=foresee)
+    api.connections = ConnectionSet(100)
+    head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: 0\r\n\r\n"
+    for _ in range(MOST_BODIES):
+        feed(connect(api)[0], head % 100_000 + bytes(40_000))
+    waiting, transport = connect(api)
+    feed(waiting, head % length + bytes(40_000))
+    assert transport.paused
+    return waiting, transport
+
+
+def test_a_client_whose_body_the_router_does_not_read_is_not_overdue_and_has_its_time_afterwards(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        connection, transport = await wait_for_body_turn(api, 100_000)
+        now = time.monotonic() + 100.0
+        assert not connection.is_overdue(now, 30.0)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        for _ in range(3):
+            await asyncio.sleep(0)  # the others send nothing, so that it has its turn
+        assert not transport.paused
+        assert not connection.is_overdue(now + 29.0, 30.0) and connection.is_overdue(now + 32.0, 30.0)
+        feed(connection, b"x")
+        assert connection.is_overdue(now + 32.0, 30.0)
+
+    asyncio.run(ask())
+
+
+def test_a_body_that_would_take_long_to_receive_is_refused_at_once_when_it_has_waited_for_too_long(
+    api: HttpApi,
+) -> None:
+    def refuse_late(text: Buffer, peer: str, waited_ms: float) -> None:
+        if waited_ms:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
+
+    async def ask() -> None:
+        connection, transport = await wait_for_body_turn(api, MAX_REFUSED_BYTES + 1, refuse_late)
+        used = api.arena.used
+        await asyncio.sleep(0)
+        assert b" 503 " in transport.written and b"Connection: close" in transport.written
+        assert connection._lingering and not transport.paused and api.arena.used < used
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("tracer", "long_s"), [(None, 2.0), (object(), math.inf)])
+def test_later_bodies_go_first_when_half_the_slo_has_passed_and_never_where_none_is_refused_early(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch, tracer: object, long_s: float
+) -> None:
+    model = SimpleNamespace(name="m", slo_ms=4000.0, tracer=tracer)
+    monkeypatch.setattr(api.router, "find", lambda name, version: model)
+    assert api.route(HttpHead(b"POST", b"/v2/models/m/infer")).long_s == long_s

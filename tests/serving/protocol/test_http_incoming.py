@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 
 import pytest
@@ -74,6 +76,16 @@ def test_a_refused_body_that_would_take_long_is_not_waited_for() -> None:
     begun = incoming(MAX_REFUSED_BYTES + 1, too_much)
     with pytest.raises(RefusedError, match="too much to do"):
         take(begun, JSON + bytes(100), [], Arena(1 << 20))
+
+
+def test_a_body_that_cannot_be_refused_because_its_json_is_not_there_lets_none_before_it() -> None:
+    begun, arena = incoming(LARGE, too_much), Arena(1 << 20)
+    begun.route = replace(begun.route, long_s=0.1)
+    take(begun, JSON[:-1], [], arena)
+    assert begun.long_s == math.inf and begun.is_still_wanted(1e6, arena)
+    take(begun, JSON[-1:], [], arena)
+    assert begun.long_s == 0.1 and not begun.is_still_wanted(1e6, arena)
+    assert not arena.used
 
 
 def test_of_a_small_body_nothing_is_foreseen() -> None:

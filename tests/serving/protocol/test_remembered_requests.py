@@ -44,6 +44,7 @@ class RememberingModel:
         inputs, outputs = ((TensorSpec(letter, "FP32", (-1, width)),) for letter in "xy")
         self.spec = ModelSpec(name, version, "test", inputs, outputs, 4)
         self.tracer: object = None
+        self.slo_ms = 100.0
         self.waiting: list[Inference] = []
         self.noted: list[object] = []
         self._reader = RequestReader(self.spec) if remembers else None

@@ -29,8 +29,8 @@ class FakeWorker:
     def is_idle(self) -> bool:
         return self.is_ready and not self.sent
 
-    @property
-    def can_prefetch(self) -> bool:
+    def can_prefetch(self, at_hand_ms: float) -> bool:
+        self.at_hand_ms = at_hand_ms
         return self.is_ready and len(self.sent) < 2
 
     @property
@@ -246,7 +246,37 @@ def test_what_was_only_at_hand_when_a_worker_died_is_no_suspect() -> None:
         replica.submit(at_hand)
         assert workers[0].names() == [[[0]], [[1]]]
         workers[0].die()
-        assert (running.attempts, at_hand.attempts) == (1, 0)
+        assert (running.deaths, at_hand.deaths) == (1, 0)
+
+    play(scene, batch=1, wait_ms=0.0)
+
+
+def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoever_went_before_it() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        low = [inference(number, priority=1) for number in range(4)]
+        for request in (*low, inference(9, priority=0)):
+            replica.submit(request)
+        workers[0].finish()
+        workers[0].finish()
+        assert workers[0].names() == [[[9]], [[2]]] and low[2].overtaken
+        low[2].deadline_ms = 0.0
+        batches, workers[0].sent = workers[0].sent, []
+        workers[0].lost(batches)
+        assert workers[0].names() == [[[9]], [[2]]] and owner.refused == []
+        assert low[2].attempts == 2  # so that what it took is no measure of what was expected of it
+
+    play(scene, batch=1, wait_ms=0.0)
+
+
+def test_of_a_model_that_is_to_answer_soon_less_is_at_hand_lest_it_hold_up_what_is_urgent() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        at_hand_ms = []
+        for allowed_ms in (1000.0, 4.0):
+            replica.note_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, refused=False)
+            replica.submit(inference(0))
+            replica.submit(inference(1))
+            at_hand_ms.append(workers[0].at_hand_ms)
+        assert at_hand_ms == [5.0, 0.4]
 
     play(scene, batch=1, wait_ms=0.0)
 

@@ -50,11 +50,11 @@ def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at
 
         handle = WorkerHandle("m/0.0", cast(Any, None), connect, hang_s=5.0)
         handle.bind(lambda: None, lambda batch, answer: None, lambda batch, text: None, lambda lost: None)
-        assert not handle.can_prefetch
+        assert not handle.can_prefetch(5.0)
         await handle.start()
 
         def fill() -> int:
-            while handle.is_idle or handle.can_prefetch:
+            while handle.is_idle or handle.can_prefetch(5.0):
                 handle.send([], 1, 100.0, 0.0)
             return handle.batches
 
