@@ -53,17 +53,23 @@ def test_profile_and_look_measures_both_models_and_writes_a_page() -> None:
     world, shown = _run("profile_and_look")
     assert set(world["table"]["model"]) == {"mlp", "other"} and set(world["table"]["batch"]) == {1, 2, 4}
     assert (world["ops"]["ms"] > 0).all()
+    assert any({"latency_low_ms", "latency_high_ms"} <= set(one) for one in shown if isinstance(one, pandas.DataFrame))
     assert Path(world["page"]).is_file()
     assert sum(isinstance(one, pandas.DataFrame) and len(one) > 0 for one in shown) == 4
 
 
 @pytest.mark.slow
 def test_which_gpu_finds_the_cheapest_kind_and_plans_for_it() -> None:
-    world, _ = _run("which_gpu")
+    world, shown = _run("which_gpu")
+    assert {"latency_low_ms", "latency_high_ms"} <= set(shown[0])  # the interval that the text speaks of
     costs = world["costs"]
     assert set(costs["device"]) == set(world["kinds"])
     assert world["cheapest"] == costs.loc[costs["cost_per_hour"].idxmin(), "device"]
-    assert world["plan"].is_complete and set(world["plan"].to_frame()["device"]) == {world["cheapest"]}
+    assert (
+        shown[-1].name == "map.json"
+        and world["plan"].is_complete
+        and set(world["plan"].to_frame()["device"]) == {world["cheapest"]}
+    )
 
 
 @pytest.mark.slow

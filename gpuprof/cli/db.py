@@ -43,7 +43,9 @@ _SEEN = {
 }
 
 #: What tells the rows of those tables apart.
-_KEYS = frozenset({"run_id", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "position"})
+_KEYS = frozenset(
+    {"run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "position"}
+)
 
 #: A time to the microsecond, of which people read the seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
@@ -78,6 +80,8 @@ def show(
         say_note(note)
     names = result.columns
     if chosen is Format.TABLE:
+        if not names:
+            return
         names = tuple(name for name in _SEEN.get(table, _SEEN["models"]).split() if name in names)
     rows = [{name: row[name] for name in names} for row in result.rows()]
     print_rows(rows, _columns(names, rows, _KEYS), chosen)

@@ -14,6 +14,15 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
 
+def _check_image(context: typer.Context, image: str | None) -> str | None:
+    """Return the image; refuse a target that needs one before other steps of a run have worked for it."""
+    if not context.resilient_parsing and "to" in context.params:
+        from gpuprof.pipeline.export import check_target
+
+        check_target(context.params["to"], image)
+    return image
+
+
 def export(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
     to: Annotated[
@@ -28,7 +37,9 @@ def export(
             help="Directory to write to; without it a single file is printed.",
         ),
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Container image with gpuprof, for k8s and kserve.")] = None,
+    image: Annotated[
+        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for k8s and kserve.")
+    ] = None,
     copy: Annotated[
         bool,
         typer.Option(

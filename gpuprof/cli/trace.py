@@ -29,7 +29,8 @@ _COLUMNS = (
     Column("peak_rps", "peak/s", number(4)),
     Column("gap_scv", "SCV of gaps", number()),
     Column("longest_gap_s", "longest gap s", number()),
-    Column("sparkline", "over time", right=False),
+    # Never broken into lines, as numbers are not: the halves of a picture below one another show no time.
+    Column("sparkline", "over time"),
 )
 
 

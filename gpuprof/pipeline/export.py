@@ -15,6 +15,7 @@ from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, ma
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.placement.export import check_target as check_target
 from gpuprof.placement.export import export as export_map
 from gpuprof.placement.feasibility import check_layout
 

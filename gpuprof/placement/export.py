@@ -15,6 +15,25 @@ from gpuprof.placement.triton import triton
 
 #: Names that people give targets, and what they are called here.
 _ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
+_TARGETS = ["json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
+
+
+def check_target(target: str, image: str | None) -> str:
+    """Return the name of a target that can be written with this image.
+
+    Raises
+    ------
+    InputError
+        For an unknown target, or a missing image.
+    """
+    target = _ALSO_CALLED.get(target, target)
+    if target not in _TARGETS:
+        raise unknown_name("export", target, _TARGETS)
+    if target in {"k8s", "kserve"} and not image:
+        raise InputError(
+            "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
+        )
+    return target
 
 
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
@@ -33,17 +52,15 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     InputError
         For an unknown target, a missing image, or a map that the target has no words for.
     """
-    target = _ALSO_CALLED.get(target, target)
+    target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
-        "k8s": lambda: kubernetes(deployment, image, base),
-        "kserve": lambda: kserve(deployment, image, base),
+        "k8s": lambda: kubernetes(deployment, image or "", base),
+        "kserve": lambda: kserve(deployment, image or "", base),
         "mig-parted": lambda: mig_parted(deployment),
         "ray-serve": lambda: ray_serve(deployment, base),
         "triton": lambda: triton(deployment, base),
     }
-    if target not in writers:
-        raise unknown_name("export", target, sorted(writers))
     return writers[target]()
 
 

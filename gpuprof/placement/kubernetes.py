@@ -33,13 +33,13 @@ _USER = 10001
 _DRAIN_S = 30
 
 
-def kubernetes(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
+def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
 
     Raises
     ------
     InputError
-        When there is no image, or the map is larger than Kubernetes keeps.
+        When the image is not one name, or the map is larger than Kubernetes keeps.
     """
     bundle, podded = _start_bundle(deployment, image, base)
     names = UniqueNames()
@@ -57,19 +57,15 @@ def kubernetes(deployment: DeploymentMap, image: str | None, base: Path) -> Bund
                     "selector": {"matchLabels": {"app": "gpuprof", "gpuprof/node": label(node.name)}},
                     "template": {
                         "metadata": {"labels": _pod_labels(podded, node), "annotations": _annotations(podded)},
-                        "spec": _pod(node, image or ""),
+                        "spec": _pod(node, image),
                     },
                 },
             }
         )
-    manifests += [_service(model) for model in _service_names(podded).values()]
-    bundle.files["gpuprof.yaml"] = _to_yaml(manifests)
-    bundle.files["README.md"] = _readme(podded, "gpuprof.yaml")
-    bundle.notes += _uneven_services(podded)
-    return bundle
+    return _finish_bundle(bundle, podded, manifests, "gpuprof.yaml")
 
 
-def kserve(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
+def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """Return the manifests of an InferenceService of KServe for each node, and the models' files.
 
     Raises
@@ -97,13 +93,20 @@ def kserve(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
                         "maxReplicas": 1,
                         "deploymentStrategy": {"type": "Recreate"},
                         "labels": _pod_labels(podded, node),
-                        **_pod(node, image or "", container="kserve-container"),
+                        **_pod(node, image, container="kserve-container"),
                     }
                 },
             }
         )
-    bundle.files["kserve.yaml"] = _to_yaml(manifests)
-    bundle.files["README.md"] = _readme(podded, "kserve.yaml")
+    return _finish_bundle(bundle, podded, manifests, "kserve.yaml")
+
+
+def _finish_bundle(bundle: Bundle, deployment: DeploymentMap, manifests: Sequence[Manifest], name: str) -> Bundle:
+    """Add the manifests with a Service a model, which KServe makes for nodes alone, and how to deploy them."""
+    services = [_service(model) for model in _service_names(deployment).values()]
+    bundle.files[name] = _to_yaml([*manifests, *services])
+    bundle.files["README.md"] = _readme(deployment, name)
+    bundle.notes += _uneven_services(deployment)
     return bundle
 
 
@@ -122,12 +125,8 @@ def _to_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:
     return yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
 
 
-def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> tuple[Bundle, DeploymentMap]:
+def _start_bundle(deployment: DeploymentMap, image: str, base: Path) -> tuple[Bundle, DeploymentMap]:
     """Return a bundle with the models' files, and the map as pods see it: paths in the volume, GPUs by number."""
-    if not image:
-        raise InputError(
-            "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
-        )
     if image.split() != [image]:
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
     bundle, podded = start_node_bundle(deployment, base, _MODELS)
@@ -292,7 +291,9 @@ def _uneven_services(deployment: DeploymentMap) -> list[str]:
 
 
 def _readme(deployment: DeploymentMap, manifest: str) -> str:
-    nodes = "\n".join(f"    kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes)
+    nodes = "\n".join(
+        f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
+    )
     services = "\n".join(f"| {model} | {name} |" for model, name in _service_names(deployment).items())
     return f"""# To deploy this map
 
@@ -305,7 +306,7 @@ def _readme(deployment: DeploymentMap, manifest: str) -> str:
    plugin with the MIG strategy `mixed`, without time-slicing and MPS sharing of its own.
 3. Make the token and the certificate that the servers show:
 
-    kubectl create secret generic {SECRET} --from-file=token --from-file=tls.crt --from-file=tls.key
+       kubectl create secret generic {SECRET} --from-file=token --from-file=tls.crt --from-file=tls.key
 
 4. `kubectl apply -f {manifest}`, then copy `models/` into the volume `{VOLUME_CLAIM}`. Pods start again and again
    until they find their files. A volume class without ReadWriteMany serves a single node: change the access mode.

@@ -78,7 +78,7 @@ def _node(name: str, node: Node) -> dict[str, Any]:
 
 def _readme(deployment: DeploymentMap) -> str:
     starts = "\n".join(
-        f"    ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
+        f"       ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
         for node in deployment.nodes
     )
     return f"""# To deploy this map on Ray Serve

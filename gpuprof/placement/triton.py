@@ -32,13 +32,13 @@ Each directory is the model repository of one server, which the machine of its n
 2. Where servers have shares, start an MPS daemon for their GPU or instance, with the directory that they name, and
    write the same UUID into their `server.env`, since a daemon numbers the devices anew that it sees:
 
-    CUDA_VISIBLE_DEVICES=UUID CUDA_MPS_PIPE_DIRECTORY=… nvidia-cuda-mps-control -d
+       CUDA_VISIBLE_DEVICES=UUID CUDA_MPS_PIPE_DIRECTORY=… nvidia-cuda-mps-control -d
 
 3. Start each server with the variables of its `server.env` and ports of its own, in containers with
    `--env-file SERVER/server.env --ipc host` and the daemon's directory mounted:
 
-    env $(cat SERVER/server.env) tritonserver --model-repository SERVER \\
-        --http-port 8000 --grpc-port 8001 --metrics-port 8002
+       env $(cat SERVER/server.env) tritonserver --model-repository SERVER \\
+           --http-port 8000 --grpc-port 8001 --metrics-port 8002
 
    On a CPU nothing holds a server to its cores: start it under `taskset`. Without any shares leave
    `CUDA_MPS_PIPE_DIRECTORY` out, or start its daemon all the same.

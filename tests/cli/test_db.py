@@ -10,6 +10,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.cli.table import ColumnText
+from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
 
@@ -90,6 +91,27 @@ def test_runs_are_shown_with_whole_identifiers_and_times_in_one_word(
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", line.split()[1])
     identifier = "20261122-090639-979521-8957e9ee"
     assert ColumnText("run_id", (identifier,), right=False).least == len(identifier)
+
+
+def test_rows_of_devices_keep_their_device_where_the_table_is_cut_in_parts(
+    database: KernelDb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("cpu-intel-xeon-4c", "cpu-amd-epyc-8c")):
+        for share_pct in (25.0, 50.0):
+            run = f"d{number}-{share_pct:g}"
+            measured = DeviceRow(run, name, "cpu", 4, share_pct, None, 1e12, dram_bytes=2**34, dram_bytes_per_s=1e11)
+            database.append(replace(a_run(run), devices=[measured]))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["db", "show", "devices"]) == 0
+    parts = capsys.readouterr().out.split("\n\n")
+    assert len(parts) > 1
+    assert all("cpu-intel-xeon-4c" in part and "cpu-amd-epyc-8c" in part for part in parts)
+
+
+def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "show", "colocations"]) == 0
+    said = capsys.readouterr()
+    assert not said.out and "the table colocations has no rows" in said.err
 
 
 @pytest.mark.parametrize("verb", ["ls", "show models", "verify", "compact", "sql 'select 1'"])

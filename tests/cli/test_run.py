@@ -161,6 +161,8 @@ def test_unstable_times_are_planned_with_said_and_measured_again(
         ("- check", "- {check: , place: }", "plan.yaml:10: a step is one verb but got 2"),
         ("policy: ffd", "polic: ffd", "plan.yaml:9: unknown option of place 'polic' (did you mean policy"),
         ("max-batch: 2", "max-batch: two", "plan.yaml:9: Invalid value for '--max-batch'"),
+        (', image: "gpuprof:1"', "", "plan.yaml:12: a manifest needs a container image"),
+        ("to: k8s", "to: k9s", "plan.yaml:12: unknown export 'k9s' (did you mean k8s"),
         ("save: estimates.json", "save: estimates.xml", "plan.yaml:8: save takes a file (which ends in .csv, .json"),
         ("seed: 1}", "seed: 1", "is not YAML"),
     ],

@@ -64,15 +64,16 @@ def test_csv_has_a_row_a_model(map_file: Path, capsys: pytest.CaptureFixture[str
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_rate_over_time_stays_on_one_line_in_a_narrow_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     trace = tmp_path / "trace.csv"
     trace.write_text("time_s,model\n" + "".join(f"{at},a\n" for at in (0, 1, 9, 20, 21, 40)), encoding="utf-8")
     assert main(["trace", "show", str(trace)]) == 0
     drawn = [line for line in capsys.readouterr().out.splitlines() if set(line) & set("▁▂▃▄▅▆▇█")]
-    assert len(drawn) == 1 and len(drawn[0]) <= 80
+    assert len(drawn) == 1 and len(drawn[0]) <= width
 
 
 def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
@@ -142,6 +143,32 @@ def test_kserve_gets_the_same_pods_as_the_predictors_of_services(deployment: Dep
         as_deployment = one | {"spec": one["spec"] | {"template": template}}
         kubernetes_validate.validate(as_deployment, "1.30", strict=True)  # KServe inlines the fields of a pod
         assert pod["containers"][0]["args"] == one["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("target", ["k8s", "kserve"])
+def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(target: str) -> None:
+    manifests = _manifests(MAP, target)
+    services = _of_kind(manifests, "Service")
+    assert [one["metadata"]["name"] for one in services] == ["m-net-a", "m-b"]
+    nodes = _of_kind(manifests, "Deployment") or _of_kind(manifests, "InferenceService")
+    specs = [one["spec"] for one in nodes]
+    labels = [
+        one["predictor"]["labels"] if "predictor" in one else one["template"]["metadata"]["labels"] for one in specs
+    ]
+    for service in services:
+        kubernetes_validate.validate(service, "1.30", strict=True)
+        assert any(service["spec"]["selector"].items() <= one.items() for one in labels)
+
+
+@pytest.mark.parametrize("target", ["k8s", "kserve", "ray-serve", "triton"])
+def test_commands_below_the_steps_of_a_readme_are_blocks_of_code(target: str) -> None:
+    """Markdown counts four spaces from where the text of a list begins, three letters in."""
+    tokens = MarkdownIt().parse(export(MAP, target, IMAGE).files["README.md"])
+    lines = [line for token in tokens if token.type == "code_block" for line in token.content.splitlines()]
+    commands = [line for line in lines if not line.startswith(" ")]
+    assert commands and all(re.match("kubectl|ray start|CUDA|env ", line) for line in commands)
+    told = " ".join(token.content for token in tokens if token.type == "inline")
+    assert not re.search("kubectl (label|create)|ray start --|tritonserver --model", told)
 
 
 def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.client_processes import run_clients
-from gpuprof.serving.load.report import ModelResult, stage_row, summarize
+from gpuprof.serving.load.report import ModelResult, stage_rows, summarize
 from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
 from gpuprof.serving.load.traffic import arrival_times
 from gpuprof.serving.load.windows import WindowRule
@@ -104,7 +104,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
         for position, stream in enumerate(streams)
     ]
-    stages = [stage_row(result, before[result.model], after[result.model]) for result in measured]
+    stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
     return LoadOutcome(
         measured,
         stages,

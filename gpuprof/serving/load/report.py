@@ -171,6 +171,21 @@ def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | 
     return {**stages, "predicted_infer_ms": expected, "infer_ms_error": error}
 
 
+def stage_rows(
+    schedules: Sequence[Schedule],
+    results: Sequence[SentRequests],
+    names: Sequence[str],
+    before: Mapping[str, Mapping[str, Any] | None],
+    after: Mapping[str, Mapping[str, Any] | None],
+) -> list[dict[str, object]]:
+    """Return a `stage_row` for each model, of all its requests: the server counts those of the warm-up, too."""
+    whole = (0.0, float("inf"))
+    return [
+        stage_row(summarize(schedules, results, position, name, 0.0, whole), before[name], after[name])
+        for position, name in enumerate(names)
+    ]
+
+
 def stage_row(
     result: ModelResult, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> dict[str, object]:

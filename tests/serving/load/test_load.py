@@ -17,7 +17,7 @@ from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
 from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
 from gpuprof.serving.load.percentiles import find_percentile, loadgen_count
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, predict
-from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
+from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, stage_rows, summarize
 from gpuprof.serving.load.target import Target, requests_for
 from gpuprof.serving.load.traffic import arrival_times
 from gpuprof.serving.load.windows import WindowRule, WindowWatch
@@ -134,6 +134,18 @@ def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     silent = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
     assert silent.server_mean_ms is None
     assert stage_row(silent, {"inference_stats": ns, "batch_stats": []}, after)["network_ms"] is None
+
+
+def test_stages_count_the_warm_up_on_both_sides_so_that_no_part_of_a_request_takes_less_than_nothing() -> None:
+    schedule = Schedule("h", 1, ((b"",),), [0.0, 2.0], [0, 0])
+    came = sent_requests([(0.0, 0.100, 200), (2.0, 2.002, 200)])  # the first, of the warm-up, waited long
+    keys = ("queue", "compute_input", "compute_infer", "compute_output")
+    counts = [
+        {"m": {"inference_stats": {key: {"count": n, "ns": ns} for key in keys}, "batch_stats": []}}
+        for n, ns in ((0, 0), (2, 20_000_000))
+    ]
+    (row,) = stage_rows([schedule], [came], ["m"], *counts)
+    assert row["queue_ms"] == 10.0 and row["router_ms"] == pytest.approx(51.0 - 40.0)
 
 
 class FlatQueue:
