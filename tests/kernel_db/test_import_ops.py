@@ -107,8 +107,10 @@ def test_products_of_aiconfigurator_have_their_precision_and_framework(tmp_path:
     assert (op["shapes"], op["dtype"], op["duration_mean_ns"]) == ("3x7,7x5->3x5", "float8e4m3fn", 500_000)
 
 
-def test_a_generated_token_meets_the_keys_of_all_steps_before(tmp_path: Path) -> None:
-    (op,) = _import(tmp_path, "generation.parquet", GENERATION).read_table("ops").to_pylist()
+@pytest.mark.parametrize("window", [0, None])
+def test_a_generated_token_meets_the_keys_of_all_steps_before(tmp_path: Path, window: int | None) -> None:
+    row = GENERATION | {"window_size": window}
+    (op,) = _import(tmp_path, "generation.parquet", row).read_table("ops").to_pylist()
     assert op["shapes"] == "2x8x1x64,2x4x1024x64,2x4x1024x64->2x8x1x64"
 
 

@@ -101,5 +101,6 @@ def _attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> 
         "keys": length + int(source.record_number(line, row, "step")) if generation else length,
         "head_size": int(source.record_number(line, row, "head_dim")),
         "causal": int(kind == "context_attention"),
-        "window": 0 if encoder else int(source.record_number(line, row, "window_size")),
+        # Whoever measured without windows left the column empty.
+        "window": 0 if row.get("window_size") is None else int(source.record_number(line, row, "window_size")),
     }
