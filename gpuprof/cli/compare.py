@@ -152,7 +152,7 @@ def compare(
 ) -> None:
     """Place the same demands by several policies, or on each kind of GPU, and show what each needs."""
     chosen = chosen_format(as_json, as_csv)
-    asked = demands.read()
+    asked = demands.read_file()
     if policies.by is Compared.GPU:
         if picture is not None:
             raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")

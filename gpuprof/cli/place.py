@@ -58,7 +58,7 @@ def place(
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
     chosen = chosen_format(as_json, as_csv)
-    asked = demands.read()
+    asked = demands.read_file()
     from gpuprof.pipeline.place import place as place_models
 
     with show_progress() as show:

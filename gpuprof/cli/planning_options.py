@@ -39,7 +39,7 @@ class DemandOptions:
         typer.Option(metavar="NAME=SIZE", help="Size of a free dimension where the CSV gives none; repeatable."),
     ] = None
 
-    def read(self) -> Sequence[Demand]:
+    def read_file(self) -> Sequence[Demand]:
         """Return the demands of the file, before what plans them is imported: a wrong line is told at once.
 
         Raises
