@@ -13,14 +13,14 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.domain.demand import Slo as Slo
     from gpuprof.domain.demand import read_demands as read_demands
     from gpuprof.domain.deployment import DeploymentMap as DeploymentMap
-    from gpuprof.domain.deployment import read_map as read_map
-    from gpuprof.domain.deployment import write_map as write_map
     from gpuprof.domain.device import Device as Device
     from gpuprof.domain.estimate import Estimate as Estimate
     from gpuprof.domain.estimate import Estimator as Estimator
     from gpuprof.domain.estimate import Figure as Figure
     from gpuprof.domain.estimate import Workload as Workload
     from gpuprof.domain.fleet import Fleet as Fleet
+    from gpuprof.domain.map_file import read_map as read_map
+    from gpuprof.domain.map_file import write_map as write_map
     from gpuprof.domain.model import ModelGraph as ModelGraph
     from gpuprof.domain.share import Share as Share
     from gpuprof.errors import GpuprofError as GpuprofError
@@ -156,7 +156,7 @@ _PUBLIC = {
     "query_database": "gpuprof.pipeline.db",
     "read_azure_trace": "gpuprof.pipeline.trace",
     "read_demands": "gpuprof.domain.demand",
-    "read_map": "gpuprof.domain.deployment",
+    "read_map": "gpuprof.domain.map_file",
     "record_trace": "gpuprof.pipeline.trace",
     "report": "gpuprof.pipeline.report",
     "serve": "gpuprof.pipeline.serve",
@@ -164,7 +164,7 @@ _PUBLIC = {
     "similarity": "gpuprof.pipeline.similarity",
     "simulate": "gpuprof.pipeline.simulate",
     "train": "gpuprof.pipeline.train",
-    "write_map": "gpuprof.domain.deployment",
+    "write_map": "gpuprof.domain.map_file",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

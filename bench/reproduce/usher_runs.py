@@ -19,8 +19,9 @@ from bench.reproduce.reproduction import Fact, mean
 from bench.reproduce.stand_in_db import write_stand_ins
 from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.map_file import read_map
 from gpuprof.errors import GpuprofError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.kernel_db.store import KernelDb

@@ -78,7 +78,7 @@ def complete_models(incomplete: str) -> list[str]:
 def complete_map_models(incomplete: str) -> list[str]:
     """Return the models of the map in the current folder."""
     with suppress(Exception):
-        from gpuprof.domain.deployment import read_map
+        from gpuprof.domain.map_file import read_map
 
         return sorted(name for name in read_map(Path("map.json")).models if name.startswith(incomplete))
     return []

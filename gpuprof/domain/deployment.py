@@ -1,7 +1,6 @@
 """The deployment map: which replicas run where, with which share, and what is predicted of them.
 
-JSON with a published schema (``gpuprof.deployment/1``). A map is read with `read_map`, which refuses what it
-does not understand, and written with `write_map`, whole or not at all.
+JSON with a published schema (``gpuprof.deployment/1``), read and written by `gpuprof.domain.map_file`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,20 +17,17 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-from gpuprof.domain.file_access import refuse_pipe, write_whole
-from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
+from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
-from gpuprof.errors import InputError, refuse_unwritable
+from gpuprof.errors import InputError
 
 SCHEMA = "gpuprof.deployment/1"
-_MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 def _require_name(name: str) -> str:
@@ -49,17 +44,20 @@ Interval = tuple[float, float]
 Name = Annotated[str, AfterValidator(_require_name)]
 
 
-def _find_twin(values: Iterable[str | int]) -> str | None:
+def find_twin(values: Iterable[str | int]) -> str | None:
     """Return the first of those that are there more than once."""
     return next((str(value) for value, count in Counter(values).items() if count > 1), None)
 
 
-def _without_empty(content: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key != name or value}
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    #: Left away where empty: maps without them are what they were before there were such fields.
+    left_away: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _omit_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if value or key not in self.left_away}
 
 
 class RequiredCompute(_Part):
@@ -85,6 +83,8 @@ class ReplicaPrediction(_Part):
     ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
     """
 
+    left_away = ("creq", "mreq")
+
     latency_ms: NonNegative
     latency_ms_interval: Interval | None = None
     latency_cv: NonNegative = 0.0
@@ -103,10 +103,6 @@ class ReplicaPrediction(_Part):
     source: str = ""
     creq: RequiredCompute | None = None
     mreq: RequiredMemory | None = None
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_empty(_without_empty(write(self), "creq"), "mreq")
 
 
 class MergedRate(_Part):
@@ -129,6 +125,8 @@ class Replica(_Part):
     is the sum of their rates.
     """
 
+    left_away = ("merged",)
+
     model: str
     batch: Annotated[int, Field(ge=1, le=65536)]
     processes: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -148,11 +146,6 @@ class Replica(_Part):
         """Return the predicted goodput in requests/s of each model that it serves."""
         return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
 
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave ``merged`` away where there is none: maps without merges are what they were before there were any."""
-        return _without_empty(write(self), "merged")
-
 
 class MigInstance(_Part):
     """A MIG instance: its profile and the memory slice that it starts at."""
@@ -167,14 +160,11 @@ class Partition(_Part):
     Where it is ``unshared`` no replica is held to a share by MPS: each may use all SMs, beside the others.
     """
 
+    left_away = ("unshared",)
+
     mig: MigInstance | None = None
     replicas: tuple[Replica, ...] = ()
     unshared: bool = False
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave ``unshared`` away where replicas have shares: such maps are what they were before."""
-        return _without_empty(write(self), "unshared")
 
 
 class Gpu(_Part):
@@ -194,7 +184,7 @@ class Node(_Part):
     @field_validator("gpus")
     @classmethod
     def _require_own_indexes(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        if twin := _find_twin(gpu.index for gpu in gpus):
+        if twin := find_twin(gpu.index for gpu in gpus):
             raise ValueError(f"two devices have the index {twin}")
         return gpus
 
@@ -215,6 +205,8 @@ class DeployedModel(_Part):
     ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
     """
 
+    left_away = ("dims",)
+
     path: str | None = None
     sha256: str | None = None
     source_model: Name | None = None
@@ -232,11 +224,6 @@ class DeployedModel(_Part):
         except InputError as error:
             raise ValueError(str(error)) from None
 
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave ``dims`` away where nothing is free or said."""
-        return _without_empty(write(self), "dims")
-
 
 class Merge(_Part):
     """Several models in one ONNX file (USHER §3.4).
@@ -253,7 +240,7 @@ class Merge(_Part):
     @field_validator("members")
     @classmethod
     def _require_own_names(cls, members: dict[str, str]) -> dict[str, str]:
-        if twin := _find_twin(members.values()):
+        if twin := find_twin(members.values()):
             raise ValueError(f"two models are called {twin!r} in the file")
         return members
 
@@ -277,6 +264,8 @@ class MapPrediction(_Part):
     same policy makes of the estimates at the ends of their intervals; null where it was not computed.
     """
 
+    left_away = ("at_lower_ends", "at_upper_ends")
+
     gpus: Annotated[int, Field(ge=0)]
     cost_per_hour: NonNegative | None = None
     goodput_rps: NonNegative
@@ -289,11 +278,6 @@ class MapPrediction(_Part):
     at_lower_ends: PlanAtEnds | None = None
     at_upper_ends: PlanAtEnds | None = None
 
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the ends away where they are not known: maps of measured models are what they were before."""
-        return _without_empty(_without_empty(write(self), "at_lower_ends"), "at_upper_ends")
-
 
 class Unplaced(_Part):
     """A demand, or the part of its rate, that no place was found for."""
@@ -305,6 +289,8 @@ class Unplaced(_Part):
 
 class DeploymentMap(_Part):
     """Everything that ``serve``, ``simulate`` and ``check`` need."""
+
+    left_away = ("merges",)
 
     schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
     policy: str
@@ -319,7 +305,7 @@ class DeploymentMap(_Part):
     @field_validator("nodes")
     @classmethod
     def _require_own_names(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        if twin := _find_twin(node.name for node in nodes):
+        if twin := find_twin(node.name for node in nodes):
             raise ValueError(f"two nodes are called {twin!r}")
         return nodes
 
@@ -329,17 +315,13 @@ class DeploymentMap(_Part):
             raise ValueError(f"{min(both)} is the name of a model and of a merge")
         for *_, replica in self.places():
             merge = self.merges.get(replica.model)
-            if twin := _find_twin(one.model for one in replica.merged):
+            if twin := find_twin(one.model for one in replica.merged):
                 raise ValueError(f"a replica of {replica.model} serves {twin} twice")
             if replica.merged and (merge is None or set(merge.members) != {one.model for one in replica.merged}):
                 raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
             if merge is not None and not replica.merged:
                 raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_empty(write(self), "merges")
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
         """Yield every replica with where it stands, in the order of the file."""
@@ -374,95 +356,3 @@ def read_creation_time(text: str) -> datetime:
 def share_of(partition: Partition, replica: Replica) -> Share:
     """Return the share of a replica that stands in ``partition``."""
     return Share(replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a deployment map."""
-    schema = DeploymentMap.model_json_schema(by_alias=True, mode="validation")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
-
-
-def read_map(path: Path) -> DeploymentMap:
-    """Read a deployment map.
-
-    Raises
-    ------
-    InputError
-        When it is no JSON, of another or a newer schema, or breaks a rule of the schema.
-    """
-    try:
-        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_require_own_keys)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
-    return parse_map(content, str(path))
-
-
-def _require_own_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; of two values under one key readers take either."""
-    if (twin := _find_twin(key for key, _ in pairs)) is not None:
-        raise ValueError(f"the key {twin!r} stands in one object twice")
-    return dict(pairs)
-
-
-def parse_map(content: object, where: str) -> DeploymentMap:
-    """Return the map that decoded JSON holds; ``where`` names it in errors.
-
-    Raises
-    ------
-    InputError
-        As `read_map`.
-    """
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
-        raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
-    _check_schema(content["schema"], where)
-    try:
-        content = _rename_inputs(content)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}", "gpuprof place writes maps that keep the schema") from None
-    try:
-        # Strictly: true is no number, and neither is a text of digits.
-        return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{where}: {place}: {first['msg']}", "gpuprof place writes maps that keep the schema"
-        ) from None
-
-
-def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a map with the ``inputs`` that it had before it had ``planned_with`` as the latter."""
-    if "inputs" not in content:
-        return content
-    inputs = content["inputs"]
-    if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
-        raise ValueError("inputs must be texts by name")
-    if "planned_with" in content:
-        raise ValueError("inputs is what planned_with was called before: a map has one of them")
-    rest = {key: value for key, value in content.items() if key != "inputs"}
-    return {**rest, "planned_with": planned_with_of_inputs(inputs)}
-
-
-def _check_schema(schema: str, where: str) -> None:
-    name, _, version = schema.partition("/")
-    ours, _, known = SCHEMA.partition("/")
-    if name != ours or not version.isdigit():
-        raise InputError(f"{where} is not a deployment map: its schema is {schema!r}", f"expected {SCHEMA!r}")
-    if int(version) > int(known):
-        raise InputError(f"{where} has schema {schema}, newer than {SCHEMA}", "update gpuprof to read it")
-
-
-def write_map(deployment: DeploymentMap, path: Path) -> None:
-    """Write the map, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        When the directory cannot be written to.
-    """
-    with refuse_unwritable(path):
-        write_whole(path, deployment.to_json().encode())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.domain.deployment import read_map
+from gpuprof.domain.map_file import read_map
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
 from gpuprof.pipeline.serve_settings import DEFAULT_PORT

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuprof.domain.demand import Demand, DemandFile, read_demands
-from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet
+from gpuprof.domain.map_file import read_map
 
 #: A file or folder.
 PathArgument: TypeAlias = str | os.PathLike[str]

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import ANY
+from gpuprof.domain.map_file import write_map
 from gpuprof.errors import InfeasibleError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import (

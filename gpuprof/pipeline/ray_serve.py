@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from gpuprof.domain.deployment import DeploymentMap, Node, read_map
+from gpuprof.domain.deployment import DeploymentMap, Node
+from gpuprof.domain.map_file import read_map
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.gpu_share import VISIBLE

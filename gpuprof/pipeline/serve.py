@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.apply import ApplyResult, apply

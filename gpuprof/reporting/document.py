@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_sources, is_observed
 from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of

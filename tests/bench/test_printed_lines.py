@@ -24,7 +24,8 @@ from bench.reproduce import (
 )
 from bench.reproduce.reproduction import Cell
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import read_map
 from tests.bench.published import write_igniter, write_parvagpu
 
 NOWHERE = Path("nowhere")

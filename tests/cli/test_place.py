@@ -10,7 +10,7 @@ from onnx import helper
 
 from gpuprof.cli.check import group_equal
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import read_map
+from gpuprof.domain.map_file import read_map
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import COPIES, KernelDb, Run

@@ -7,7 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, json_schema, parse_map, read_map, share_of, write_map
+from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.map_file import json_schema, parse_map, read_map, write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 

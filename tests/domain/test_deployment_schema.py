@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from gpuprof.domain.catalogue import datasets
-from gpuprof.domain.deployment import json_schema
+from gpuprof.domain.map_file import json_schema
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.published.ffd import FirstFitDecreasing

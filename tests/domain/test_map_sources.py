@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, parse_map
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
+from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import (
     SourcePart,
     describe_basis,

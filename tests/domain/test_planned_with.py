@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import HostWork, recorded_work

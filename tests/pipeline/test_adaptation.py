@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run

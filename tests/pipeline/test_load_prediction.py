@@ -12,7 +12,8 @@ import pytest
 
 from bench.virtual_server import serve
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
+from gpuprof.domain.deployment import DeploymentMap, Replica
+from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times

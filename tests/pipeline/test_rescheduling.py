@@ -11,7 +11,8 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import RecordedArrivals
-from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import planning
 from gpuprof.pipeline.rescheduling import make_scheduler, plan_timetable

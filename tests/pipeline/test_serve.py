@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline.serve import MapServer, serve
 from gpuprof.pipeline.serve_settings import ServeSettings

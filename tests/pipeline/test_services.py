@@ -10,7 +10,7 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.demand import read_demands
-from gpuprof.domain.deployment import read_map, write_map
+from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.serving.load.load import make_requests
 from gpuprof.serving.load.target import Target, describe_assumed, requests_for

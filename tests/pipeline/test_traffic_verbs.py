@@ -21,9 +21,9 @@ from gpuprof.cli.serve import (
     WorkerOptions,
 )
 from gpuprof.cli.simulation_options import ArrivalOptions, RescheduleOptions, ServiceOptions
-from gpuprof.domain.deployment import write_map
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.map_file import write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue

@@ -10,7 +10,8 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.domain.deployment import DeploymentMap, MigInstance, parse_map
+from gpuprof.domain.deployment import DeploymentMap, MigInstance
+from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device

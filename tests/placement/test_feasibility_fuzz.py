@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.placement.export import export
 from tests.placement.test_export import MAP, awkward, merged_map

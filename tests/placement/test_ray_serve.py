@@ -10,7 +10,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.placement.export import export
 from gpuprof.placement.ray_serve import ROUTER, deployment_names
 from tests.placement.test_export import MAP, awkward, merged_map

@@ -14,7 +14,8 @@ from google.protobuf import text_format
 from onnx import helper, numpy_helper
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline.export import MapExportResult
 from gpuprof.placement.bundle import Bundle

@@ -21,8 +21,8 @@ from gpuprof.domain.deployment import (
     Partition,
     Replica,
     ReplicaPrediction,
-    parse_map,
 )
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.pipeline.report import report

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.simulator.merged_queues import merged_queues
 from gpuprof.simulator.trace import Trace

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
+from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_in_process
 from gpuprof.serving.change.bounds import Bounds, Departure, Observed, find_departure, read_planned

@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.server import ServerSettings, run_server
 

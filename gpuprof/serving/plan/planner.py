@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import read_map
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.plan.serving_plan import PlannedReplica, chosen_node, mig_layouts, needs_machine, plan_workers
 
@@ -27,7 +28,7 @@ class MapSource:
         Raises
         ------
         InputError
-            As `gpuprof.domain.deployment.read_map`.
+            As `gpuprof.domain.map_file.read_map`.
         """
         return cls(read_map(path), path.absolute().parent)
 

@@ -10,8 +10,9 @@ import pytest
 from bench.published_measurements import published_estimator, v100
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_summary import summarize_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError

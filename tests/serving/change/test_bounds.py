@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.change.bounds import Bounds, Departure, Observed, Planned, find_departure, read_planned
 from gpuprof.serving.change.window import ServiceWindow
 from gpuprof.serving.watch.statistics import BUCKETS_MS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.change.workforce import Workforce
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena

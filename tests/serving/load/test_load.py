@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError

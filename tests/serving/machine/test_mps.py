@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuprof.domain.deployment import Gpu, MigInstance, parse_map
+from gpuprof.domain.deployment import Gpu, MigInstance
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.serving.machine import gpu_holder, machine_parts

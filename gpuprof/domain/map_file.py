@@ -1,0 +1,107 @@
+"""Reads and writes deployment maps as files: JSON with a published schema (``gpuprof.deployment/1``)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpuprof.domain.deployment import SCHEMA, DeploymentMap, find_twin
+from gpuprof.domain.file_access import refuse_pipe, write_whole
+from gpuprof.domain.planned_with import planned_with_of_inputs
+from gpuprof.errors import InputError, refuse_unwritable
+
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+_FIX = "gpuprof place writes maps that keep the schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a deployment map."""
+    schema = DeploymentMap.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
+
+
+def read_map(path: Path) -> DeploymentMap:
+    """Read a deployment map.
+
+    Raises
+    ------
+    InputError
+        When it is no JSON, of another or a newer schema, or breaks a rule of the schema.
+    """
+    try:
+        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_require_own_keys)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
+    return parse_map(content, str(path))
+
+
+def _require_own_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; of two values under one key readers take either."""
+    if (twin := find_twin(key for key, _ in pairs)) is not None:
+        raise ValueError(f"the key {twin!r} stands in one object twice")
+    return dict(pairs)
+
+
+def parse_map(content: object, where: str) -> DeploymentMap:
+    """Return the map that decoded JSON holds; ``where`` names it in errors.
+
+    Raises
+    ------
+    InputError
+        As `read_map`.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
+        raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
+    _check_schema(content["schema"], where)
+    try:
+        content = _rename_inputs(content)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}", _FIX) from None
+    try:
+        # Strictly: true is no number, and neither is a text of digits.
+        return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{where}: {place}: {first['msg']}", _FIX) from None
+
+
+def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a map with the ``inputs`` that it had before it had ``planned_with`` as the latter."""
+    if "inputs" not in content:
+        return content
+    inputs = content["inputs"]
+    if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
+        raise ValueError("inputs must be texts by name")
+    if "planned_with" in content:
+        raise ValueError("inputs is what planned_with was called before: a map has one of them")
+    rest = {key: value for key, value in content.items() if key != "inputs"}
+    return {**rest, "planned_with": planned_with_of_inputs(inputs)}
+
+
+def _check_schema(schema: str, where: str) -> None:
+    name, _, version = schema.partition("/")
+    ours, _, known = SCHEMA.partition("/")
+    if name != ours or not version.isdigit():
+        raise InputError(f"{where} is not a deployment map: its schema is {schema!r}", f"expected {SCHEMA!r}")
+    if int(version) > int(known):
+        raise InputError(f"{where} has schema {schema}, newer than {SCHEMA}", "update gpuprof to read it")
+
+
+def write_map(deployment: DeploymentMap, path: Path) -> None:
+    """Write the map, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        When the directory cannot be written to.
+    """
+    with refuse_unwritable(path):
+        write_whole(path, deployment.to_json().encode())
