@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.data_files import parse_data_files
+from gpuprof.cli.option_groups import fill_settings
 from gpuprof.domain.named_values import collect_once
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
@@ -79,23 +80,17 @@ class TrafficOptions:
         """
         from gpuprof.pipeline.load_traffic import LoadTraffic
 
-        return LoadTraffic(
+        return fill_settings(
+            LoadTraffic,
+            self,
             duration_s=self.duration,
             rates_rps=collect_once("the rate", map(_parse_rate, self.rate or ())),
-            rate_scale=self.rate_scale,
-            trace=self.trace,
-            arrivals=self.arrivals,
-            scv=self.scv,
             warmup_s=self.warmup,
-            clients=self.clients,
-            seed=self.seed,
-            allow_changed=self.allow_changed,
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
             concurrency=collect_once("the concurrency", map(_parse_concurrency, self.concurrency or ())),
             stability_pct=self.stability,
             window_s=self.window,
-            max_windows=self.max_windows,
         )
 
 

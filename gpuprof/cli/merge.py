@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.option_groups import fill_settings, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number
 
@@ -63,15 +63,7 @@ def merge(
     from gpuprof.pipeline.merge import merge as merge_models
 
     chosen = chosen_format(as_json, as_csv)
-    settings = MergeSettings(
-        omega=likeness.omega,
-        tolerance=likeness.tolerance,
-        weight_tolerance=likeness.weight_tolerance,
-        eps=likeness.eps,
-        dims=sizes.dims(),
-        batches=sizes.batches(),
-        force=gain.force,
-    )
+    settings = fill_settings(MergeSettings, likeness, gain, dims=sizes.dims(), batches=sizes.batches())
     merged = merge_models(models, result.output, settings=settings, device=gain.device, db=gain.db)
     for note in merged.notes:
         say_note(note)

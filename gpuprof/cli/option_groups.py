@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer.models import ParameterInfo
+
+Settings = TypeVar("Settings")
 
 
 def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
@@ -39,6 +41,13 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flat
+
+
+def fill_settings(kind: type[Settings], *groups: object, **others: Any) -> Settings:
+    """Return settings with the values that the groups have under the same names, and `others`."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    given = {name: value for group in groups for name, value in vars(group).items() if name in names}
+    return kind(**{**given, **others})
 
 
 def heading(group: type) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
+from gpuprof.cli.option_groups import fill_settings
 from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
@@ -113,20 +114,4 @@ class PlanningRuleOptions:
         """Return them, with how policies are to search and when the map is made, as the pipeline takes them."""
         from gpuprof.pipeline.planning_options import PlanningOptions
 
-        return PlanningOptions(
-            estimator=self.estimator,
-            arrivals=self.arrivals,
-            confidence=self.confidence,
-            latency_budget=self.latency_budget,
-            max_batch=self.max_batch,
-            max_processes=self.max_processes,
-            overhead_ms=self.overhead_ms,
-            time_limit_s=time_limit_s,
-            seed=seed,
-            created=created,
-            precision=self.precision,
-            runtime=self.runtime,
-            device_file=self.device_file,
-            strict=self.strict,
-            dims=dims,
-        )
+        return fill_settings(PlanningOptions, self, time_limit_s=time_limit_s, seed=seed, created=created, dims=dims)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.option_groups import fill_settings
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,15 +47,13 @@ class ArrivalOptions:
         from gpuprof.simulator.load import parse_rates
 
         rates, total = parse_rates(self.rate or [])
-        return SimulatedTraffic(
-            trace=self.trace,
+        return fill_settings(
+            SimulatedTraffic,
+            self,
             rates_rps=rates,
             total_rps=total,
-            rate_scale=self.rate_scale,
-            arrivals=self.arrivals,
             duration_s=parse_duration(self.duration, "--duration") if self.duration else None,
             warmup_s=parse_duration(self.warmup, "--warmup") if self.warmup else 0.0,
-            seed=self.seed,
         )
 
 
@@ -102,16 +101,10 @@ class ServiceOptions:
         from gpuprof.pipeline.simulation_settings import ServiceSettings
 
         timeout = self.batch_timeout
-        return ServiceSettings(
-            routing=self.routing,
-            refuse=self.refuse,
+        return fill_settings(
+            ServiceSettings,
+            self,
             batch_timeout_ms=None if timeout is None else 1000.0 * parse_duration(timeout, "--batch-timeout"),
-            router_ms=self.router_ms,
-            overhead_ms=self.overhead_ms,
-            host_ms=self.host_ms,
-            network=self.network,
-            payload_bytes=self.payload_bytes,
-            answer_bytes=self.answer_bytes,
             failures=tuple(self.fail or ()),
         )
 
