@@ -1,6 +1,8 @@
 """What all tests share: how hypothesis behaves on machines that are busy, and which tests may be tried again."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,21 @@ settings.register_profile(
     derandomize=not os.environ.get("HYPOTHESIS_SEARCH"),
 )
 settings.load_profile("unhurried")
+
+#: What `make check FAST=1` gives pytest.
+QUICK = "not slow and not flaky"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which `QUICK` leaves out every test: importing them takes each process seconds."""
+    if config.getoption("markexpr") != QUICK or collection_path.suffix != ".py":
+        return None
+    from tests import reruns
+
+    text = collection_path.read_text(encoding="utf-8")
+    marks = re.search(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", text, re.MULTILINE | re.DOTALL)
+    named = (name for name, one in vars(reruns).items() if isinstance(one, pytest.MarkDecorator))
+    return True if marks and any(word in marks[1] for word in ("pytest.mark.slow", *named)) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

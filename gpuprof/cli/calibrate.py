@@ -12,6 +12,7 @@ from gpuprof.cli.completion import complete_devices, complete_models
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import output_option
+from gpuprof.cli.shared_options import CollectorOption, KeepUnstableOption, OptionalDbOption
 from gpuprof.domain.number_format import number
 
 
@@ -26,20 +27,16 @@ class FitOptions:
         str | None, typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database.")
     ] = None
     output: Annotated[Path | None, output_option("File to write iGniter's coefficients to, too.")] = None
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+    db: OptionalDbOption = None
 
 
 @dataclass(frozen=True)
 class MeasuringOptions:
     """How MODELs are measured."""
 
-    collector: Annotated[str, typer.Option(help="Collector that measures; auto takes the first that works here.")] = (
-        "auto"
-    )
+    collector: CollectorOption = "auto"
     time_limit: Annotated[float, typer.Option(min=0.1, help="Longest time in seconds to measure one row.")] = 5.0
-    keep_unstable: Annotated[
-        bool, typer.Option("--keep-unstable", help="Keep unstable rows as they are instead of measuring them again.")
-    ] = False
+    keep_unstable: KeepUnstableOption = False
 
 
 _COLUMNS = (
@@ -99,8 +96,7 @@ def calibrate(
             ),
             progress=show,
         )
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)
     if result.igniter:
         print_rows(result.rows(), _COLUMNS, chosen)
     if result.igniter is None or (result.ranking and chosen is Format.TABLE):

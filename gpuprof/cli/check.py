@@ -10,9 +10,17 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
+from gpuprof.cli.shared_options import (
+    AllowChangedOption,
+    DeviceFileOption,
+    MapFileArgument,
+    OptionalDbOption,
+    OtherEstimatorOption,
+    PrecisionOption,
+    RuntimeOption,
+)
 from gpuprof.domain.plural import count_of
 
 _COLUMNS = (
@@ -28,10 +36,8 @@ _MOST_PLACES = 3
 class TimeOptions:
     """Where times come from, in place of what the map was planned with."""
 
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
-    estimator: Annotated[
-        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
-    ] = None
+    db: OptionalDbOption = None
+    estimator: OtherEstimatorOption = None
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
     device_file: DeviceFileOption = None
@@ -40,13 +46,11 @@ class TimeOptions:
 @with_groups
 def check(
     times: TimeOptions,
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
+    map_file: MapFileArgument = Path("map.json"),
     against: Annotated[
         Path | None, typer.Option(help="CSV file of demands to check against, in place of those in the map.")
     ] = None,
-    allow_changed: Annotated[
-        bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
-    ] = False,
+    allow_changed: AllowChangedOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

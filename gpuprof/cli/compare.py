@@ -26,6 +26,7 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
+from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
@@ -95,7 +96,7 @@ class PolicyListOptions:
     time_limit: Annotated[
         float | None, typer.Option(help="Longest search of each policy in seconds; default: 30, with --by gpu 5.")
     ] = None
-    seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
+    seed: PolicySeedOption = 0
 
     def names(self) -> list[str] | None:
         """Return the names of the policies, None for all.

@@ -11,14 +11,12 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
-
-DbOption = Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")]
-DEFAULT_DB = Path("gpuprof-db")
 
 
 class ExportFormat(StrEnum):
@@ -76,8 +74,7 @@ def show(
 
     chosen = chosen_format(as_json, as_csv)
     result = show_table(table, limit=limit, db=db)
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)
     names = result.columns
     if chosen is Format.TABLE:
         if not names:
@@ -119,8 +116,7 @@ def verify(
         columns = (Column("path", "where", right=False), Column("what", "what", right=False))
         print_rows(result.rows(), columns, chosen)
     result.require_whole()
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)
 
 
 @app.command(cls=VerbCommand, short_help="Merge many small runs into one.")
@@ -128,8 +124,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
 
-    for note in compact_database(db).notes:
-        say_note(note)
+    say_note(*compact_database(db).notes)
 
 
 @app.command("import", cls=VerbCommand, short_help="Bring in measurements of others.")
@@ -163,8 +158,7 @@ def export(
     """Write the tables as CSV or Parquet, or the kernels as a timeline for Perfetto and chrome://tracing."""
     from gpuprof.pipeline.db import export_database
 
-    for note in export_database(output, form=format.value, db=db).notes:
-        say_note(note)
+    say_note(*export_database(output, form=format.value, db=db).notes)
 
 
 def _columns(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows
+from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 
 if TYPE_CHECKING:
     from gpuprof.machine.finding import Finding
@@ -21,7 +19,7 @@ _COLUMNS = (
 
 
 def doctor(
-    db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
+    db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -70,8 +70,7 @@ def estimate(
     )
     if knowledge.strict:
         result.require_sure()
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]
     told = {"beside": bool(result.beside), "dims": any(row["dims"] for row in rows)}
     print_rows(rows, [column for column in _COLUMNS if told.get(column.key, True)], chosen)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuprof.cli.completion import complete_devices
+from gpuprof.cli.shared_options import DeviceFileOption, OptionalDbOption, PrecisionOption, RuntimeOption, StrictOption
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
 _LARGEST_BATCH = 1_000_000
-
-PrecisionOption = Annotated[
-    str | None, typer.Option(help="Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8.")
-]
-RuntimeOption = Annotated[str | None, typer.Option(help="Execution that predictions assume: fused (default) or eager.")]
-DeviceFileOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know.")
-]
 
 
 @dataclass(frozen=True)
@@ -84,5 +76,5 @@ class SourceOptions:
     ] = "database"
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
-    strict: Annotated[bool, typer.Option(help="Refuse estimates with unknown ops or wide intervals.")] = False
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+    strict: StrictOption = False
+    db: OptionalDbOption = None

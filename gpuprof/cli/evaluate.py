@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import check_output_file
+from gpuprof.cli.shared_options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
 from gpuprof.cli.table import ColumnRole
 
 _COLUMNS = (
@@ -26,15 +26,8 @@ _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_devices, help="Device that was profiled; default: the one with most data."
-        ),
-    ] = None,
-    regressors: Annotated[
-        str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")
-    ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
+    device: ProfiledDeviceOption = None,
+    regressors: RegressorsOption = "lasso,kernel_ridge,gradient_boosting,xgboost",
     plot: Annotated[
         Path | None,
         typer.Option(callback=check_output_file, help="File to draw predicted against measured into: .svg or .png."),
@@ -42,7 +35,7 @@ def evaluate(
     by_architecture: Annotated[
         bool, typer.Option("--by-architecture", help="Show a line for each architecture instead of one for all.")
     ] = False,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
+    db: OptionalDbOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -57,8 +50,7 @@ def evaluate(
         )
     columns = (*_COLUMNS[:3], _ARCHITECTURE, *_COLUMNS[3:]) if by_architecture else _COLUMNS
     print_rows(result.rows(), columns, chosen)
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)
 
 
 def _to_tenths(value: object) -> str:

@@ -22,6 +22,7 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
+from gpuprof.cli.shared_options import MapFileArgument, OtherEstimatorOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number
 
@@ -66,12 +67,10 @@ _WHAT_IFS = (
 
 
 def explain(
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")],
+    map_file: MapFileArgument,
     model: Annotated[str, typer.Argument(autocompletion=complete_map_models, help="Model of the map.")],
     db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
-    estimator: Annotated[
-        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
-    ] = None,
+    estimator: OtherEstimatorOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.output import say_note
 from gpuprof.cli.output_path import check_output_folder
+from gpuprof.cli.shared_options import MapFileArgument
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
@@ -24,7 +25,7 @@ def _check_image(context: typer.Context, image: str | None) -> str | None:
 
 
 def export(
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
+    map_file: MapFileArgument = Path("map.json"),
     to: Annotated[
         str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s, kserve or ray-serve.")
     ] = "mig-parted",

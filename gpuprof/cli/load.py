@@ -126,8 +126,7 @@ def load(
     if output is not None:
         result.write(output)
     _show(result, chosen)
-    for warning in result.warnings:
-        say_note(warning)
+    say_note(*result.warnings)
     result.require_stable()
 
 

@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.data_files import parse_data_files
 from gpuprof.cli.option_groups import fill_settings
+from gpuprof.cli.shared_options import AllowChangedOption, InputDataOption, RateScaleOption, ReplayedTraceOption
 from gpuprof.domain.named_values import collect_once
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
@@ -32,18 +33,12 @@ class TrafficOptions:
         list[str] | None,
         typer.Option(metavar="NAME=SIZE", help="Size of a free dimension in what is sent; may be repeated."),
     ] = None
-    input_data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[MODEL=]FILE",
-            help="Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
-        ),
-    ] = None
+    input_data: InputDataOption = None
     rate: Annotated[
         list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.")
     ] = None
-    rate_scale: Annotated[float, typer.Option(help="Factor on all rates.", min=1e-6)] = 1.0
-    trace: Annotated[Path | None, typer.Option(help="Trace to replay: a CSV file of time_s,model.")] = None
+    rate_scale: RateScaleOption = 1.0
+    trace: ReplayedTraceOption = None
     arrivals: Annotated[str, typer.Option(help="Arrival process: poisson, gamma or constant.")] = "poisson"
     scv: Annotated[
         float, typer.Option(help="Squared coefficient of variation of gamma arrivals; Poisson has 1.", min=0.01)
@@ -65,9 +60,7 @@ class TrafficOptions:
     max_windows: Annotated[int, typer.Option(help="Windows after which --stability gives up.", min=3)] = 10
     warmup: Annotated[float, typer.Option(help="Time in seconds before the measured time.", min=0.0)] = 2.0
     clients: Annotated[int | None, typer.Option(help="Client processes; default: as many as needed.", min=1)] = None
-    allow_changed: Annotated[
-        bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
-    ] = False
+    allow_changed: AllowChangedOption = False
     seed: Annotated[int, typer.Option(help="Seed of the traffic.", min=0)] = 0
 
     def load_traffic(self) -> LoadTraffic:

@@ -65,8 +65,7 @@ def merge(
     chosen = chosen_format(as_json, as_csv)
     settings = fill_settings(MergeSettings, likeness, gain, dims=sizes.dims(), batches=sizes.batches())
     merged = merge_models(models, result.output, settings=settings, device=gain.device, db=gain.db)
-    for note in merged.notes:
-        say_note(note)
+    say_note(*merged.notes)
     _print(merged.files, chosen, result.report)
 
 

@@ -114,9 +114,10 @@ def _break_lines(message: str) -> str:
     return "\n".join("\n".join(line) for line in lines)
 
 
-def say_note(note: str) -> None:
-    """Print a remark on a result on stderr, as `say` does."""
-    say(f"gpuprof: {note}")
+def say_note(*notes: str) -> None:
+    """Print remarks on a result on stderr, as `say` does."""
+    for note in notes:
+        say(f"gpuprof: {note}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.completion import complete_policies
 from gpuprof.cli.output_path import output_option
+from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.domain.named_values import collect_once
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class PolicyOptions:
     time_limit: Annotated[
         float | None, typer.Option(help="Longest search in seconds; the best map so far is taken; with --gpus any 3.")
     ] = None
-    seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
+    seed: PolicySeedOption = 0
 
     def make_policy(self) -> Policy:
         """Return the policy.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
-from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.cli.option_groups import fill_settings
+from gpuprof.cli.shared_options import DeviceFileOption, OptionalDbOption, PrecisionOption, RuntimeOption, StrictOption
 from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
@@ -33,7 +33,7 @@ class DemandOptions:
         ),
     ] = None
     fleet: Annotated[Path | None, typer.Option(help="TOML file with devices, counts and prices.")] = None
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+    db: OptionalDbOption = None
 
     dim: Annotated[
         list[str] | None,
@@ -106,7 +106,7 @@ class PlanningRuleOptions:
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
     device_file: DeviceFileOption = None
-    strict: Annotated[bool, typer.Option(help="Refuse estimates with unknown ops or wide intervals.")] = False
+    strict: StrictOption = False
 
     def planning_options(
         self, time_limit_s: float | None, seed: int, dims: Mapping[str, int], created: str | None = None

@@ -24,6 +24,7 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
+from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number
 from gpuprof.errors import InputError
@@ -92,7 +93,7 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
+    db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -147,7 +148,7 @@ def _measure(
     rows = result.rows()
     has_dims = any(row["dims"] for row in rows)
     print_rows(rows, [column for column in _COLUMNS if has_dims or column.key != "dims"], chosen)
-    _say_notes(result.notes)
+    say_note(*result.notes)
     result.require_trusted()
 
 
@@ -170,7 +171,7 @@ def _measure_ops(
             progress=show,
         )
     print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
-    _say_notes(result.notes)
+    say_note(*result.notes)
 
 
 def _measure_cluster(
@@ -209,7 +210,7 @@ def _measure_cluster(
     finally:
         if rows:
             print_rows(rows, _CLUSTER_COLUMNS, chosen)
-    _say_notes(result.notes)
+    say_note(*result.notes)
     result.require_trusted()
 
 
@@ -235,10 +236,5 @@ def _ingest(
         db=db,
         dims=workloads.dims(),
     )
-    _say_notes(result.notes)
+    say_note(*result.notes)
     print_rows(result.rows(), _REPORT_COLUMNS, chosen)
-
-
-def _say_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        say_note(note)

@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.data_files import parse_data_files
+from gpuprof.cli.shared_options import CollectorOption, InputDataOption, KeepUnstableOption, RayAddressOption
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
@@ -40,13 +41,7 @@ class WorkloadOptions:
     processes: Annotated[str, typer.Option(help="Numbers of processes that share one share, separated by commas.")] = (
         "1"
     )
-    input_data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[MODEL=]FILE",
-            help="Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
-        ),
-    ] = None
+    input_data: InputDataOption = None
     beside: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
@@ -96,9 +91,7 @@ class WorkloadOptions:
 class MeasurementOptions:
     """With what it is measured, and how long."""
 
-    collector: Annotated[str, typer.Option(help="Collector that measures; auto takes the first that works here.")] = (
-        "auto"
-    )
+    collector: CollectorOption = "auto"
     device: Annotated[
         str | None,
         typer.Option(
@@ -119,9 +112,7 @@ class MeasurementOptions:
         float, typer.Option(min=1.0, max=86400.0, help="Seconds after which a profiler counts as hung and is ended.")
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure again what is in the database already.")] = False
-    keep_unstable: Annotated[
-        bool, typer.Option("--keep-unstable", help="Keep unstable rows as they are instead of measuring them again.")
-    ] = False
+    keep_unstable: KeepUnstableOption = False
 
     def settings(self, workloads: WorkloadOptions, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
         """Return the settings of a measurement of ``workloads`` with so many processes."""
@@ -168,9 +159,7 @@ class ClusterOptions:
     engine: Annotated[
         str, typer.Option(help="Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
     ] = "local"
-    ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="Address of the Ray cluster; default: this machine's.")
-    ] = None
+    ray_address: RayAddressOption = None
 
     def words(self, workloads: WorkloadOptions, means: MeasurementOptions, instead: OtherMeasurements) -> list[str]:
         """Return the options that each place of the cluster is to be given.

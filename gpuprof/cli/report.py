@@ -33,5 +33,4 @@ def report(
     from gpuprof.pipeline.report import report as write_report
 
     result = write_report(sources, output, title=title, figures=figures, picture_format=picture_format)
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)

@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import say, say_note
+from gpuprof.cli.shared_options import RayAddressOption, RoutingOption
 from gpuprof.domain.plural import count_of
 
 DEFAULT_PORT = 8000
@@ -27,9 +28,7 @@ class ListenOptions:
     grpc_port: Annotated[
         int | None, typer.Option(help="gRPC port; 0 takes any free one; default: no gRPC.", min=0, max=65535)
     ] = None
-    routing: Annotated[str, typer.Option(help="Rule that picks the replica of a request: fastest or round-robin.")] = (
-        "fastest"
-    )
+    routing: RoutingOption = "fastest"
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ class WorkerOptions:
         str,
         typer.Option(help="Place of the workers: local, or ray for the nodes of a Ray cluster that the map names."),
     ] = "local"
-    ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="Address of the Ray cluster; default: this machine's.")
-    ] = None
+    ray_address: RayAddressOption = None
     apply_mig: Annotated[
         bool,
         typer.Option(

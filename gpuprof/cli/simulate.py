@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say_note
 from gpuprof.cli.output_path import output_option
+from gpuprof.cli.shared_options import MapFileArgument
 from gpuprof.cli.simulation_options import ArrivalOptions, FidelityOptions, RescheduleOptions, ServiceOptions
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
 
@@ -20,7 +19,7 @@ def simulate(
     service: ServiceOptions,
     following: RescheduleOptions,
     fidelity: FidelityOptions,
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
+    map_file: MapFileArgument = Path("map.json"),
     output: Annotated[Path | None, output_option("File to write everything to, as JSON.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.option_groups import fill_settings
+from gpuprof.cli.shared_options import ArrivalsOption, RateScaleOption, ReplayedTraceOption, RoutingOption
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,17 +20,12 @@ if TYPE_CHECKING:
 class ArrivalOptions:
     """Which requests come, and when."""
 
-    trace: Annotated[Path | None, typer.Option(help="Trace to replay: a CSV file of time_s,model.")] = None
+    trace: ReplayedTraceOption = None
     rate: Annotated[
         list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.")
     ] = None
-    rate_scale: Annotated[float, typer.Option(help="Factor on all rates.", min=1e-6)] = 1.0
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            help="Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
-        ),
-    ] = "poisson"
+    rate_scale: RateScaleOption = 1.0
+    arrivals: ArrivalsOption = "poisson"
     duration: Annotated[str | None, typer.Option(help="Time in which requests arrive: 60s, 5m, 1d.")] = None
     warmup: Annotated[str | None, typer.Option(help="Time before requests count.")] = None
     seed: Annotated[int, typer.Option(help="Seed of the simulation.", min=0)] = 0
@@ -61,9 +57,7 @@ class ArrivalOptions:
 class ServiceOptions:
     """How requests are routed, batched, refused and delayed, and what fails meanwhile."""
 
-    routing: Annotated[str, typer.Option(help="Rule that picks the replica of a request: fastest or round-robin.")] = (
-        "fastest"
-    )
+    routing: RoutingOption = "fastest"
     refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True
     batch_timeout: Annotated[
         str | None,

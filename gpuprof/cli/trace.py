@@ -11,6 +11,7 @@ import typer
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
+from gpuprof.cli.shared_options import ArrivalsOption
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
@@ -40,12 +41,7 @@ class ArrivalProcessOptions:
 
     rate: Annotated[list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S; may be repeated.")] = None
     slo_file: Annotated[Path | None, typer.Option(help="CSV file of demands that names models and rates.")] = None
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            help="Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
-        ),
-    ] = "poisson"
+    arrivals: ArrivalsOption = "poisson"
     duration: Annotated[str, typer.Option(help="Length of the trace: 60s, 5m, 1d.")] = "60s"
 
     def rates_rps(self) -> dict[str, float]:

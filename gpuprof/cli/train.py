@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
+from gpuprof.cli.shared_options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
 from gpuprof.domain.number_format import number
 
 _COLUMNS = (
@@ -22,16 +17,9 @@ _COLUMNS = (
 
 
 def train(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_devices, help="Device that was profiled; default: the one with most data."
-        ),
-    ] = None,
-    regressors: Annotated[
-        str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")
-    ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
+    device: ProfiledDeviceOption = None,
+    regressors: RegressorsOption = "lasso,kernel_ridge,gradient_boosting,xgboost",
+    db: OptionalDbOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -43,5 +31,4 @@ def train(
     with show_progress() as show:
         result = fit(device=device, regressors=names, db=db, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)
-    for note in result.notes:
-        say_note(note)
+    say_note(*result.notes)

@@ -111,8 +111,7 @@ def check(
     resolved = resolve_map(deployment)
     other = OtherTimes(estimator, precision, runtime, device_file)
     evidence = collect_map_evidence(resolved, optional_path(db), demands, map_folder(deployment), notes.add, other)
-    for remark in _describe_strangers(resolved):
-        notes.add(remark)
+    notes.add(*_describe_strangers(resolved))
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     if basis := describe_basis(resolved):

@@ -116,8 +116,7 @@ def export(
     bundle = export_map(resolved, to, image, map_folder(deployment))
     if bundle.models and not allow_changed:
         require_planned_files(locate_files(resolved, map_folder(deployment)))
-    for remark in bundle.notes:
-        notes.add(remark)
+    notes.add(*bundle.notes)
     if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
         notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
     if basis := describe_basis(resolved):
