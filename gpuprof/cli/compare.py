@@ -99,26 +99,14 @@ class PolicyListOptions:
     seed: PolicySeedOption = 0
 
     def names(self) -> list[str] | None:
-        """Return the names of the policies, None for all.
-
-        Raises
-        ------
-        InputError
-            When none is named.
-        """
+        """Return the names of the policies, None for all. Raises `InputError` when none is named."""
         names = [name.strip() for name in self.policies.split(",") if name.strip()]
         if not names:
             raise InputError(f"--policies names no policy: {self.policies!r}", "name some, as in ffd,optimal, or all")
         return None if names == ["all"] else names
 
     def only_name(self) -> str:
-        """Return the policy that plans for each kind of GPU.
-
-        Raises
-        ------
-        InputError
-            When several are named.
-        """
+        """Return the policy that plans for each kind of GPU. Raises `InputError` when several are named."""
         from gpuprof.placement.policies import DEFAULT
 
         names = self.names() or [DEFAULT]

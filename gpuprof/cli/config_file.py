@@ -28,10 +28,7 @@ _MAX_BYTES = 1 << 20
 def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
     """Return a command line without its ``--config FILE``, and the file.
 
-    Raises
-    ------
-    InputError
-        When no file follows, or there are two.
+    Raises `InputError` when no file follows, or there are two.
     """
     rest: list[str] = []
     files: list[str] = []
@@ -53,6 +50,9 @@ def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
 def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     """Return the defaults of a group's commands, as click takes them.
 
+    Raises `InputError` with the line: no YAML, a verb or an option that does not exist, or a value that no option can
+    have.
+
     Parameters
     ----------
     path : Path
@@ -60,11 +60,6 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
         Of the commands that may run; what is said of others is not read.
     verbs : sequence of str
         All commands that there are.
-
-    Raises
-    ------
-    InputError
-        With the line: no YAML, a verb or an option that does not exist, or a value that no option can have.
     """
     root = read_yaml(path, "options")
     if root is None:
@@ -81,10 +76,7 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
 def read_yaml(path: Path, contents: str) -> yaml.Node | None:
     """Return the root of a YAML file, whose nodes know their lines; None for an empty file.
 
-    Raises
-    ------
-    InputError
-        When it cannot be read, is larger than a file of ``contents`` is, or no YAML.
+    Raises `InputError` when it cannot be read, is larger than a file of ``contents`` is, or no YAML.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:

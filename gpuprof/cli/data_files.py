@@ -11,10 +11,7 @@ from gpuprof.errors import InputError
 def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
     """Return the files by the models' names; ``""``: for all that are not named.
 
-    Raises
-    ------
-    InputError
-        When a model is given two files.
+    Raises `InputError` when a model is given two files.
     """
     files: dict[str, Path] = {}
     for text in texts:

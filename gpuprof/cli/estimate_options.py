@@ -39,23 +39,11 @@ class ScenarioOptions:
     ] = None
 
     def dims(self) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of each free dimension that is named.
-
-        Raises
-        ------
-        InputError
-            When one cannot be read.
-        """
+        """Return the sizes of each free dimension that is named. Raises `InputError` when one cannot be read."""
         return parse_dims(self.dim or ())
 
     def batches(self) -> list[int]:
-        """Return the batch sizes.
-
-        Raises
-        ------
-        InputError
-            When one is none.
-        """
+        """Return the batch sizes. Raises `InputError` when one is none."""
         sizes = []
         for word in self.batch.split(","):
             if not word.strip().isdigit() or not 1 <= int(word) <= _LARGEST_BATCH:

@@ -64,13 +64,7 @@ class TrafficOptions:
     seed: Annotated[int, typer.Option(help="Seed of the traffic.", min=0)] = 0
 
     def load_traffic(self) -> LoadTraffic:
-        """Return the traffic as `gpuprof.load` takes it.
-
-        Raises
-        ------
-        InputError
-            When a rate cannot be read.
-        """
+        """Return the traffic as `gpuprof.load` takes it. Raises `InputError` when a rate cannot be read."""
         from gpuprof.pipeline.load_traffic import LoadTraffic
 
         return fill_settings(

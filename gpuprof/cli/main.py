@@ -53,11 +53,7 @@ VERBS = {
 def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
     """Return the typer app with these verbs; heavy imports happen inside the verbs.
 
-    Parameters
-    ----------
-    verbs : iterable of str
-    names_only : bool
-        Without the verbs' modules: enough for the list of verbs, and twice as fast.
+    ``names_only``: without the verbs' modules: enough for the list of verbs, and twice as fast.
     """
     app = typer.Typer(
         name="gpuprof",

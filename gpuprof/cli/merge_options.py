@@ -53,23 +53,11 @@ class DimensionSizes:
     ] = None
 
     def dims(self) -> dict[str, int]:
-        """Return the size of each free dimension that is named.
-
-        Raises
-        ------
-        InputError
-            When one cannot be read.
-        """
+        """Return the size of each free dimension that is named. Raises `InputError` when one cannot be read."""
         return _sizes("--dim", self.dim or [])
 
     def batches(self) -> dict[str, int]:
-        """Return the batch of each model that is named.
-
-        Raises
-        ------
-        InputError
-            When one cannot be read.
-        """
+        """Return the batch of each model that is named. Raises `InputError` when one cannot be read."""
         return _sizes("--batch", self.batch or [])
 
 

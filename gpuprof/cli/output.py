@@ -56,13 +56,7 @@ class Column:
 
 
 def chosen_format(as_json: bool, as_csv: bool) -> Format:
-    """Return the format that the two flags ask for.
-
-    Raises
-    ------
-    InputError
-        When both are set.
-    """
+    """Return the format that the two flags ask for. Raises `InputError` when both are set."""
     if as_json and as_csv:
         raise InputError("--json and --csv exclude each other", "leave one of them out")
     return Format.JSON if as_json else Format.CSV if as_csv else Format.TABLE
@@ -124,10 +118,8 @@ def say_note(*notes: str) -> None:
 def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
     """Yield a callback that shows how far work has come: steps as a bar, what has no known end as a line of its own.
 
-    Parameters
-    ----------
-    refresh_between : bool
-        Whether the bar is drawn between steps, too, ten times a second; not where this process measures latencies.
+    ``refresh_between``: whether the bar is drawn between steps, too, ten times a second; not where this process
+    measures latencies.
     """
     with progress(refresh_between) as bar:
         task: TaskID | None = None

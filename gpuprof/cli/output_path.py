@@ -15,10 +15,8 @@ from gpuprof.errors import InputError
 def check_output_file(path: Path | None) -> Path | None:
     """Return the path of a file to write, as the callback of an option.
 
-    Raises
-    ------
-    InputError
-        When it is a directory or a named pipe, its directory is not there, or nothing may be written to it.
+    Raises `InputError` when it is a directory or a named pipe, its directory is not there, or nothing may be written to
+    it.
     """
     if path is None:
         return None
@@ -42,10 +40,7 @@ def check_output_file(path: Path | None) -> Path | None:
 def check_output_folder(path: Path | None) -> Path | None:
     """Return the path of a directory to write into, which is made where it is missing, as the callback of an option.
 
-    Raises
-    ------
-    InputError
-        When it is a file or below one, or may not be made or written to.
+    Raises `InputError` when it is a file or below one, or may not be made or written to.
     """
     if path is None:
         return None

@@ -40,13 +40,7 @@ class PolicyOptions:
     seed: PolicySeedOption = 0
 
     def make_policy(self) -> Policy:
-        """Return the policy.
-
-        Raises
-        ------
-        InputError
-            When there is none of this name, or it has no such option.
-        """
+        """Return the policy. Raises `InputError` when there is none of this name, or it has no such option."""
         from gpuprof.placement.policies import DEFAULT, make_policy
 
         return make_policy(self.policy or DEFAULT, parse_pairs(self.policy_option or []))
@@ -83,9 +77,6 @@ class MapOptions:
 def parse_pairs(options: Sequence[str]) -> dict[str, str]:
     """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set.
 
-    Raises
-    ------
-    InputError
-        When a key stands twice.
+    Raises `InputError` when a key stands twice.
     """
     return collect_once("the option", ((key, value) for key, _, value in (one.partition("=") for one in options)))

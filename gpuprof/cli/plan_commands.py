@@ -59,16 +59,8 @@ class _Results:
 def list_commands(plan: RunPlan, group: Any) -> list[StepCommand]:
     """Return the command lines of a plan, in their order.
 
-    Parameters
-    ----------
-    plan : RunPlan
-    group : click.Group
-        Of all verbs.
-
-    Raises
-    ------
-    InputError
-        With the line: an option that the verb does not have, a value that the option cannot have, or one that it lacks.
+    ``group``: of all verbs. Raises `InputError` with the line: an option that the verb does not have, a value that the
+    option cannot have, or one that it lacks.
     """
     results = _Results(str(plan.folder / "map.json"), Path(plan.db).exists())
     commands: list[StepCommand] = []

@@ -94,10 +94,8 @@ class RunPlan:
 def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:
     """Return what a file says, every key and value of the wrong kind refused.
 
-    Raises
-    ------
-    InputError
-        With the line: no YAML, a key or a verb that does not exist, a value that cannot be, or no step at all.
+    Raises `InputError` with the line: no YAML, a key or a verb that does not exist, a value that cannot be, or no step
+    at all.
     """
     root = read_yaml(path, "steps")
     if root is None:

@@ -38,23 +38,9 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     """Run the command lines in their order and return the exit code of the last; the first that fails ends the run.
 
     Times of a noisy machine do not: ``profile`` keeps and marks them, the steps after it go on with them, and the next
-    run measures them again.
-
-    Parameters
-    ----------
-    plan : RunPlan
-    commands : sequence of StepCommand
-    fresh : bool
-        Whether steps are run again that were done before.
-
-    Raises
-    ------
-    GpuprofError
-        Of the step that fails, with a note which it is.
-    UnstableError
-        At the end, when all steps ran and measured times cannot be trusted.
-    InputError
-        When the folder of the results cannot be written.
+    run measures them again. ``fresh``: whether steps are run again that were done before. Raises `GpuprofError`: of the
+    step that fails, with a note which it is; `UnstableError` at the end, when all steps ran and measured times cannot
+    be trusted; `InputError` when the folder of the results cannot be written.
     """
     from gpuprof.cli.main import run_line
 

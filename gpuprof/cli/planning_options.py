@@ -43,31 +43,19 @@ class DemandOptions:
     def read_file(self) -> Sequence[Demand]:
         """Return the demands of the file, before what plans them is imported: a wrong line is told at once.
 
-        Raises
-        ------
-        InputError
-            When the file holds no demands.
+        Raises `InputError` when the file holds no demands.
         """
         return read_demands(self.slo_file)
 
     def dims(self) -> dict[str, int]:
         """Return the size of each free dimension that is named.
 
-        Raises
-        ------
-        InputError
-            When one cannot be read, or is given several.
+        Raises `InputError` when one cannot be read, or is given several.
         """
         return single_sizes(parse_dims(self.dim or ()))
 
     def devices(self) -> Path | str | None:
-        """Return the devices as `gpuprof.place` takes them.
-
-        Raises
-        ------
-        InputError
-            When they are named twice.
-        """
+        """Return the devices as `gpuprof.place` takes them. Raises `InputError` when they are named twice."""
         if self.gpus is not None and self.fleet is not None:
             raise InputError("--gpus and --fleet exclude each other", "leave one of them out")
         return self.fleet if self.gpus is None else self.gpus

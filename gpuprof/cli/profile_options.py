@@ -50,23 +50,14 @@ class WorkloadOptions:
     def batches(self) -> tuple[int, ...] | None:
         """Return the batch sizes, ascending; None: those that fit the model.
 
-        Raises
-        ------
-        InputError
-            When one cannot be read.
+        Raises `InputError` when one cannot be read.
         """
         from gpuprof.profiling.sweep.planning import parse_batches
 
         return None if self.batch is None else parse_batches(self.batch)
 
     def dims(self) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of each free dimension that is named.
-
-        Raises
-        ------
-        InputError
-            When one cannot be read.
-        """
+        """Return the sizes of each free dimension that is named. Raises `InputError` when one cannot be read."""
         return parse_dims(self.dim or ())
 
     def shares(self) -> list[str] | None:
@@ -74,13 +65,7 @@ class WorkloadOptions:
         return None if self.share is None else self.share.split(",")
 
     def copies(self) -> tuple[int, ...]:
-        """Return the numbers of processes, ascending.
-
-        Raises
-        ------
-        InputError
-            When one cannot be read.
-        """
+        """Return the numbers of processes, ascending. Raises `InputError` when one cannot be read."""
         from gpuprof.pipeline.profile import MOST_PROCESSES
         from gpuprof.profiling.sweep.planning import parse_batches
 
@@ -164,10 +149,7 @@ class ClusterOptions:
     def words(self, workloads: WorkloadOptions, means: MeasurementOptions, instead: OtherMeasurements) -> list[str]:
         """Return the options that each place of the cluster is to be given.
 
-        Raises
-        ------
-        InputError
-            When there is no such engine, or it does not measure ops.
+        Raises `InputError` when there is no such engine, or it does not measure ops.
         """
         if self.engine != "ray" or instead.per_op:
             raise InputError(f"--engine must be local, or ray without --per-op, but got {self.engine}")

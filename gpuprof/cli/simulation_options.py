@@ -33,10 +33,7 @@ class ArrivalOptions:
     def simulated_traffic(self) -> SimulatedTraffic:
         """Return the traffic as `gpuprof.simulate` takes it.
 
-        Raises
-        ------
-        InputError
-            When a rate or a duration cannot be read.
+        Raises `InputError` when a rate or a duration cannot be read.
         """
         from gpuprof.domain.duration import parse_duration
         from gpuprof.pipeline.simulation_settings import SimulatedTraffic
@@ -84,13 +81,7 @@ class ServiceOptions:
     ] = None
 
     def service_settings(self) -> ServiceSettings:
-        """Return them as `gpuprof.simulate` takes them.
-
-        Raises
-        ------
-        InputError
-            When a duration cannot be read.
-        """
+        """Return them as `gpuprof.simulate` takes them. Raises `InputError` when a duration cannot be read."""
         from gpuprof.domain.duration import parse_duration
         from gpuprof.pipeline.simulation_settings import ServiceSettings
 
@@ -128,10 +119,7 @@ class RescheduleOptions:
     def rescheduling(self) -> Rescheduling | None:
         """Return how often and with which costs the map is placed anew; None: never.
 
-        Raises
-        ------
-        InputError
-            When a duration cannot be read, or no policy is named where some should be.
+        Raises `InputError` when a duration cannot be read, or no policy is named where some should be.
         """
         from gpuprof.domain.duration import parse_duration
         from gpuprof.pipeline.simulation_settings import Rescheduling

@@ -18,10 +18,7 @@ _WORDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 def termination_as_interrupt() -> Iterator[None]:
     """Let SIGTERM, and SIGHUP unless it is ignored, do what SIGINT does, or interrupt where that is ignored.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        Within it, when the process is told to end and nobody took SIGINT for himself.
+    Raises `KeyboardInterrupt`: within it, when the process is told to end and nobody took SIGINT for himself.
     """
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():

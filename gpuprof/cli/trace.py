@@ -47,10 +47,7 @@ class ArrivalProcessOptions:
     def rates_rps(self) -> dict[str, float]:
         """Return requests per second by model.
 
-        Raises
-        ------
-        InputError
-            When nothing says what comes, or a rate cannot be read.
+        Raises `InputError` when nothing says what comes, or a rate cannot be read.
         """
         from gpuprof.domain.demand import read_demands
         from gpuprof.pipeline.problem import name_demand

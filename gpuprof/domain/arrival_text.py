@@ -41,10 +41,7 @@ _RENEWALS: dict[str, Callable[..., ArrivalProcess]] = {
 def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     """Return the process that ``text`` describes, at a mean of ``rate_rps``; what is left out has its default.
 
-    Raises
-    ------
-    InputError
-        For an unknown process, too many parameters, or one outside its range.
+    Raises `InputError` for an unknown process, too many parameters, or one outside its range.
 
     Examples
     --------

@@ -57,13 +57,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """Return the device called ``name``, in any case.
-
-    Raises
-    ------
-    InputError
-        With the nearest known names.
-    """
+    """Return the device called ``name``, in any case. Raises `InputError` with the nearest known names."""
     known = devices()
     entry = known.get(name.lower())
     if entry is None:

@@ -339,10 +339,7 @@ class DeploymentMap(_Part):
 def read_creation_time(text: str) -> datetime:
     """Return when a map says it was made; without a time zone, in UTC.
 
-    Raises
-    ------
-    InputError
-        When it is no time as ISO 8601 has it.
+    Raises `InputError` when it is no time as ISO 8601 has it.
     """
     try:
         when = datetime.fromisoformat(text)

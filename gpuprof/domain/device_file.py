@@ -72,11 +72,8 @@ def read_device_file(path: Path) -> Mapping[str, Device]:
     """Return the GPUs that a file describes by name, a TOML table each.
 
     Limits of an SM that the file leaves out are those of a GPU of the catalogue with the same compute capability.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be read, a key is missing, unknown or out of range, or a name is the catalogue's.
+    Raises `InputError` when the file cannot be read, a key is missing, unknown or out of range, or a name is the
+    catalogue's.
     """
     try:
         content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))

@@ -16,10 +16,7 @@ LONGEST_S = 100 * 365 * 86400.0
 def parse_duration(text: str, what: str = "a duration") -> float:
     """Return the seconds that ``text`` says; a number without a unit is seconds.
 
-    Raises
-    ------
-    InputError
-        When it has no such form, is zero, or is longer than a hundred years.
+    Raises `InputError` when it has no such form, is zero, or is longer than a hundred years.
 
     Examples
     --------

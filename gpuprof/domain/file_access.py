@@ -16,13 +16,8 @@ _OPEN_FILES = tuple(map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/std
 def refuse_pipe(path: Path) -> Path:
     """Return a path that is to be read, unless it is a named pipe or a device.
 
-    Whoever opens a named pipe waits for a writer, who may never come, and devices such as ``/dev/zero`` never end.
-    What is not there is left to whoever opens it.
-
-    Raises
-    ------
-    InputError
-        When it is one of them.
+    Whoever opens a named pipe waits for a writer, who may never come, and devices such as ``/dev/zero`` never end. What
+    is not there is left to whoever opens it. Raises `InputError` when it is one of them.
     """
     kind = name_special(path)
     if kind is not None:
@@ -46,10 +41,7 @@ def name_special(path: Path) -> str | None:
 def refuse_to_replace(path: Path) -> Path:
     """Return a path that a finished file is to be moved to, unless a device or a pipe stands there.
 
-    Raises
-    ------
-    InputError
-        When one does: for root the file would take the place of, say, ``/dev/null``.
+    Raises `InputError` when one does: for root the file would take the place of, say, ``/dev/null``.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"cannot write {path}: it is {name_special(path) or 'no file'}", "name a file")
@@ -73,10 +65,7 @@ def find_write_obstacle(folder: Path) -> str | None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, readable for all; a device, such as ``/dev/null``, stays one.
 
-    Raises
-    ------
-    OSError
-        When the folder cannot be written to, or the disk is full.
+    Raises `OSError` when the folder cannot be written to, or the disk is full.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(content)

@@ -45,7 +45,8 @@ class Fleet:
 def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequence[Device] = ()) -> Fleet:
     """Read ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
 
-    ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed.
+    ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed. Raises `InputError` for an
+    item that is empty or no name with a count, or a device that is unknown.
 
     Parameters
     ----------
@@ -53,11 +54,6 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     find_device : callable
         Name → `Device`; raises `InputError` for a name that it does not know.
     priced : sequence of Device, optional
-
-    Raises
-    ------
-    InputError
-        For an item that is empty or no name with a count, or a device that is unknown.
     """
     entries: list[FleetEntry] = []
     every = False

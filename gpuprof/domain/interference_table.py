@@ -67,10 +67,7 @@ def tabulate_interference(
 ) -> InterferenceTable | None:
     """Return the table of the workloads, None where the estimator has none.
 
-    Raises
-    ------
-    InputError
-        As the estimator does for any of the models.
+    Raises `InputError` as the estimator does for any of the models.
     """
     if not isinstance(estimator, TabulatingEstimator):
         return None

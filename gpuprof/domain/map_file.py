@@ -50,13 +50,7 @@ def _require_own_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_map(content: object, where: str) -> DeploymentMap:
-    """Return the map that decoded JSON holds; ``where`` names it in errors.
-
-    Raises
-    ------
-    InputError
-        As `read_map`.
-    """
+    """Return the map that decoded JSON holds; ``where`` names it in errors. Raises `InputError` as `read_map` does."""
     if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
         raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
     _check_schema(content["schema"], where)

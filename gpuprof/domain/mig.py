@@ -44,10 +44,7 @@ Layout = tuple[MigPlacement, ...]
 def make_placement(device: Device, profile: str, start: int) -> MigPlacement:
     """Return the instance of the profile with this name at ``start``, legal or not.
 
-    Raises
-    ------
-    InputError
-        When the device has no such profile.
+    Raises `InputError` when the device has no such profile.
     """
     return MigPlacement(device.mig_profile(profile), start)
 

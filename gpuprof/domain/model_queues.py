@@ -29,10 +29,7 @@ class ModelQueues:
 def queue_of(queueing: QueueModel, model: str) -> QueueModel:
     """Return what answers for the replicas of a model.
 
-    Raises
-    ------
-    InputError
-        Where models have their own and this one has none.
+    Raises `InputError` where models have their own and this one has none.
     """
     if not isinstance(queueing, ModelQueues):
         return queueing

@@ -13,10 +13,7 @@ Value = TypeVar("Value")
 def collect_once(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
     """Return the values by their names; ``what`` they are is said in errors.
 
-    Raises
-    ------
-    InputError
-        When a name stands twice: of two values nobody knows which one is meant.
+    Raises `InputError` when a name stands twice: of two values nobody knows which one is meant.
     """
     values: dict[str, Value] = {}
     for name, value in pairs:

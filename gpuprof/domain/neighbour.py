@@ -14,15 +14,12 @@ _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[
 def read_neighbour(text: str, device: Device) -> tuple[str, int | None, Share | None]:
     """Read ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may stand for the ``@``.
 
+    Raises `InputError` when there is no model, or the share is wrong.
+
     Returns
     -------
     tuple of str, int or None, Share or None
         The model, its batch and its share, None where they are left out.
-
-    Raises
-    ------
-    InputError
-        When there is no model, or the share is wrong.
 
     Examples
     --------

@@ -162,6 +162,9 @@ def occupancies(
 ) -> Occupancies:
     """Return how each of n launches fills ``device``.
 
+    Raises `InputError` when the device is no GPU, its compute capability is not known, or a number cannot be of a
+    launch.
+
     Parameters
     ----------
     device : Device
@@ -172,11 +175,6 @@ def occupancies(
     carveout_pct : int, optional
         Shared memory that is preferred, in percent of the most an SM has; before 7.0 without effect. By default as
         much as possible.
-
-    Raises
-    ------
-    InputError
-        When the device is no GPU, its compute capability is not known, or a number cannot be of a launch.
     """
     sm, capability = _limits_of(device)
     columns = _columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)

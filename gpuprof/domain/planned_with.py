@@ -93,10 +93,7 @@ class PlannedWith(_Record):
 def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
     """Return the ``inputs`` of an older map as the fields of `PlannedWith`, unchecked; other names are left out.
 
-    Raises
-    ------
-    ValueError
-        When a setting that must be a number is none, or the fleet cannot be read.
+    Raises `ValueError` when a setting that must be a number is none, or the fleet cannot be read.
     """
     settings: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
     settings |= {key: _number(key, inputs[key]) for key in _FLOATS if key in inputs}

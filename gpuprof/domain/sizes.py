@@ -43,10 +43,7 @@ def describe_sizes(sizes: Iterable[tuple[str, int]]) -> str:
 def parse_sizes(text: str) -> Sizes:
     """Read ``"height=224,width=224"``, also with semicolons; nothing for an empty text.
 
-    Raises
-    ------
-    InputError
-        When a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
+    Raises `InputError` when a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
     """
     sizes: dict[str, int] = {}
     for word in filter(None, (word.strip() for word in re.split("[,;]", text))):
@@ -60,10 +57,8 @@ def parse_sizes(text: str) -> Sizes:
 def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Read ``("seq=64,256", "height=224")``: the sizes of each dimension.
 
-    Raises
-    ------
-    InputError
-        When one is not NAME=SIZE[,SIZE...], a size is no whole number from 1 on, or a name stands twice.
+    Raises `InputError` when one is not NAME=SIZE[,SIZE...], a size is no whole number from 1 on, or a name stands
+    twice.
     """
     values: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -78,13 +73,7 @@ def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the one size of each dimension.
-
-    Raises
-    ------
-    InputError
-        When one has several.
-    """
+    """Return the one size of each dimension. Raises `InputError` when one has several."""
     for name, sizes in dims.items():
         if len(sizes) != 1:
             fix = f"slo.csv's column dims takes a distribution: {name}={'|'.join(f'{size}:PART' for size in sizes)}"
@@ -95,10 +84,7 @@ def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
 def combine_sizes(dims: Mapping[str, int | Iterable[int]]) -> tuple[Sizes, ...]:
     """Return every combination of sizes; of no dimensions the one without sizes.
 
-    Raises
-    ------
-    InputError
-        When there are too many, or a size is no whole number from 1 on.
+    Raises `InputError` when there are too many, or a size is no whole number from 1 on.
 
     Examples
     --------
@@ -121,13 +107,7 @@ def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def check_size(name: str, size: object) -> int:
-    """Return a size that a caller in Python gave.
-
-    Raises
-    ------
-    InputError
-        When it is no whole number from 1 to 2³¹-1.
-    """
+    """Return a size that a caller in Python gave. Raises `InputError` when it is no whole number from 1 to 2³¹-1."""
     whole = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
     if not 1 <= whole <= LARGEST_SIZE:
         raise InputError(f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size!r}")
@@ -137,12 +117,8 @@ def check_size(name: str, size: object) -> int:
 def parse_mix(text: str) -> SizeMix:
     """Read ``"seq=128"``, or a distribution ``"seq=64:0.7|seq=256:0.3"``, whose names may be left out from the second.
 
-    Parts that do not add up to 1 are taken in proportion.
-
-    Raises
-    ------
-    InputError
-        When sizes or parts cannot be read, a part is not positive, or the same sizes stand twice.
+    Parts that do not add up to 1 are taken in proportion. Raises `InputError` when sizes or parts cannot be read, a
+    part is not positive, or the same sizes stand twice.
 
     Examples
     --------
@@ -273,10 +249,7 @@ def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
 def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -> None:
     """Refuse a size for a dimension that no model has; ``known`` has the free dimensions of each model.
 
-    Raises
-    ------
-    InputError
-        With those that there are; the batch is not among them.
+    Raises `InputError` with those that there are; the batch is not among them.
     """
     free = {name for own in known for name in own}
     for name in asked:

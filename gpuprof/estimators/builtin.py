@@ -35,6 +35,8 @@ def estimator_names() -> tuple[str, ...]:
 def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
     """Return the estimator called ``name``; it refuses what the database knows to fail.
 
+    Raises `InputError` when there is none, or it cannot be made from a database.
+
     Parameters
     ----------
     name : str
@@ -42,11 +44,6 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
         database and the files, others with the database alone.
     graphs : mapping of str to Path, optional
         ONNX files of models by name.
-
-    Raises
-    ------
-    InputError
-        When there is none, or it cannot be made from a database.
     """
     plugin = load_plugin("estimator", name, BUILTIN)
     try:
@@ -71,10 +68,7 @@ class FailureAwareEstimator:
     ) -> Estimate:
         """Return what the estimator says.
 
-        Raises
-        ------
-        InputError
-            As the estimator does, and where a failure rules the workload out.
+        Raises `InputError` as the estimator does, and where a failure rules the workload out.
         """
         workload = Workload(model, batch, share, processes)
         if (known := self._find_model(model)) is not None:

@@ -110,11 +110,8 @@ class DatabaseEstimator:
     ) -> Estimate:
         """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
 
-        Raises
-        ------
-        InputError
-            When the model or a neighbour is unknown, the model was not measured on the device and its ONNX file is
-            not there, or what is asked for is ruled out by a failure.
+        Raises `InputError` when the model or a neighbour is unknown, the model was not measured on the device and its
+        ONNX file is not there, or what is asked for is ruled out by a failure.
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
@@ -126,10 +123,7 @@ class DatabaseEstimator:
     ) -> tuple[Figure, ...]:
         """Return the times of `estimate` at each of the batches, without what else it says of them.
 
-        Raises
-        ------
-        InputError
-            As `estimate` for any of them.
+        Raises `InputError` as `estimate` does for any of them.
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # whoever derives a class says what it likes
             return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)

@@ -21,13 +21,7 @@ class IntervalEndEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return the other's estimate at this end.
-
-        Raises
-        ------
-        InputError
-            As the other does.
-        """
+        """Return the other's estimate at this end. Raises `InputError` as the other does."""
         estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
         memory = None if estimate.memory_bytes is None else self._at_end(estimate.memory_bytes)
         latency = self._at_end(estimate.latency_ms)
@@ -38,13 +32,7 @@ class IntervalEndEstimator:
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return the other's times at this end.
-
-        Raises
-        ------
-        InputError
-            As the other does.
-        """
+        """Return the other's times at this end. Raises `InputError` as the other does."""
         return tuple(map(self._at_end, batch_times(self.estimator, model, device, batches, share, processes)))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:

@@ -39,10 +39,7 @@ class ServiceEstimator:
     ) -> Estimate:
         """Predict a service; see `gpuprof.domain.estimate.Estimator`.
 
-        Raises
-        ------
-        InputError
-            For a model, batch or share of which nothing can be said.
+        Raises `InputError` for a model, batch or share of which nothing can be said.
         """
         others = sorted(replace(one, model=_largest_part(self._source(one.model))) for one in beside)
         parts = name_parts(self._source(model))
@@ -59,13 +56,7 @@ class ServiceEstimator:
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return the times of a service at each of the batches.
-
-        Raises
-        ------
-        InputError
-            As `estimate`.
-        """
+        """Return the times of a service at each of the batches. Raises `InputError` as `estimate` does."""
         parts = name_parts(self._source(model))
         if len(parts) == 1:
             return batch_times(self._models, parts[0][0], device, batches, share, processes)
@@ -86,10 +77,7 @@ class ServiceEstimator:
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
         """Return the table of the models that the services run; None where requests of one have several sizes.
 
-        Raises
-        ------
-        InputError
-            As `estimate`.
+        Raises `InputError` as `estimate` does.
         """
         if any(len(name_parts(self._source(one.model))) > 1 for one in workloads):
             return None

@@ -63,10 +63,8 @@ class BatchRewrite:
 def plan_rewrite(file: OnnxFile) -> BatchRewrite:
     """Return what frees the batch of a model; nothing changes yet.
 
-    Raises
-    ------
-    InputError
-        Naming the node that mixes samples, loses the batch, or holds it in a way that is not understood.
+    Raises `InputError` naming the node that mixes samples, loses the batch, or holds it in a way that is not
+    understood.
     """
     walk = _Walk.of(file)
     for node in file.model.graph.node:

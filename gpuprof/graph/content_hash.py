@@ -33,10 +33,7 @@ class ContentHash:
     def wait_for_digest(self) -> str:
         """Return the hash in hexadecimal digits, waiting for it where it is not there yet.
 
-        Raises
-        ------
-        OSError
-            When a file cannot be read.
+        Raises `OSError` when a file cannot be read.
         """
         if self._thread is not None:
             self._thread.join()

@@ -174,6 +174,9 @@ def bind_inputs(
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Return the inputs with every dimension known, and what each named dimension became.
 
+    Raises `InputError` if an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names
+    nothing.
+
     Parameters
     ----------
     infos : iterable of ValueInfoProto
@@ -182,11 +185,6 @@ def bind_inputs(
         Sizes by the dimension's name, or by ``"input:axis"`` where it has none.
     model : str
         What errors call the model.
-
-    Raises
-    ------
-    InputError
-        If an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names nothing.
     """
     infos = list(infos)
     declared = {info.name: _dims_of(info, model) for info in infos}

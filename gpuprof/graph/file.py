@@ -57,13 +57,7 @@ class OnnxFile:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content.
-
-        Raises
-        ------
-        InputError
-            When the file cannot be read any more.
-        """
+        """The hash of the content. Raises `InputError` when the file cannot be read any more."""
         try:
             return self.content.wait_for_digest()
         except OSError as error:
@@ -73,11 +67,8 @@ class OnnxFile:
 def read_onnx(path: Path) -> OnnxFile:
     """Return the model in ``path``; the same file is parsed and hashed once.
 
-    Raises
-    ------
-    InputError
-        If the file is missing, not ONNX, truncated, or its weights contradict their declarations or
-        lie outside its directory.
+    Raises `InputError` if the file is missing, not ONNX, truncated, or its weights contradict their declarations or lie
+    outside its directory.
     """
     try:
         status = path.stat()
@@ -105,10 +96,7 @@ def read_onnx(path: Path) -> OnnxFile:
 def dtype_name(elem_type: int) -> str:
     """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
 
-    Raises
-    ------
-    InputError
-        If ONNX has no such type.
+    Raises `InputError` if ONNX has no such type.
     """
     name = _ELEMENT_TYPES.get(elem_type)
     if name is None:

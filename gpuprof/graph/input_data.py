@@ -45,13 +45,7 @@ class InputShape:
     batch_axis: int | None  #: Which of them is the batch.
 
     def check(self, array: Array, where: str) -> None:
-        """Do nothing where a request may bring the array.
-
-        Raises
-        ------
-        InputError
-            With the shape that it must have.
-        """
+        """Do nothing where a request may bring the array. Raises `InputError` with the shape that it must have."""
         wanted = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
         fits = len(wanted) == array.ndim and all(
             not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
@@ -80,13 +74,7 @@ class InputData:
 
 
 def model_inputs(path: Path) -> tuple[InputShape, ...]:
-    """Return what the model in ``path`` takes.
-
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
-    """
+    """Return what the model in ``path`` takes. Raises `InputError` if the file is not ONNX or damaged."""
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
     declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
@@ -103,13 +91,8 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
 
     ``.npz``: an array for each input, several samples one behind another in the batch dimension. JSON: ``{"data":
     [{"INPUT": [1, 2, …], "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, shapes without the
-    batch, a list of such objects where requests belong together.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be read, lacks an input, has one that the model has not, or an array of another shape or
-        type.
+    batch, a list of such objects where requests belong together. Raises `InputError` when the file cannot be read,
+    lacks an input, has one that the model has not, or an array of another shape or type.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MOST_BYTES:
@@ -127,10 +110,7 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
 def sample_sizes(sample: Sample, path: Path) -> Sizes:
     """Return the sizes that a sample gives the free dimensions of the model in ``path``.
 
-    Raises
-    ------
-    InputError
-        When two inputs give a dimension different ones.
+    Raises `InputError` when two inputs give a dimension different ones.
     """
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
@@ -153,10 +133,7 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
 def group_by_sizes(data: InputData, path: Path) -> dict[Sizes, tuple[Sample, ...]]:
     """Return the samples by the sizes that they give the free dimensions of the model in ``path``, first come first.
 
-    Raises
-    ------
-    InputError
-        As `sample_sizes`.
+    Raises `InputError` as `sample_sizes` does.
     """
     groups: dict[Sizes, list[Sample]] = {}
     for sample in data.samples:

@@ -152,10 +152,7 @@ class _KnownTexts:
 def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
     """Return by input the texts that the first op behind it that knows any tells apart; absent: none does.
 
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
+    Raises `InputError` if the file is not ONNX or damaged.
     """
     file = read_onnx(path)
     sources = {info.name: {info.name} for info in file.model.graph.input if info.name not in file.weights}

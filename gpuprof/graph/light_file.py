@@ -39,12 +39,8 @@ class _Field:
 def read_light(path: Path, keep_bytes: int) -> LightContent:
     """Return a model's content without the data of weights of the main graph that have more than ``keep_bytes``.
 
-    Raises
-    ------
-    OSError
-        When the file cannot be read.
-    ValueError
-        When the file is not written as Protocol Buffers writes messages, which whoever parses it whole can explain.
+    Raises `OSError` when the file cannot be read; `ValueError` when the file is not written as Protocol Buffers writes
+    messages, which whoever parses it whole can explain.
     """
     with path.open("rb") as stream:
         size = stream.seek(0, 2)

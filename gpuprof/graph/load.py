@@ -42,7 +42,9 @@ def load_graph(
     """Return the model in ``path`` at ``batch``; the same question is answered once.
 
     Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
-    Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first.
+    Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first. Raises
+    `InputError` if the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
+    declared version does not have, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
 
     Parameters
     ----------
@@ -56,12 +58,6 @@ def load_graph(
         Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
         a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or 64,
         32, 16 or 8 where the model takes no longer ones; the graph's ``assumed`` names them.
-
-    Raises
-    ------
-    InputError
-        If the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
-        declared version does not have, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
     """
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
@@ -74,12 +70,7 @@ def load_runnable(
     """Return the model as `load_graph` does, for whoever runs it: one whose ops nobody knows has its inputs alone.
 
     Such are pipelines of ``ai.onnx.ml``, models with sequences, and those whose shapes the data decide; the graph's
-    ``unread`` says why.
-
-    Raises
-    ------
-    InputError
-        As `load_graph`, but for a shape that stays unknown.
+    ``unread`` says why. Raises `InputError` as `load_graph`, but for a shape that stays unknown.
     """
     try:
         return load_graph(path, batch, name, dims)
@@ -104,10 +95,7 @@ def load_runnable(
 def require_sizes(graph: ModelGraph) -> ModelGraph:
     """Return the graph of a model of which no dimension was guessed wildly.
 
-    Raises
-    ------
-    InputError
-        When nobody gave a dimension a size that has no usual one, such as the samples of a sound.
+    Raises `InputError` when nobody gave a dimension a size that has no usual one, such as the samples of a sound.
     """
     if not graph.guessed:
         return graph
@@ -144,10 +132,7 @@ def explain_counted(path: Path, names: Iterable[str]) -> str:
 def only_batch(path: Path) -> int | None:
     """Return the batch that the model in ``path`` fixes, 1 where no input has one, None where it takes any.
 
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
+    Raises `InputError` if the file is not ONNX or damaged.
     """
     file = read_onnx(Path(path))
     return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
@@ -156,10 +141,7 @@ def only_batch(path: Path) -> int | None:
 def read_free(path: Path) -> tuple[FreeDim, ...]:
     """Return the free dimensions of the model in ``path`` beside its batch.
 
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
+    Raises `InputError` if the file is not ONNX or damaged.
     """
     return list_free(_free_inputs(read_onnx(Path(path))))
 
@@ -169,10 +151,7 @@ def load_nodes(
 ) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
     """Return the nodes behind the ops of `load_graph`, in their order, and the small values known before it runs.
 
-    Raises
-    ------
-    InputError
-        As `load_graph`.
+    Raises `InputError` as `load_graph` does.
     """
     file = read_onnx(Path(path))
     _, _, shapes, nodes = _walk(file, batch, dict(dims or {}))

@@ -73,13 +73,7 @@ class MergedModel:
     members: tuple[MergedMember, ...]
 
     def member(self, name: str) -> MergedMember:
-        """Return the member called ``name``.
-
-        Raises
-        ------
-        InputError
-            When there is none.
-        """
+        """Return the member called ``name``. Raises `InputError` when there is none."""
         for member in self.members:
             if member.name == name:
                 return member
@@ -88,15 +82,12 @@ class MergedModel:
     def feeds(self, requests: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
         """Return the inputs of one call of the merged file.
 
+        Raises `InputError` for a model or an input that does not exist, or an input that is missing.
+
         Parameters
         ----------
         requests : mapping of str to mapping of str to ndarray
             For each model that takes part its inputs under its own names; the others are absent.
-
-        Raises
-        ------
-        InputError
-            For a model or an input that does not exist, or an input that is missing.
         """
         # All names first, so that nothing is computed for a call that is refused.
         for name in requests:
@@ -140,17 +131,14 @@ def write_description(model: ModelProto, described: MergedModel) -> None:
 def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | None:
     """Return what the metadata of an ONNX file say of the models merged in it; None for any other file.
 
+    Raises `InputError` when the description is damaged or of a newer version.
+
     Parameters
     ----------
     metadata : mapping of str to str
         As ONNX Runtime gives it: ``session.get_modelmeta().custom_metadata_map``.
     where : str
         Names the file in errors.
-
-    Raises
-    ------
-    InputError
-        When the description is damaged or of a newer version.
     """
     text = metadata.get(METADATA_KEY)
     if text is None:
@@ -167,10 +155,7 @@ def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | N
 def read_merged(path: Path) -> MergedModel | None:
     """Return the description in an ONNX file, None where it is no merged one.
 
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model, or its description is damaged.
+    Raises `InputError` when the file is no ONNX model, or its description is damaged.
     """
     from gpuprof.graph.file import read_onnx
 

@@ -45,10 +45,7 @@ def _free_names(graph: GraphProto) -> list[str]:
 def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> list[NodeProto]:
     """Return ``nodes`` so that each follows what it needs, in their own order where that already holds.
 
-    Raises
-    ------
-    InputError
-        Naming a node of the cycle, or the value that two nodes give.
+    Raises `InputError` naming a node of the cycle, or the value that two nodes give.
     """
     producer: dict[str, int] = {}
     given = set(given)

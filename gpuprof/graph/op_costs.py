@@ -34,10 +34,7 @@ def cost_of(
 ) -> OpCost:
     """Return FLOPs and bytes of a node; None FLOPs for an op type that has no formula here.
 
-    Parameters
-    ----------
-    inputs, outputs : sequence of Tensor or None
-        By position, None where an optional one is absent.
+    ``inputs`` and ``outputs``: by position, None where an optional one is absent.
     """
     call = OpCall(op_type, domain, inputs, outputs, attributes)
     read, written = _traffic(call)

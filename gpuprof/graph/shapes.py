@@ -102,13 +102,7 @@ class Shapes:
         self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
 
     def add_value(self, tensor: TensorProto) -> None:
-        """Note the value of a small weight.
-
-        Raises
-        ------
-        InputError
-            When it is no array, as in a damaged file.
-        """
+        """Note the value of a small weight. Raises `InputError` when it is no array, as in a damaged file."""
         if prod(tensor.dims) <= MOST_VALUES and tensor.data_type != TensorProto.STRING:
             try:
                 self.values[tensor.name] = numpy_helper.to_array(tensor)
@@ -119,10 +113,7 @@ class Shapes:
     def add(self, node: NodeProto) -> bool:
         """Find what ``node`` gives; return whether the runtime computes it once, when it loads the model.
 
-        Raises
-        ------
-        InputError
-            Naming the node, if it contradicts its inputs or the shape of an output stays unknown.
+        Raises `InputError` naming the node, if it contradicts its inputs or the shape of an output stays unknown.
         """
         if node.op_type == "Constant" and not node.domain:
             self.add_constant(node)

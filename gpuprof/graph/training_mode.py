@@ -14,10 +14,7 @@ from gpuprof.graph.nodes import constant_tensor, graphs_of
 def describe_training(path: Path, model: str) -> str | None:
     """Return a remark on a model whose dropout drops, or whose normalisation is by its batch; None of all others.
 
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
+    Raises `InputError` if the file is not ONNX or damaged.
     """
     graphs = graphs_of(read_onnx(path).model.graph)
     ops = sorted({node.op_type for graph in graphs for node in graph.node if _trains(node, graph)})

@@ -35,15 +35,10 @@ class Compaction:
 def merge_segments(database: KernelDb) -> Compaction:
     """Put the rows of all segments into one, sorted so that queries by device, op and batch read little.
 
-    The new segment names those that it replaces, and readers pass over these from the moment it appears; only
-    then are they removed. Killed before that moment, everything is as it was; killed after it, the next
-    compaction or `gpuprof db verify --repair` removes the rest.
-
-    Raises
-    ------
-    InputError
-        When a segment is damaged, the directory holds anything that gpuprof did not write or cannot be written to, or
-        another compaction is at work.
+    The new segment names those that it replaces, and readers pass over these from the moment it appears; only then are
+    they removed. Killed before that moment, everything is as it was; killed after it, the next compaction or `gpuprof
+    db verify --repair` removes the rest. Raises `InputError` when a segment is damaged, the directory holds anything
+    that gpuprof did not write or cannot be written to, or another compaction is at work.
     """
     try:
         with _lock_compaction(database) as free:

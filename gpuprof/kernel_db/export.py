@@ -18,10 +18,7 @@ from gpuprof.kernel_db.store import KernelDb
 def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
     """Write each table that has rows to ``directory`` as ``TABLE.csv`` or ``TABLE.parquet``; return the files.
 
-    Raises
-    ------
-    InputError
-        When the directory cannot be written to.
+    Raises `InputError` when the directory cannot be written to.
     """
     import pyarrow.csv
     import pyarrow.parquet
@@ -46,12 +43,8 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
 def export_timeline(database: KernelDb, path: Path) -> int:
     """Write the kernels with a start as a trace in Chrome's JSON format; return how many.
 
-    A process of the trace is a run, a thread of it a stream.
-
-    Raises
-    ------
-    InputError
-        When there is no kernel with a start, or ``path`` cannot be written.
+    A process of the trace is a run, a thread of it a stream. Raises `InputError` when there is no kernel with a start,
+    or ``path`` cannot be written.
     """
     events = list(_events(database))
     if not events:

@@ -65,7 +65,8 @@ def import_files(
 ) -> list[Imported]:
     """Import files, and of directories the files in them whose form is known.
 
-    Everything is read before anything is written: one bad file leaves the database as it was.
+    Everything is read before anything is written: one bad file leaves the database as it was. Raises `InputError` when
+    a file cannot be read, has no known form, or is damaged, with the line number.
 
     Parameters
     ----------
@@ -73,11 +74,6 @@ def import_files(
         What they were measured on, where they do not say; by default the device of the publication.
     form : str, optional
         A key of `IMPORTERS`; by default it is told from each file.
-
-    Raises
-    ------
-    InputError
-        When a file cannot be read, has no known form, or is damaged, with the line number.
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))

@@ -29,10 +29,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 def version_of(schema: pa.Schema, path: str) -> int:
     """Return the version that the file at ``path`` was written with.
 
-    Raises
-    ------
-    InputError
-        When the file is not gpuprof's, or of a gpuprof newer than this one.
+    Raises `InputError` when the file is not gpuprof's, or of a gpuprof newer than this one.
     """
     try:
         version = int((schema.metadata or {})[VERSION_KEY])

@@ -23,6 +23,9 @@ def read_records(
 ) -> list[Record]:
     """Return the rows of a table as records; only the columns that the record has are read.
 
+    Raises `InputError` when a file is damaged or of a newer gpuprof; `TypeError` when the record has a field that is no
+    column of the table, or that has another type.
+
     Parameters
     ----------
     database : KernelDb
@@ -33,13 +36,6 @@ def read_records(
         As `KernelDb.read_table` takes it.
     table : str, optional
         Must be given for a record with some of the columns.
-
-    Raises
-    ------
-    InputError
-        When a file is damaged or of a newer gpuprof.
-    TypeError
-        When the record has a field that is no column of the table, or that has another type.
 
     Examples
     --------

@@ -27,7 +27,8 @@ _SORTED_INTEGERS = ("start_ns", "position", "repeat", "process_id", "duration_ns
 def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], extra: Mapping[str, bytes] = {}) -> Path:
     """Write ``tables`` as the directory ``name`` of ``database``; a crash at any moment leaves no half of it.
 
-    Everything is written and flushed to disk in a hidden directory, which one rename then makes visible.
+    Everything is written and flushed to disk in a hidden directory, which one rename then makes visible. Raises
+    `OSError` when the disk is full or the directory is not writable; nothing is left behind then.
 
     Parameters
     ----------
@@ -35,11 +36,6 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         Empty ones are left out.
     extra : mapping of str to bytes
         Other files of the directory.
-
-    Raises
-    ------
-    OSError
-        When the disk is full or the directory is not writable; nothing is left behind then.
     """
     temporary = database / f"{TEMPORARY_PREFIX}{name}"
     temporary.mkdir()
@@ -90,14 +86,8 @@ def table_files(segment: Path) -> dict[str, Path]:
 def check_footers(segment: Path, names: Iterable[str]) -> None:
     """Check the footers of Parquet files against the checksums that were written with them.
 
-    Segments of a gpuprof that wrote none pass; a flipped bit in a page is found where the page is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        When the segment is gone.
-    InputError
-        When a footer, or the list of checksums, is damaged.
+    Segments of a gpuprof that wrote none pass; a flipped bit in a page is found where the page is read. Raises
+    `FileNotFoundError` when the segment is gone; `InputError` when a footer, or the list of checksums, is damaged.
     """
     try:
         expected = json.loads((segment / FOOTERS).read_text())

@@ -33,11 +33,7 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
     """Run one SQL statement over the tables and the view ``latest_models``.
 
     The statement can neither reach files nor the network nor change settings, and nothing that it changes outlives it.
-
-    Raises
-    ------
-    InputError
-        When it is not one statement, or DuckDB refuses it.
+    Raises `InputError` when it is not one statement, or DuckDB refuses it.
     """
     import duckdb
 

@@ -98,12 +98,8 @@ class KernelDb:
     def create(cls, path: Path) -> KernelDb:
         """Open the database at ``path`` for writing, and clear away what dead writers left.
 
-        Where there is none, the first run that is appended makes it; until then nothing is changed.
-
-        Raises
-        ------
-        InputError
-            When the directory cannot be made or written to.
+        Where there is none, the first run that is appended makes it; until then nothing is changed. Raises `InputError`
+        when the directory cannot be made or written to.
         """
         place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         obstacle = find_write_obstacle(place) if place.is_dir() else None
@@ -122,20 +118,14 @@ class KernelDb:
     def append(self, run: Run) -> None:
         """Add a run: after this returns it is on the disk, whole; before, nothing of it is there.
 
-        Raises
-        ------
-        InputError
-            When the directory cannot be written to or the disk is full.
+        Raises `InputError` when the directory cannot be written to or the disk is full.
         """
         self.append_tables(run.run.run_id, run.tables())
 
     def append_tables(self, run_id: str, tables: Mapping[str, pa.Table]) -> None:
         """Add a run whose rows are Arrow tables already, such as one that was measured on another machine.
 
-        Raises
-        ------
-        InputError
-            As `append`.
+        Raises `InputError` as `append` does.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -161,6 +151,8 @@ class KernelDb:
     ) -> pa.Table:
         """Return rows of ``table``; ``run_id`` sorts them by the time at which their runs started.
 
+        Raises `InputError` when a file is damaged or of a newer gpuprof, naming it.
+
         Parameters
         ----------
         table : str
@@ -176,11 +168,6 @@ class KernelDb:
         -------
         pyarrow.Table
             With the schema of the table, or the part of it that was asked for.
-
-        Raises
-        ------
-        InputError
-            When a file is damaged or of a newer gpuprof, naming it.
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
@@ -257,10 +244,7 @@ def _read_table(
 def _table_file(segment: Path, table: str) -> Path | None:
     """Return the file of ``table``, its footer checked; None: the segment has no rows of it.
 
-    Raises
-    ------
-    FileNotFoundError
-        When the segment is gone: its rows are in another now.
+    Raises `FileNotFoundError` when the segment is gone: its rows are in another now.
     """
     file = segment / f"{table}.parquet"
     if not file.exists():
@@ -321,12 +305,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 def replaced_names(segments: Iterable[Path]) -> set[str]:
     """Return the names of all segments that any of these, made by compaction, says it replaces.
 
-    Raises
-    ------
-    FileNotFoundError
-        When one of them went meanwhile.
-    InputError
-        When the list of one is damaged.
+    Raises `FileNotFoundError` when one of them went meanwhile; `InputError` when the list of one is damaged.
     """
     names: set[str] = set()
     for segment in segments:

@@ -30,10 +30,7 @@ class Defect:
 def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
     """Read every page of every file against its checksum and check that rows and runs belong together.
 
-    Parameters
-    ----------
-    repair : bool
-        Remove what killed processes left behind. Damaged files are never touched.
+    ``repair``: remove what killed processes left behind. Damaged files are never touched.
 
     Returns
     -------

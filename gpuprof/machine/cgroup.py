@@ -33,13 +33,9 @@ class CpuQuota:
     def enter(cls, name: str, cores: float) -> Iterator[CpuQuota]:
         """Put this process into the group ``name`` with ``cores`` cores' worth of time, and back when done.
 
-        Processes that enter the same name share the quota. The last to leave removes the group. A name that begins
-        with the maker's process id and a dash lets others remove what is left of it when the maker was killed.
-
-        Raises
-        ------
-        UnavailableError
-            When no group can be made here.
+        Processes that enter the same name share the quota. The last to leave removes the group. A name that begins with
+        the maker's process id and a dash lets others remove what is left of it when the maker was killed. Raises
+        `UnavailableError` when no group can be made here.
         """
         parent, version = quota_parent()
         _sweep(parent)
@@ -84,10 +80,7 @@ def remove_group(name: str) -> None:
 def quota_parent(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
     """Return the control group under which quotas can be made, and its version.
 
-    Raises
-    ------
-    UnavailableError
-        When there is none that this process may write to.
+    Raises `UnavailableError` when there is none that this process may write to.
     """
     candidates = [(path, version) for path, version in _cpu_groups(root, membership) if path.is_dir()]
     for path, version in candidates:

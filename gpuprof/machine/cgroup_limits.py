@@ -13,10 +13,7 @@ _UNLIMITED_BYTES = 2**62
 def cgroup_version(root: Path = Path("/")) -> int | None:
     """Return 2 or 1, which of the two controls CPU time here, or None without control groups.
 
-    Parameters
-    ----------
-    root : Path
-        Root of the file system to look at.
+    ``root``: root of the file system to look at.
     """
     mount = root / "sys/fs/cgroup"
     if (mount / "cgroup.controllers").exists():

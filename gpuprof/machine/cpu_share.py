@@ -23,15 +23,8 @@ def own_cores() -> tuple[int, ...]:
 def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
     """Hold this process, and the threads that it starts inside, to ``part``.
 
-    Parameters
-    ----------
-    name : str
-        Names the cgroup of a quota: processes that give the same name share the quota.
-
-    Raises
-    ------
-    UnavailableError
-        When a core is not this process's to use, or no cgroup can hold a quota here.
+    ``name``: names the cgroup of a quota: processes that give the same name share the quota. Raises `UnavailableError`
+    when a core is not this process's to use, or no cgroup can hold a quota here.
     """
     before = os.sched_getaffinity(0)
     try:

@@ -12,10 +12,7 @@ from gpuprof.machine.host_findings import host_findings, runtime_findings, stora
 def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
     """Return what this machine can do, and what it lacks with what to do about it.
 
-    Parameters
-    ----------
-    database : Path
-        Directory of the kernel database, which need not exist.
+    ``database``: directory of the kernel database, which need not exist.
     """
     return (
         *gpu_findings(machine),

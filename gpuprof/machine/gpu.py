@@ -26,10 +26,7 @@ _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
 def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
     """Return a device for each NVIDIA GPU of this machine, in the driver's order; empty without a driver.
 
-    Parameters
-    ----------
-    nvml : module, optional
-        In place of ``pynvml``.
+    ``nvml``: in place of ``pynvml``.
 
     Notes
     -----

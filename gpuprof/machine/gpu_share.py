@@ -28,10 +28,7 @@ class MigInstanceId:
 def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
     """Return the MIG instances of the first GPU; empty where MIG is off or there is no driver. Creates none.
 
-    Parameters
-    ----------
-    nvml : module, optional
-        In place of ``pynvml``.
+    ``nvml``: in place of ``pynvml``.
     """
     nvml = nvml or load_nvml()
     if nvml is None:
@@ -59,24 +56,12 @@ def bind_shares(
 ) -> Iterator[tuple[dict[str, str], ...]]:
     """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
 
-    Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their
-    own when they are whole. MPS runs where anything is a part or several share the whole GPU; where all of several are
-    the whole of it, no process is held to a share and each may use all SMs.
-
-    Parameters
-    ----------
-    nvml : module, optional
-        In place of ``pynvml``.
-    green : bool
-        Whether the process can keep to a number of SMs by itself (`gpuprof.runtime.green_context`): a share alone is
-        then held so where MPS does not start.
-
-    Raises
-    ------
-    InputError
-        When the shares are more than the GPU, or the device has no such profile.
-    UnavailableError
-        When MPS is missing, or no such instance exists: none is made here.
+    Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their own
+    when they are whole. MPS runs where anything is a part or several share the whole GPU; where all of several are the
+    whole of it, no process is held to a share and each may use all SMs. ``nvml``: in place of ``pynvml``; ``green``:
+    whether the process can keep to a number of SMs by itself (`gpuprof.runtime.green_context`): a share alone is then
+    held so where MPS does not start. Raises `InputError` when the shares are more than the GPU, or the device has no
+    such profile; `UnavailableError` when MPS is missing, or no such instance exists: none is made here.
     """
     plain = [share for share in shares if share.mig is None]
     total = sum(share.sm_pct for share in plain)

@@ -36,10 +36,7 @@ class MigLayout:
 def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
     """Return how GPU number ``gpu`` is cut now.
 
-    Raises
-    ------
-    UnavailableError
-        When there is no such GPU or no nvidia-smi.
+    Raises `UnavailableError` when there is no such GPU or no nvidia-smi.
     """
     mode = _run_smi(tool, gpu, "--query-gpu=mig.mode.current", "--format=csv,noheader").strip()
     if mode not in ("Enabled", "Disabled"):
@@ -54,10 +51,8 @@ def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
 def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
     """Cut a GPU as ``wanted``; return how it was cut before, None when it was so already.
 
-    Raises
-    ------
-    UnavailableError
-        When the driver refuses: no permission, or a process uses the GPU. It is cut as before then.
+    Raises `UnavailableError` when the driver refuses: no permission, or a process uses the GPU. It is cut as before
+    then.
     """
     before = read_layout(gpu, tool)
     if before == wanted:

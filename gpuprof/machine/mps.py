@@ -40,17 +40,14 @@ class MpsDaemon:
     def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
         """Return what a client's environment must have, before it makes its CUDA context.
 
+        Raises `InputError` when the percentage or the limit cannot be given.
+
         Parameters
         ----------
         percentage : float or None
             Of the GPU's (or its MIG instance's) SMs, above 0 to 100; None: the client is held to none.
         memory_limit_bytes : int, optional
             Device memory that it may allocate, of the one GPU that it sees.
-
-        Raises
-        ------
-        InputError
-            When the percentage or the limit cannot be given.
         """
         if percentage is not None and not 0.0 < percentage <= 100.0:
             raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")
@@ -71,17 +68,9 @@ class MpsDaemon:
 def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[MpsDaemon]:
     """Give a daemon: the user's, where one answers, else one of our own, which is stopped in the end.
 
-    Parameters
-    ----------
-    visible : str, optional
-        UUID of the GPU or MIG instance that a daemon of our own serves: each needs one of its own.
-    control : str
-        The control program.
-
-    Raises
-    ------
-    UnavailableError
-        When there is no such program, or the daemon does not start, with its last words.
+    ``visible``: UUID of the GPU or MIG instance that a daemon of our own serves: each needs one of its own;
+    ``control``: the control program. Raises `UnavailableError` when there is no such program, or the daemon does not
+    start, with its last words.
     """
     if shutil.which(control) is None:
         raise UnavailableError(
@@ -114,10 +103,7 @@ def _logs_in_errors(log: str | None) -> Iterator[None]:
 def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
     """Return the error with the end of both logs of a daemon in its fix; the same where they say nothing more.
 
-    Parameters
-    ----------
-    log : str or None
-        The daemon's log directory: what `LOG` is in a client's environment.
+    ``log``: the daemon's log directory: what `LOG` is in a client's environment.
     """
     tails = read_log_tails(log)
     if not tails or tails in str(error):
@@ -129,12 +115,7 @@ def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
 def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
     """Give the daemon that a process which has gone started for ``visible``, and stop it in the end; None: it is gone.
 
-    Parameters
-    ----------
-    visible : str
-        UUID of the GPU or MIG instance.
-    pipe, log : str
-        Its directories, as `MpsDaemon` has them.
+    ``visible``: UUID of the GPU or MIG instance; ``pipe`` and ``log``: its directories, as `MpsDaemon` has them.
     """
     environment = {MPS_PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
     lives = shutil.which(control) is not None and _answers(control, environment)

@@ -15,15 +15,8 @@ _FIX = "ray start --head starts one; --ray-address says where"
 def join_cluster(address: str) -> Any:
     """Connect to a cluster and return Ray's module.
 
-    Parameters
-    ----------
-    address : str
-        ``HOST:PORT``; empty: the cluster of this machine.
-
-    Raises
-    ------
-    UnavailableError
-        When Ray is not installed or no cluster answers.
+    ``address``: ``HOST:PORT``; empty: the cluster of this machine. Raises `UnavailableError` when Ray is not installed
+    or no cluster answers.
     """
     try:
         ray = import_module("ray")

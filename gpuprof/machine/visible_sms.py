@@ -15,11 +15,7 @@ def visible_sms(driver: str = _DRIVER) -> int | None:
     """Return the SMs of the first GPU that this process may use; None where there is no driver or it does not say.
 
     A client of MPS is told the part that its percentage is; a session in a green context keeps to what was asked for.
-
-    Parameters
-    ----------
-    driver : str
-        CUDA's driver library.
+    ``driver``: CUDA's driver library.
     """
     if green := os.environ.get(GREEN_SMS):
         return int(green)

@@ -75,10 +75,7 @@ def relative_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
 def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float = DEFAULT_EPS) -> list[list[int]]:
     """Return groups of positions whose architectures are similar, in order of their first member.
 
-    Parameters
-    ----------
-    eps : float
-        DBSCAN's neighbourhood, as `relative_distance`.
+    ``eps``: DBSCAN's neighbourhood, as `relative_distance`.
     """
     from sklearn.cluster import DBSCAN
 

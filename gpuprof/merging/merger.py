@@ -25,13 +25,9 @@ _TO_THE_END = np.iinfo(np.int64).max
 def build_merged(plan: MergePlan) -> tuple[ModelProto, MergedModel]:
     """Return the merged model of a plan and its description, which stands in its metadata too.
 
-    Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have
-    one called ``m<number>_<model>_batch``; it may be 0, which is how a model is absent from a call.
-
-    Raises
-    ------
-    InputError
-        When the models need different versions of the same set of operators.
+    Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have one
+    called ``m<number>_<model>_batch``; it may be 0, which is how a model is absent from a call. Raises `InputError`
+    when the models need different versions of the same set of operators.
     """
     return _Builder(plan).build()
 

@@ -82,12 +82,8 @@ class MergedInMemory:
 def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[SourceModel]:
     """Read and clean up models; those with an older opset are converted to the newest among them.
 
-    The names are the files' stems, with a number where two are the same.
-
-    Raises
-    ------
-    InputError
-        As `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension that no model has.
+    The names are the files' stems, with a number where two are the same. Raises `InputError` as
+    `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension that no model has.
     """
     names = source_names(paths)
     opsets = [_opset(path) for path in paths]
@@ -105,10 +101,7 @@ def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -
 def read_weights(paths: Sequence[Path]) -> list[SourceModel]:
     """Read models only to compare their weights: of any opset, with free dimensions of any length.
 
-    Raises
-    ------
-    InputError
-        As `gpuprof.merging.source.read_source`.
+    Raises `InputError` as `gpuprof.merging.source.read_source` does.
     """
     sources = [read_source(path, name, any_length=True) for path, name in zip(paths, source_names(paths), strict=True)]
     for source in sources:
@@ -163,15 +156,10 @@ def similar_groups(sources: Sequence[SourceModel], eps: float = DEFAULT_EPS) -> 
 def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
     """Write a merged model once it is proven to give what the originals give; return its report with the proof.
 
-    Where the merged graph could not leave an absent model out although the model itself can do with an empty batch,
-    all ops run apart, on shared weights, unless ``force`` says otherwise.
-
-    Raises
-    ------
-    InfeasibleError
-        When an output differs by more than is tolerated, or the result is no valid model; nothing is written then.
-    InputError
-        When ``output`` cannot be written, or a model cannot be run.
+    Where the merged graph could not leave an absent model out although the model itself can do with an empty batch, all
+    ops run apart, on shared weights, unless ``force`` says otherwise. Raises `InfeasibleError` when an output differs
+    by more than is tolerated, or the result is no valid model; nothing is written then; `InputError` when ``output``
+    cannot be written, or a model cannot be run.
     """
     with _beside(output) as directory:
         path = directory / output.name

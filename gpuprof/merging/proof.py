@@ -94,7 +94,7 @@ def prove_same(
     """Run the originals and the merged file on random inputs and return how far they differ.
 
     All models together at different batches, with inputs of standard deviation 1 and 30, then each one absent; where an
-    empty batch cannot be run, a row of zeros stands for it.
+    empty batch cannot be run, a row of zeros stands for it. Raises `InputError` when a model cannot be run at all.
 
     Parameters
     ----------
@@ -102,11 +102,6 @@ def prove_same(
         Sizes of free dimensions beside the batch, as the models were read with.
     tolerance : float, optional
         For every output; by default `TOLERANCES` by type.
-
-    Raises
-    ------
-    InputError
-        When a model cannot be run at all.
     """
     originals = _Originals(sources, dims or {}, threads)
     prover = _Prover(originals, merged, described, tolerance, threads)

@@ -35,12 +35,8 @@ class MergeProposal:
     def write(self, output: Path) -> MergeReport:
         """Prove the merged model, write it to ``output`` and return its report.
 
-        Raises
-        ------
-        InfeasibleError
-            When its outputs differ from the originals' by more than is tolerated.
-        InputError
-            When ``output`` cannot be written.
+        Raises `InfeasibleError` when its outputs differ from the originals' by more than is tolerated; `InputError`
+        when ``output`` cannot be written.
         """
         return write_merged(self.merged, output, self.options)
 
@@ -57,16 +53,8 @@ def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) 
     """Return the merges among models that share a device.
 
     Models are grouped by architecture; within a group those that share operators worth merging become one proposal.
-
-    Parameters
-    ----------
-    models : sequence of Path
-        ONNX files; the same file twice is a model and itself.
-
-    Raises
-    ------
-    InputError
-        When a file is no valid model, or has free dimensions beside its batch.
+    ``models``: ONNX files; the same file twice is a model and itself. Raises `InputError` when a file is no valid
+    model, or has free dimensions beside its batch.
     """
     chosen = options or MergeOptions()
     sources = read_sources(models, chosen.dims)

@@ -52,10 +52,7 @@ def block_similarity(area: int, first: int, second: int) -> float:
 def compare_models(first: SourceModel, second: SourceModel, tolerance: float = TOLERANCE) -> ModelSimilarity:
     """Return the weight similarity of two normalised models: convolutions with convolutions, products with products.
 
-    Parameters
-    ----------
-    tolerance : float
-        Weights that differ by no more are the same.
+    ``tolerance``: weights that differ by no more are the same.
     """
     of_first, of_second = weighted_operators(first), weighted_operators(second)
     mine = [weight_matrix(first, operator) for operator in of_first]

@@ -134,6 +134,9 @@ def read_source(
 ) -> SourceModel:
     """Read a model for merging.
 
+    Raises `InputError` if the file is no valid model, has a free dimension beside its batch that ``dims`` does not
+    bind, keeps sparse weights, or cannot be converted.
+
     Parameters
     ----------
     dims : mapping of str to int, optional
@@ -143,12 +146,6 @@ def read_source(
     any_length : bool
         Take free dimensions that ``dims`` does not bind at their usual size: enough to look at the weights, not to
         merge.
-
-    Raises
-    ------
-    InputError
-        If the file is no valid model, has a free dimension beside its batch that ``dims`` does not bind, keeps
-        sparse weights, or cannot be converted.
     """
     file = read_onnx(path)
     model = _at_opset(file, opset)

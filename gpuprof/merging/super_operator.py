@@ -88,13 +88,9 @@ def bias_of(source: SourceModel, group: NodeGroup, model: int) -> str | None:
 def plan_super_operator(sources: Sequence[SourceModel], group: NodeGroup) -> SuperOperator:
     """Return how the members of ``group`` share a part of their weights.
 
-    With a third model the shared block is compared with its weights in turn, as the paper merges each operator
-    inside a Super-Operator with the next one; the residuals stay apart.
-
-    Raises
-    ------
-    UnmergeableError
-        When the op cannot be divided, or the common block does not fall on whole features.
+    With a third model the shared block is compared with its weights in turn, as the paper merges each operator inside a
+    Super-Operator with the next one; the residuals stay apart. Raises `UnmergeableError` when the op cannot be divided,
+    or the common block does not fall on whole features.
     """
     _check_divisible(sources, group)
     models = sorted(group.operators)

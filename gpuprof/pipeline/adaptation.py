@@ -42,10 +42,7 @@ class MapReplanner:
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for the load, for as much of it as the devices bear; None when that is not more than now.
 
-        Raises
-        ------
-        GpuprofError
-            When the database does not know a model or a device.
+        Raises `GpuprofError` when the database does not know a model or a device.
         """
         from gpuprof.pipeline.planning import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
@@ -89,10 +86,8 @@ def check_adaptable(
 ) -> None:
     """Find out at the start, rather than when the load changes, whether a map can be planned anew.
 
-    Raises
-    ------
-    InputError
-        When only one node of several is served here, or the database lacks a model or a device of the map.
+    Raises `InputError` when only one node of several is served here, or the database lacks a model or a device of the
+    map.
     """
     from gpuprof.pipeline.recorded_problem import restore_problem
 

@@ -28,13 +28,7 @@ def optional_path(path: PathArgument | None) -> Path | None:
 
 
 def resolve_map(given: MapArgument) -> DeploymentMap:
-    """Return the map, read from its file if that is given.
-
-    Raises
-    ------
-    InputError
-        When the file holds no map.
-    """
+    """Return the map, read from its file if that is given. Raises `InputError` when the file holds no map."""
     return given if isinstance(given, DeploymentMap) else read_map(Path(given))
 
 
@@ -51,10 +45,7 @@ def map_label(given: MapArgument) -> str:
 def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
     """Return the demands, read from their file if that is given; those of a file know its hash.
 
-    Raises
-    ------
-    InputError
-        When the file holds no demands.
+    Raises `InputError` when the file holds no demands.
     """
     if isinstance(given, str | os.PathLike):
         return read_demands(Path(given))

@@ -173,10 +173,8 @@ def _fit_measured_igniter(
 ) -> IgniterCoefficients | None:
     """Fit iGniter's coefficients to what the database has; None and a note where that is too little.
 
-    Raises
-    ------
-    InputError
-        When it is too little and they are ``required``, for nothing else can be fitted, or asked for with ``output``.
+    Raises `InputError` when it is too little and they are ``required``, for nothing else can be fitted, or asked for
+    with ``output``.
     """
     from gpuprof.estimators.igniter.rows import profile_of
 

@@ -24,10 +24,7 @@ def find_fleet(
 ) -> Fleet:
     """Return the devices that a plan may use; of ``"any"`` those left out that lack the precision asked for.
 
-    Raises
-    ------
-    InputError
-        When a name or a file is wrong.
+    Raises `InputError` when a name or a file is wrong.
     """
     from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
     from gpuprof.estimators.cross_gpu.learned_range import describe_distance
@@ -57,10 +54,7 @@ def find_fleet(
 def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[[str], bool]) -> None:
     """Refuse GPUs that lack the precision that models of which nothing was measured are to run in.
 
-    Raises
-    ------
-    InputError
-        For the first of them.
+    Raises `InputError` for the first of them.
     """
     for entry in fleet.entries:
         device = entry.device

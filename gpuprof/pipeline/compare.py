@@ -143,13 +143,7 @@ def _with_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit)
 
 
 def check_picture(path: PathArgument) -> Path:
-    """Return the path of a picture to be drawn.
-
-    Raises
-    ------
-    InputError
-        When its name does not end in .svg or .png.
-    """
+    """Return the path of a picture to be drawn. Raises `InputError` when its name does not end in .svg or .png."""
     target = Path(path)
     if target.suffix not in _PICTURES:
         raise InputError(f"a picture is .svg or .png but got {target}", "name it so")

@@ -56,13 +56,7 @@ class VerifyResult(Result):
         return [{"path": str(one.path), "what": one.what, "harmless": one.harmless} for one in self.defects]
 
     def require_whole(self) -> None:
-        """Refuse a database of which something is damaged.
-
-        Raises
-        ------
-        InputError
-            Naming the first damaged file.
-        """
+        """Refuse a database of which something is damaged. Raises `InputError` naming the first damaged file."""
         broken = [defect for defect in self.defects if not defect.harmless]
         if broken:
             raise InputError(
@@ -110,10 +104,7 @@ class ExportResult(Result):
 def list_measured_models(db: PathArgument | None = None) -> TableResult:
     """Return the models that were measured, on which devices, at which batch sizes and shares.
 
-    Raises
-    ------
-    InputError
-        When there is no database.
+    Raises `InputError` when there is no database.
     """
     answer = run_query(_open(db), _LISTING)
     place = answer.columns.index("shares")
@@ -129,17 +120,14 @@ def _share_order(share: str) -> tuple[str, float]:
 def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) -> TableResult:
     """Return the newest rows of a table without the columns that are empty, or what is known of one model.
 
+    Raises `InputError` when there is no database, table or model of this name.
+
     Parameters
     ----------
     name : str
         ``"runs"``, ``"devices"``, ``"models"``, ``"ops"``, ``"kernels"`` or ``"colocations"``; or a model's name.
     limit : int
         Rows at most.
-
-    Raises
-    ------
-    InputError
-        When there is no database, table or model of this name.
     """
     database = _open(db)
     if name in TABLES:
@@ -189,15 +177,12 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
 def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> VerifyResult:
     """Read every page of every file against its checksum.
 
+    Raises `InputError` when there is no database.
+
     Parameters
     ----------
     repair : bool
         Remove what killed processes left behind.
-
-    Raises
-    ------
-    InputError
-        When there is no database.
     """
     database = _open(db)
     defects = tuple(verify(database, repair))
@@ -209,10 +194,7 @@ def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> 
 def compact_database(db: PathArgument | None = None) -> CompactResult:
     """Merge many small runs into one segment, which is smaller and faster to query.
 
-    Raises
-    ------
-    InputError
-        When there is no database, or it cannot be written to.
+    Raises `InputError` when there is no database, or it cannot be written to.
     """
     done = merge_segments(_open(db))
     note = (
@@ -274,17 +256,14 @@ def import_measurements(
 def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> ExportResult:
     """Write the tables for other tools, or the kernels as a timeline for Perfetto and chrome://tracing.
 
+    Raises `InputError` when there is no database, nothing to write, or ``output`` cannot be written.
+
     Parameters
     ----------
     output : path
         A directory; for a trace, a file.
     form : str
         ``"csv"``, ``"parquet"`` or ``"trace"``.
-
-    Raises
-    ------
-    InputError
-        When there is no database, nothing to write, or ``output`` cannot be written.
     """
     database, target = _open(db), Path(output)
     if form == "trace":

@@ -30,6 +30,8 @@ def resolve_device(
 ) -> Device:
     """Return the device called ``name``, with the rates that ``db`` has measured of it.
 
+    Raises `InputError` when nobody knows a device of that name, or what it does at best.
+
     Parameters
     ----------
     name : str or None
@@ -41,11 +43,6 @@ def resolve_device(
         Devices of the user's, which the catalogue lacks.
     note : callable, optional
         Told which board was taken where the name may mean several.
-
-    Raises
-    ------
-    InputError
-        When nobody knows a device of that name, or what it does at best.
     """
     from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
@@ -95,10 +92,7 @@ def _board_meant(name: str, note: NoteCallback) -> Device | None:
 def read_own_devices(path: PathArgument | None) -> Mapping[str, Device]:
     """Return the devices that ``--device-file`` describes, none where it is not given.
 
-    Raises
-    ------
-    InputError
-        When the file is wrong.
+    Raises `InputError` when the file is wrong.
     """
     if path is None:
         return {}
@@ -115,17 +109,14 @@ def database_path(given: PathArgument | None) -> Path:
 def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelDb | None:
     """Open the kernel database.
 
+    Raises `InputError` when it does not exist although it is needed or was named, or is a directory of something else.
+
     Parameters
     ----------
     given : path or None
         As the option ``--db`` says.
     needed : bool
         If False, None is returned where the default database does not exist.
-
-    Raises
-    ------
-    InputError
-        When it does not exist although it is needed or was named, or is a directory of something else.
     """
     path = database_path(given)
     if not needed and given is None and not path.exists():
@@ -134,13 +125,7 @@ def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelD
 
 
 def open_existing(path: Path) -> KernelDb:
-    """Open a database.
-
-    Raises
-    ------
-    InputError
-        When there is none; a directory with files of others and no run is none.
-    """
+    """Open a database. Raises `InputError` when there is none; a directory with files of others and no run is none."""
     from gpuprof.kernel_db.store import KernelDb
 
     database = KernelDb(path)
@@ -192,10 +177,7 @@ def make_named_estimator(
 ) -> Estimator:
     """Return an estimator by its name, the default one with the regressors that were trained.
 
-    Raises
-    ------
-    InputError
-        When there is none of this name, or the database has not what it needs.
+    Raises `InputError` when there is none of this name, or the database has not what it needs.
     """
     from gpuprof.estimators.builtin import DEFAULT, make_estimator
 
@@ -248,6 +230,9 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ig
 def resolve_local_device(name: str | None, collector: str, note: NoteCallback = ignore_note) -> Device:
     """Return this machine's device called ``name``.
 
+    Raises `InputError` when this machine has no device of that name; `UnavailableError` when it has no GPU although one
+    was asked for.
+
     Parameters
     ----------
     name : str or None
@@ -256,13 +241,6 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
         As `gpuprof.profiling.collector.choose_collector` takes it.
     note : callable, optional
         Told why the GPU was left alone.
-
-    Raises
-    ------
-    InputError
-        When this machine has no device of that name.
-    UnavailableError
-        When it has no GPU although one was asked for.
     """
     from gpuprof.machine.local_device import local_cpu, local_gpus
     from gpuprof.profiling.collector import choose_collector

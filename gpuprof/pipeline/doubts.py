@@ -14,10 +14,7 @@ _FIX = "profile it there, or leave out --strict"
 def require_sure(estimate: Estimate) -> None:
     """Do nothing for an estimate whose ops are all known and whose interval is not wide.
 
-    Raises
-    ------
-    InputError
-        With what is not known, and on which device.
+    Raises `InputError` with what is not known, and on which device.
     """
     name, _ = split_name(estimate.workload.model)
     if estimate.unknown_ops:

@@ -186,10 +186,7 @@ def _size_models(
 ) -> tuple[list[str], list[str]]:
     """Return the models at every combination of their sizes, and remarks on the sizes that nobody gave.
 
-    Raises
-    ------
-    InputError
-        When no model has a dimension that is given, or the estimator knows no sizes.
+    Raises `InputError` when no model has a dimension that is given, or the estimator knows no sizes.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 
@@ -282,10 +279,7 @@ def _figure_columns(name: str, unit: str, figure: Figure | None) -> dict[str, ob
 def _check_memory(estimate: Estimate, device: Device) -> None:
     """Do nothing if the processes of ``estimate`` fit into the memory that their share can reach.
 
-    Raises
-    ------
-    InputError
-        With what they need and what there is.
+    Raises `InputError` with what they need and what there is.
     """
     workload, memory = estimate.workload, estimate.memory_bytes
     limit = device.memory_bytes(workload.share)

@@ -49,6 +49,8 @@ def ingest_reports(
 ) -> IngestResult:
     """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
 
+    Raises `InputError` when a report cannot be read, or more than one workload was named.
+
     Parameters
     ----------
     reports : sequence of path
@@ -66,11 +68,6 @@ def ingest_reports(
     db : path, optional
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions in the recording, one each.
-
-    Raises
-    ------
-    InputError
-        When a report cannot be read, or more than one workload was named.
     """
     files = [Path(report) for report in reports]
     if len(batches) != 1 or len(models) > 1:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str | None = None) -> Interference:
     """Return what an estimator, the default one unless named, says of batches beside some neighbours, over beside all.
 
-    Raises
-    ------
-    InputError
-        When there is neither a database nor the models' files, or a device of the map is not known.
+    Raises `InputError` when there is neither a database nor the models' files, or a device of the map is not known.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.pipeline.recorded_problem import restore_problem

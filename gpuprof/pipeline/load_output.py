@@ -14,12 +14,7 @@ Row = Mapping[str, object]
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that says no format, before anything is measured.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a name that says no format, before anything is measured. Raises `InputError`."""
     if path.suffix not in _WRITERS:
         raise InputError(
             f"cannot tell the format of {path}", f"let its name end in one of {', '.join(sorted(_WRITERS))}"
@@ -29,10 +24,7 @@ def check_output(path: Path) -> None:
 def write_results(rows: Sequence[Row], path: Path) -> None:
     """Write one row a model; in CSV and Parquet the stages are columns of their own.
 
-    Raises
-    ------
-    InputError
-        When the file cannot be written.
+    Raises `InputError` when the file cannot be written.
     """
     with refuse_unwritable(path):
         _WRITERS[path.suffix]([_drop_infinities(row) for row in rows], path)

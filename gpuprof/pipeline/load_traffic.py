@@ -198,10 +198,7 @@ class ServerAccess:
 def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> list[RequestStream]:
     """Return the streams with ``dims`` in the place of their own sizes; each takes those of its model's dimensions.
 
-    Raises
-    ------
-    InputError
-        When no model is known to have a dimension that is given.
+    Raises `InputError` when no model is known to have a dimension that is given.
     """
     from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
     from gpuprof.graph.load import read_free
@@ -223,12 +220,8 @@ def make_rate_streams(
 ) -> list[RequestStream]:
     """Return the traffic of the models of a map, or without one of those that ``rates_rps`` names.
 
-    The files of the models are looked for in ``folder``.
-
-    Raises
-    ------
-    InputError
-        When nothing says what to send, or a model is not in the map.
+    The files of the models are looked for in ``folder``. Raises `InputError` when nothing says what to send, or a model
+    is not in the map.
     """
     from gpuprof.serving.load.load import RequestStream
 
@@ -257,10 +250,7 @@ def make_rate_streams(
 def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
     """Return the traffic of a trace; one that names no model is for the map's only one.
 
-    Raises
-    ------
-    InputError
-        When it names a model that the map lacks, or none where the map has several or there is no map.
+    Raises `InputError` when it names a model that the map lacks, or none where the map has several or there is no map.
     """
     from gpuprof.serving.load.load import RequestStream
     from gpuprof.simulator.load import arrivals_of_trace

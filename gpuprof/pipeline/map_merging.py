@@ -35,13 +35,9 @@ def merge_replicas(
 ) -> MergeOutcome:
     """Merge what shares a device and weights in a map that is to be written to ``output``, wherever it pays.
 
-    The merged files are written beside ``output``. What breaks an SLO, saves nothing or cannot be merged is left as
-    it is, with the reason. What ops were measured to take stands in ``db``.
-
-    Raises
-    ------
-    InputError
-        When the files cannot be written there.
+    The merged files are written beside ``output``. What breaks an SLO, saves nothing or cannot be merged is left as it
+    is, with the reason. What ops were measured to take stands in ``db``. Raises `InputError` when the files cannot be
+    written there.
     """
     from gpuprof.placement.merged import Merging, shared_spots
 

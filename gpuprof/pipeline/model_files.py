@@ -71,10 +71,7 @@ def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
 def require_planned_files(deployment: DeploymentMap) -> None:
     """Do nothing where the files of a located map are those that it was planned with.
 
-    Raises
-    ------
-    InputError
-        When one is another: what was predicted of its times does not hold for it.
+    Raises `InputError` when one is another: what was predicted of its times does not hold for it.
     """
     for _, said in find_changed(deployment):
         raise InputError(said, "profile and place it anew; or take it as it is with --allow-changed")

@@ -20,6 +20,8 @@ POISSON = "poisson"
 def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     """Return the queueing model for arrivals of a shape, at whatever rate the demands ask for.
 
+    Raises `InputError` for a shape that nobody knows, and a trace that is not there, cannot be read or lacks a model.
+
     Parameters
     ----------
     arrivals : str or None
@@ -27,11 +29,6 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
         names models says of each how its requests arrive, one that names none or one says it of all.
     models : iterable of str
         That are planned for.
-
-    Raises
-    ------
-    InputError
-        For a shape that nobody knows, and a trace that is not there, cannot be read or lacks a model.
     """
     from gpuprof.domain.model_queues import ModelQueues, queue_of
     from gpuprof.domain.shaped_queue import ShapedQueue

@@ -52,6 +52,8 @@ def build_problem(
 ) -> Problem:
     """Read demands, fleet and database into a problem.
 
+    Raises `InputError` for a file, device or model that is wrong or unknown.
+
     Parameters
     ----------
     demands, fleet
@@ -61,11 +63,6 @@ def build_problem(
     planning : PlanningOptions
     note : callable, optional
         Told each remark as soon as it is known.
-
-    Raises
-    ------
-    InputError
-        For a file, device or model that is wrong or unknown.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
@@ -151,6 +148,8 @@ def size_demands(
 ) -> tuple[Demand, ...]:
     """Return the demands with the sizes that they are planned at; those that nobody gave are noted.
 
+    Raises `InputError` when a model has no such dimension, or nobody says how large one is of which no size is usual.
+
     Parameters
     ----------
     demands : sequence of Demand
@@ -158,11 +157,6 @@ def size_demands(
     dims : mapping of str to int
         Sizes of dimensions that demands do not give themselves.
     note : callable, optional
-
-    Raises
-    ------
-    InputError
-        When a model has no such dimension, or nobody says how large one is of which no size is usual.
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
     require_dimensions(dims, free.values())
@@ -272,10 +266,7 @@ def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand
 def _graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
     """Return the files of the models that are named by a path, or whose file is given.
 
-    Raises
-    ------
-    InputError
-        When a model is given two files.
+    Raises `InputError` when a model is given two files.
     """
     files: dict[str, Path] = {}
     for demand in demands:
@@ -301,10 +292,7 @@ def name_demand(demand: Demand) -> Demand:
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
     """Return the file, or the copy that was profiled in its place because the file fixes its batch.
 
-    Raises
-    ------
-    InputError
-        When it fixes its batch and was never profiled.
+    Raises `InputError` when it fixes its batch and was never profiled.
     """
     from gpuprof.graph.load import only_batch
     from gpuprof.kernel_db.store import COPIES

@@ -170,6 +170,9 @@ def profile_cluster(
 ) -> ProfileResult:
     """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster.
 
+    Raises `GpuprofError` when a model is not there, or something could not be measured; what came before is in the
+    database.
+
     Parameters
     ----------
     models : sequence of str
@@ -184,11 +187,6 @@ def profile_cluster(
     db : path, optional
     progress : callable, optional
         Told of rows as they come in, and of what is tried again.
-
-    Raises
-    ------
-    GpuprofError
-        When a model is not there, or something could not be measured; what came before is in the database.
     """
     from gpuprof.profiling.sweep.ray_sweep import RaySweep, task_of
 

@@ -44,15 +44,12 @@ Answer = tuple[int, dict[str, str], bytes]
 def build_application(arguments: Mapping[str, str]) -> Any:
     """Return the application of Ray Serve that serves a map.
 
+    Raises `InputError` when there is no such map.
+
     Parameters
     ----------
     arguments : mapping
         ``map``: path of the map, which every machine must have; ``simulate``: ``"true"`` computes nothing.
-
-    Raises
-    ------
-    InputError
-        When there is no such map.
     """
     from ray import serve as ray_serve
 
@@ -87,10 +84,7 @@ def weigh_nodes(deployment: DeploymentMap) -> dict[str, dict[str, float]]:
 def assign_gpus(node: Node, given: list[str]) -> Node:
     """Return the node with the numbers of the GPUs that Ray gave its actor.
 
-    Raises
-    ------
-    UnavailableError
-        When Ray gave too few, or names them by other than their numbers.
+    Raises `UnavailableError` when Ray gave too few, or names them by other than their numbers.
     """
     wanted = [gpu for gpu in node.gpus if not is_cpu(gpu) and not gpu.device.startswith("sim:")]
     if len(given) < len(wanted):
@@ -136,10 +130,7 @@ class RayServeNode:
     def check_health(self) -> None:
         """Tell Ray Serve whether the server lives: it replaces the actor where it does not.
 
-        Raises
-        ------
-        UnavailableError
-            When its process has gone.
+        Raises `UnavailableError` when its process has gone.
         """
         if not Path(f"/proc/{self._server.pid}").exists():
             raise UnavailableError(f"the server of process {self._server.pid} has gone")

@@ -43,12 +43,8 @@ def restore_problem(
 ) -> Problem:
     """Return the problem that a located map answers, from what it says of it; its estimator unless another is named.
 
-    Models that the database lacks are read from their files; where these are all there, no database is needed.
-
-    Raises
-    ------
-    InputError
-        When the database is missing, or lacks a device of the map.
+    Models that the database lacks are read from their files; where these are all there, no database is needed. Raises
+    `InputError` when the database is missing, or lacks a device of the map.
     """
     from gpuprof.domain.demand import Demand, Slo
     from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -131,10 +127,7 @@ def time_map_by(
 ) -> DeploymentMap:
     """Return a map from a file in ``base`` with the times of the estimator of this name; None: as it is.
 
-    Raises
-    ------
-    InputError
-        When the estimator, the database or what it knows of a replica is missing.
+    Raises `InputError` when the estimator, the database or what it knows of a replica is missing.
     """
     if estimator is None:
         return deployment

@@ -150,10 +150,7 @@ _MOST_MODELS, _UNFOLDED = 100, 6
 def _database_sections(database: KernelDb, name: str) -> list[Section]:
     """Return the sections of a database that the report calls ``name``.
 
-    Raises
-    ------
-    InputError
-        When a file of it is damaged.
+    Raises `InputError` when a file of it is damaged.
     """
     models = [row for row in read_records(database, ModelRow) if not row.error]
     devices: dict[str, DeviceRow] = {}

@@ -38,10 +38,7 @@ def plan_timetable(
 ) -> Timetable:
     """Return who lives when if ``scheduler`` is asked every ``period_s``.
 
-    Raises
-    ------
-    InputError
-        When the duration is not longer than a period, or devices are to fail as well.
+    Raises `InputError` when the duration is not longer than a period, or devices are to fail as well.
     """
     from gpuprof.simulator.reschedule import make_timetable, observed_rates
 
@@ -55,13 +52,7 @@ def plan_timetable(
 
 
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, each of a policy.
-
-    Raises
-    ------
-    InputError
-        When one is unknown or stands twice.
-    """
+    """Return the names, each of a policy. Raises `InputError` when one is unknown or stands twice."""
     from gpuprof.placement.policies import make_policy
 
     if len(set(names)) < len(names):
@@ -100,13 +91,9 @@ def make_scheduler(
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
 
     Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
-    devices there are, leave the map as it is; the first time that is noted.
-
-    Raises
-    ------
-    InputError
-        When the policy is unknown, or the database lacks what the map was planned from; the scheduler itself, when
-        planning fails otherwise than for lack of capacity.
+    devices there are, leave the map as it is; the first time that is noted. Raises `InputError` when the policy is
+    unknown, or the database lacks what the map was planned from; the scheduler itself, when planning fails otherwise
+    than for lack of capacity.
     """
     from gpuprof.pipeline.planning import plan_map
     from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem

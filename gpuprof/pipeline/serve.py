@@ -84,6 +84,8 @@ def run_map_server(
 ) -> None:
     """Serve a map in this process, which must be its main thread, until SIGINT or SIGTERM; then answer what is left.
 
+    Raises `GpuprofError` when the map cannot be served so, the port is taken, or a worker cannot start.
+
     Parameters
     ----------
     map_file : path
@@ -92,11 +94,6 @@ def run_map_server(
         Told once where the server listens, and how many models and workers it has.
     note : callable, optional
         Told each remark as soon as it is known.
-
-    Raises
-    ------
-    GpuprofError
-        When the map cannot be served so, the port is taken, or a worker cannot start.
     """
     from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.plan.planner import Planner
@@ -284,6 +281,8 @@ _LOCAL, _RAY = "local", "ray"
 def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> EngineMaker | None:
     """Return what makes the engine of this name; None: the server's own.
 
+    Raises `InputError` when there is no engine of this name; `UnavailableError` when Ray is not installed.
+
     Parameters
     ----------
     name : str
@@ -291,13 +290,6 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
         Of the Ray cluster; None: the one of this machine.
     insecure : bool
         Whether workers on other machines may be spoken to without TLS.
-
-    Raises
-    ------
-    InputError
-        When there is no engine of this name.
-    UnavailableError
-        When Ray is not installed.
     """
     if name == _LOCAL:
         return None

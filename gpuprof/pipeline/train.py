@@ -119,10 +119,7 @@ def train(
 def load_training_data(db: PathArgument | None, device: str | None) -> TrainingSet:
     """Return what was measured on ``device``, by default on the device with most measurements.
 
-    Raises
-    ------
-    InputError
-        When there is no database, or too little in it.
+    Raises `InputError` when there is no database, or too little in it.
     """
     from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
 

@@ -68,10 +68,7 @@ def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None
 def model_files(path: Path) -> dict[str, Path]:
     """Return the external data files of a model, by their name relative to the model, which must stay.
 
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model, or one of its data files is missing.
+    Raises `InputError` when the file is no ONNX model, or one of its data files is missing.
     """
     return {name: path.parent / name for name in read_onnx(path).external}
 

@@ -21,10 +21,7 @@ _TARGETS = ["json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
 def check_target(target: str, image: str | None) -> str:
     """Return the name of a target that can be written with this image.
 
-    Raises
-    ------
-    InputError
-        For an unknown target, or a missing image.
+    Raises `InputError` for an unknown target, or a missing image.
     """
     target = _ALSO_CALLED.get(target, target)
     if target not in _TARGETS:
@@ -39,6 +36,8 @@ def check_target(target: str, image: str | None) -> str:
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
     """Return what another tool needs to run the map.
 
+    Raises `InputError` for an unknown target, a missing image, or a map that the target has no words for.
+
     Parameters
     ----------
     target : {"json", "kserve", "k8s", "mig-parted", "ray-serve", "triton"}
@@ -46,11 +45,6 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
         Container image with gpuprof, which ``k8s`` and ``kserve`` need.
     base : Path
         Folder of the map: files of models are looked for there first.
-
-    Raises
-    ------
-    InputError
-        For an unknown target, a missing image, or a map that the target has no words for.
     """
     target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
@@ -68,12 +62,7 @@ def mig_parted(deployment: DeploymentMap) -> Bundle:
     """Return one file with a configuration for each node, as ``nvidia-mig-parted apply`` reads it.
 
     It holds counts of instances and not their starts: the driver places them, in general as the map does. Processors
-    are left out.
-
-    Raises
-    ------
-    InputError
-        When the map has no GPU.
+    are left out. Raises `InputError` when the map has no GPU.
     """
     lines = ["version: v1", "mig-configs:"]
     names = UniqueNames()

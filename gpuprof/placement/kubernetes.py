@@ -36,10 +36,7 @@ _DRAIN_S = 30
 def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
 
-    Raises
-    ------
-    InputError
-        When the image is not one name, or the map is larger than Kubernetes keeps.
+    Raises `InputError` when the image is not one name, or the map is larger than Kubernetes keeps.
     """
     bundle, podded = _start_bundle(deployment, image, base)
     names = UniqueNames()
@@ -68,10 +65,7 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
 def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """Return the manifests of an InferenceService of KServe for each node, and the models' files.
 
-    Raises
-    ------
-    InputError
-        As `kubernetes`.
+    Raises `InputError` as `kubernetes` does.
     """
     bundle, podded = _start_bundle(deployment, image, base)
     names = UniqueNames()

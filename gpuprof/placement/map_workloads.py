@@ -27,10 +27,7 @@ def ask_estimator(
 ) -> Estimate:
     """Return the estimate of a workload of a map, which may ask for anything.
 
-    Raises
-    ------
-    InputError
-        Where nothing can be said of it.
+    Raises `InputError` where nothing can be said of it.
     """
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")

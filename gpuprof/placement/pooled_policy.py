@@ -44,10 +44,7 @@ class PooledPolicy:
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
 
-        Raises
-        ------
-        InputError
-            With a latency budget, under which there are no queues; and what the policy raises.
+        Raises `InputError` with a latency budget, under which there are no queues; and what the policy raises.
         """
         if problem.options.latency_budget is not None:
             raise InputError("pooled queues need an SLO that counts waiting", "leave out --latency-budget, or pooled")

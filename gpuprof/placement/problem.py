@@ -107,10 +107,7 @@ class Problem:
     def entry(self, name: str) -> FleetEntry:
         """Return the fleet's entry for the device called ``name``.
 
-        Raises
-        ------
-        InputError
-            When the fleet has no such device.
+        Raises `InputError` when the fleet has no such device.
         """
         for entry in self.fleet.entries:
             if entry.device.name == name:
@@ -124,10 +121,7 @@ class Problem:
     def mig_entry(self, policy: str) -> FleetEntry:
         """Return the fleet's first entry for a device with MIG, which ``policy`` plans for alone.
 
-        Raises
-        ------
-        InputError
-            When no device of the fleet has MIG.
+        Raises `InputError` when no device of the fleet has MIG.
         """
         for entry in self.fleet.entries:
             if entry.device.mig_profiles:

@@ -12,12 +12,8 @@ from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, 
 def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
     """Return the map with the times that the estimator of ``evidence``, called ``name``, says of its replicas.
 
-    Percentiles are left out: they are what the queue of these times is asked for.
-
-    Raises
-    ------
-    InputError
-        When there is no estimator, or it knows nothing of a replica.
+    Percentiles are left out: they are what the queue of these times is asked for. Raises `InputError` when there is no
+    estimator, or it knows nothing of a replica.
     """
     if evidence.estimator is None:
         raise InputError(f"the estimator {name!r} needs a kernel database", "give --db DATABASE")

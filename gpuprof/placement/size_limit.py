@@ -23,12 +23,8 @@ _PLAIN_RPS = 50.0 * MOST_DEVICES
 def refuse_oversized(problem: Problem) -> None:
     """Refuse demands for which even the quickest device, always full, would be needed too often.
 
-    Only devices of which there are as many as needed count: a fixed number of them limits the plan itself.
-
-    Raises
-    ------
-    InputError
-        When a demand would take more than `MOST_DEVICES`.
+    Only devices of which there are as many as needed count: a fixed number of them limits the plan itself. Raises
+    `InputError` when a demand would take more than `MOST_DEVICES`.
     """
     endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
     menu = Menu(problem)

@@ -52,14 +52,9 @@ run their batches at once and not in turns.
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     """Return a model repository for each replica, and the environment of the server that serves it.
 
-    Triton gives all models of a server the same share, so a server stands for a replica; its processes are instances
-    of the model there.
-
-    Raises
-    ------
-    InputError
-        When the map has merges, whose queue for several models Triton lacks, or a model has inputs or outputs that are
-        no tensors.
+    Triton gives all models of a server the same share, so a server stands for a replica; its processes are instances of
+    the model there. Raises `InputError` when the map has merges, whose queue for several models Triton lacks, or a
+    model has inputs or outputs that are no tensors.
     """
     if deployment.merges:
         raise InputError(
@@ -119,10 +114,7 @@ def _say_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
 def has_leading_batch(file: Path) -> bool:
     """Return whether each input and output begins with a free dimension that is a batch, as Triton's batcher needs it.
 
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model.
+    Raises `InputError` when the file is no ONNX model.
     """
     read = read_onnx(file)
     graph = read.model.graph

@@ -63,10 +63,7 @@ class Section:
 def read_result(path: Path) -> Any:
     """Return what a file of results holds: JSON, or the Parquet that a load test wrote.
 
-    Raises
-    ------
-    InputError
-        As `read_json`, or when it is no Parquet.
+    Raises `InputError` as `read_json`, or when it is no Parquet.
     """
     if path.suffix != ".parquet":
         return read_json(path)
@@ -93,10 +90,7 @@ def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 
-    Raises
-    ------
-    InputError
-        When it cannot be read, is no JSON or larger than any result.
+    Raises `InputError` when it cannot be read, is no JSON or larger than any result.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
@@ -111,10 +105,7 @@ def read_json(path: Path) -> Any:
 def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap | None]:
     """Return the sections of what a command wrote; and the map, if it is one.
 
-    Raises
-    ------
-    InputError
-        When it is none of them, or a part of it is missing.
+    Raises `InputError` when it is none of them, or a part of it is missing.
     """
     try:
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.deployment/"):

@@ -149,13 +149,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
 
 
 def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
-    """Return predicted against measured.
-
-    Parameters
-    ----------
-    pairs : sequence of (name of the series, what, measured, predicted)
-        Those that are not above 0 are left out.
-    """
+    """Return predicted against measured. ``pairs``: those that are not above 0 are left out."""
     kept = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
     if not kept:
         return None

@@ -15,12 +15,8 @@ _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 def write_picture(charts: Chart | Sequence[Chart], path: Path, columns: int = 1) -> None:
     """Write a chart, or several in so many columns, in the format that the name ends in, ``.svg`` or ``.png``.
 
-    Raises
-    ------
-    InputError
-        For another ending, or a file that cannot be written.
-    UnavailableError
-        For a PNG without resvg-py.
+    Raises `InputError` for another ending, or a file that cannot be written; `UnavailableError` for a PNG without
+    resvg-py.
     """
     svg = standalone([charts] if isinstance(charts, Chart) else charts, "light", columns)
     if path.suffix == ".svg":

@@ -25,10 +25,7 @@ _MOST_MARKS = 10  # labels of an axis that stand at what was measured
 def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:
     """Return arithmetic intensity and rate of each op, under what the device can do; None when no op has both.
 
-    Parameters
-    ----------
-    device : DeviceRow or None
-        Whose roofs are drawn.
+    ``device``: whose roofs are drawn.
     """
     timed = [one for op in ops if (one := _time_op(op)) is not None]
     if not timed:
@@ -109,14 +106,8 @@ def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
 def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:
     """Return when what runs in one inference, a row an op type; None when nothing was timed.
 
-    Parameters
-    ----------
-    ops : sequence of OpRow
-        Where the start of nothing is known, they stand one after the
-        other in the order of the graph.
-    kernels : sequence of KernelRow
-        Where starts were measured, the
-        repetition of median length is shown as it ran.
+    ``ops``: where the start of nothing is known, they stand one after the other in the order of the graph; ``kernels``:
+    where starts were measured, the repetition of median length is shown as it ran.
     """
     measured = _median_repeat(kernels)
     spans = measured or _in_order(ops)

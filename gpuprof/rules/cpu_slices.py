@@ -34,25 +34,15 @@ class CpuSlice:
 def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
     """Cut ``cores`` into a slice for each share: whole cores are nobody else's, fractions get a quota.
 
-    A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into
-    what is left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is
-    spread over several cores, with its quota.
-
-    Parameters
-    ----------
-    shares_pct : sequence of float
-        Each in (0, 100], adding up to at most 100.
-    cores : sequence of int
+    A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into what is
+    left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is spread over
+    several cores, with its quota. ``shares_pct``: each in (0, 100], adding up to at most 100. Raises `InputError` when
+    a share is out of range or all together are more than the CPU.
 
     Returns
     -------
     tuple of CpuSlice
         In the order of ``shares_pct``.
-
-    Raises
-    ------
-    InputError
-        When a share is out of range or all together are more than the CPU.
     """
     return _cut(shares_pct, cores)[0]
 
@@ -60,10 +50,7 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
 def spare_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
     """Return what `plan_slices` leaves over: core → the part of it, in (0, 1], that no slice has.
 
-    Raises
-    ------
-    InputError
-        As `plan_slices`.
+    Raises `InputError` as `plan_slices` does.
     """
     return {core: part for core, part in _cut(shares_pct, cores)[1].items() if part > _EPSILON}
 

@@ -98,10 +98,7 @@ def recorded_work(planned_with: PlannedWith) -> HostWork:
 def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
     """Return the cores of each replica, numbered from 0, as the workers will hold them.
 
-    Raises
-    ------
-    InputError
-        When the shares are more than the machine.
+    Raises `InputError` when the shares are more than the machine.
     """
     return plan_slices(shares_pct, tuple(range(cores)))
 
@@ -109,18 +106,8 @@ def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
 def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
     """Return the replicas of one machine as they are when requests at these rates are served.
 
-    Parameters
-    ----------
-    work : HostWork
-    replicas : sequence of LoadedReplica
-        All of the machine's.
-    queueing : QueueModel
-        Tells for which part of the time each is busy.
-
-    Raises
-    ------
-    InputError
-        When the shares are more than the machine.
+    ``replicas``: all of the machine's; ``queueing``: tells for which part of the time each is busy. Raises `InputError`
+    when the shares are more than the machine.
     """
     if not work.disturbs or not replicas:
         return tuple(one.server for one in replicas)

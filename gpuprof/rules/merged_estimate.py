@@ -92,10 +92,7 @@ class MergedEstimator:
     ) -> Estimate:
         """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
 
-        Raises
-        ------
-        InputError
-            When nothing can be said of the model or of one of its models.
+        Raises `InputError` when nothing can be said of the model or of one of its models.
         """
         apart = tuple(one for other in beside for one in self._apart(other))
         work = self._works.get(model)

@@ -47,12 +47,7 @@ def expected_finish_ms(load: ReplicaLoad) -> float:
 def expect_rows(waiting: int, joining: int, batch: int) -> int:
     """Return how many requests the batch of one that joins the queue now is expected to hold.
 
-    Parameters
-    ----------
-    waiting, joining : int
-        As in `ReplicaLoad`.
-    batch : int
-        The largest batch.
+    ``waiting`` and ``joining``: as in `ReplicaLoad`; ``batch``: the largest batch.
     """
     return min(batch, max(joining, waiting % batch + 1))
 
@@ -126,14 +121,9 @@ def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_
 def average_left(mean_ms: float, left_ms: float, count: float) -> float:
     """Return the mean of the times that arrivals at a replica must wait for a process, after one that must.
 
-    One of several replicas gets its requests shortly before it is free, a lonely one all the time.
-
-    Parameters
-    ----------
-    mean_ms, left_ms : float
-        The mean until now, and the time until a process is free.
-    count : float
-        As `decay_count` leaves it: over so many arrivals the mean is taken.
+    One of several replicas gets its requests shortly before it is free, a lonely one all the time. ``mean_ms`` and
+    ``left_ms``: the mean until now, and the time until a process is free; ``count``: as `decay_count` leaves it: over
+    so many arrivals the mean is taken.
     """
     return mean_ms + (left_ms - mean_ms) / max(1.0, count)
 
@@ -268,13 +258,7 @@ RULES: dict[str, type[FastestFirst] | type[RoundRobin]] = {"fastest": FastestFir
 
 
 def routing_rule(name: str) -> RoutingRule:
-    """Return a new rule of this name.
-
-    Raises
-    ------
-    InputError
-        When there is none.
-    """
+    """Return a new rule of this name. Raises `InputError` when there is none."""
     if name not in RULES:
         raise unknown_name("routing rule", name, list(RULES))
     return RULES[name]()

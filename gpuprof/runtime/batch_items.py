@@ -39,12 +39,8 @@ def find_mixed_output(path: Path) -> str | None:
     """Return what keeps requests out of a common batch; None: nothing does, or nobody can tell.
 
     That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first
-    dimension is not the batch, so that what belongs to one request alone cannot be told from it.
-
-    Raises
-    ------
-    UnavailableError
-        When ONNX Runtime is not installed.
+    dimension is not the batch, so that what belongs to one request alone cannot be told from it. Raises
+    `UnavailableError` when ONNX Runtime is not installed.
     """
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
@@ -76,11 +72,7 @@ def mixed_output(path: Path) -> str | None:
 
     Unless its ops show that there is none, runs the model on this machine's CPU at batches of one and two. An output
     that is the same for all inputs mixes nothing; of a model that is random, or that refuses such inputs, nobody knows.
-
-    Raises
-    ------
-    UnavailableError
-        When ONNX Runtime is not installed.
+    Raises `UnavailableError` when ONNX Runtime is not installed.
     """
     from gpuprof.errors import runtime_errors
     from gpuprof.graph.dims import declared_dims

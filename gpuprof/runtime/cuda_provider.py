@@ -67,10 +67,7 @@ def load_cuda_libraries() -> tuple[str, ...]:
 def check_provider(session: Any, provider: str, path: Path | str) -> None:
     """Make sure that an open session runs on ``provider``.
 
-    Raises
-    ------
-    UnavailableError
-        When ONNX Runtime fell back to the CPU, with the library that is missing.
+    Raises `UnavailableError` when ONNX Runtime fell back to the CPU, with the library that is missing.
     """
     # ONNX Runtime opens the session on the CPU, without an error, where a provider does not start.
     if provider in session.get_providers():
@@ -129,10 +126,7 @@ def provider_failure() -> str | None:
 def read_attempt(printed: str, complaints: str = "") -> str | None:
     """Return why the program below found no working provider; None: it works.
 
-    Parameters
-    ----------
-    printed, complaints : str
-        What it left on stdout and stderr.
+    ``printed`` and ``complaints``: what it left on stdout and stderr.
     """
     try:
         # The last line: libraries print before it.

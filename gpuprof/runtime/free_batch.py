@@ -34,10 +34,7 @@ _PROOF_BATCH = 3
 def is_dynamic(path: Path) -> bool:
     """Tell whether a model takes any batch as it is: its inputs leave it free, and its shapes follow.
 
-    Raises
-    ------
-    InputError
-        If the file is no valid ONNX model.
+    Raises `InputError` if the file is no valid ONNX model.
     """
     graph = read_onnx(path).model.graph
     weights = read_onnx(path).weights
@@ -55,15 +52,8 @@ def is_dynamic(path: Path) -> bool:
 def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
     """Return ``path`` if its batch is free already, else a rewritten and proven copy of it.
 
-    Parameters
-    ----------
-    directory : Path
-        Where copies are kept, each in a directory named by the model's hash; made if missing, used again.
-
-    Raises
-    ------
-    InputError
-        If the batch cannot be freed; the message names the node.
+    ``directory``: where copies are kept, each in a directory named by the model's hash; made if missing, used again.
+    Raises `InputError` if the batch cannot be freed; the message names the node.
     """
     if is_dynamic(path):
         return path
@@ -77,10 +67,7 @@ def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
 def copy_with_free_batch(path: Path, directory: Path) -> Path | None:
     """Return the copy that `ensure_dynamic_batch` made of ``path`` in ``directory``, None where it made none.
 
-    Raises
-    ------
-    InputError
-        If the file is not ONNX or damaged.
+    Raises `InputError` if the file is not ONNX or damaged.
     """
     output = _copy_of(path, directory)
     return output if output.is_file() else None
@@ -93,15 +80,10 @@ def _copy_of(path: Path, directory: Path) -> Path:
 def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
     """Write the model in ``path`` with a free batch, or with ``batch``, to ``output``; return what was changed.
 
-    The rewritten model must give the original's outputs, and a batch of three samples what three runs of the
-    original give, within `TOLERANCE`; otherwise nothing is written. External data goes along.
-
-    Raises
-    ------
-    InputError
-        If the batch cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written.
-    UnavailableError
-        If ONNX Runtime is not installed.
+    The rewritten model must give the original's outputs, and a batch of three samples what three runs of the original
+    give, within `TOLERANCE`; otherwise nothing is written. External data goes along. Raises `InputError` if the batch
+    cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written; `UnavailableError` if
+    ONNX Runtime is not installed.
     """
     file = read_onnx(path)
     rewrite = plan_rewrite(file)

@@ -17,10 +17,7 @@ from gpuprof.runtime.providers import GREEN_SMS
 def green_stream(torch: Any) -> Any | None:
     """Return a stream whose kernels keep to the SMs that the environment names; None where it names none.
 
-    Raises
-    ------
-    UnavailableError
-        When this PyTorch or this driver has no green contexts, or not of so few SMs.
+    Raises `UnavailableError` when this PyTorch or this driver has no green contexts, or not of so few SMs.
     """
     wanted = os.environ.get(GREEN_SMS)
     if wanted is None:

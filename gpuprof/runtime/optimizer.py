@@ -25,12 +25,7 @@ _known: dict[str, tuple[ExecutedNode, ...] | None] = {}
 def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
     """Return the nodes that ONNX Runtime executes of ``path`` on a CPU; None where it cannot be asked or refuses it.
 
-    The same content is asked about once.
-
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model.
+    The same content is asked about once. Raises `InputError` when the file is no ONNX model.
     """
     from gpuprof.graph.file import read_onnx
 

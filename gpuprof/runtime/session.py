@@ -59,6 +59,9 @@ def open_session(
 ) -> Any:
     """Open ``path`` with ``threads`` threads of which the caller's is one.
 
+    Raises `InputError` when the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
+    runtime lacks; `UnavailableError` when the runtime or the provider is not installed, or the provider does not start.
+
     Parameters
     ----------
     path : Path
@@ -79,14 +82,6 @@ def open_session(
     -------
     onnxruntime.InferenceSession
         Or a `gpuprof.runtime.torch_session.TorchSession`, which has the part of it that gpuprof uses.
-
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
-        runtime lacks.
-    UnavailableError
-        When the runtime or the provider is not installed, or the provider does not start.
     """
     if provider in TORCH_PROVIDERS:
         return _torch_session(path, threads, provider, ranges)

@@ -144,12 +144,8 @@ class TorchSession:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
         """Return the outputs called ``names`` (None: all) on the host, once the device has finished.
 
-        Raises
-        ------
-        InputError
-            When PyTorch refuses the inputs or an operator.
-        UnavailableError
-            When the GPU's memory is too small, or the GPU fails.
+        Raises `InputError` when PyTorch refuses the inputs or an operator; `UnavailableError` when the GPU's memory is
+        too small, or the GPU fails.
         """
         try:
             return self._run(names, feeds)

@@ -34,10 +34,7 @@ def control_path(port: int) -> Path:
 async def open_control(port: int, apply: Apply) -> asyncio.Server:
     """Listen for commands; ``apply`` is given the path of a new map and says what it did.
 
-    Raises
-    ------
-    UnavailableError
-        When the socket cannot be made.
+    Raises `UnavailableError` when the socket cannot be made.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,12 +60,8 @@ async def open_control(port: int, apply: Apply) -> asyncio.Server:
 def send_apply(port: int, path: Path) -> dict[str, Any]:
     """Tell the server on ``port`` to move to the map at ``path``; return what it did.
 
-    Raises
-    ------
-    UnavailableError
-        When no server of this user listens there, or it lacks what the map needs.
-    InputError
-        When the server refuses the map.
+    Raises `UnavailableError` when no server of this user listens there, or it lacks what the map needs; `InputError`
+    when the server refuses the map.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TIMEOUT_S)

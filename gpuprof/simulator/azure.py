@@ -28,12 +28,8 @@ def read_azure(path: Path, busiest: int, seed: int = 0) -> Trace:
     """Read either format, told by its header, and return the ``busiest`` functions, busiest first.
 
     Counts of a minute are spread over it uniformly at random, as a Poisson process of that count is. In the 2021 format
-    a request comes when its invocation began, ``end_timestamp - duration``; the earliest of the file is time 0.
-
-    Raises
-    ------
-    InputError
-        With the line: another header, minutes missing, a count or time that is none.
+    a request comes when its invocation began, ``end_timestamp - duration``; the earliest of the file is time 0. Raises
+    `InputError` with the line: another header, minutes missing, a count or time that is none.
     """
     _, header = next(open_rows(path), (1, []))
     if header == _HEADER_2021:

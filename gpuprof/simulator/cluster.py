@@ -74,11 +74,8 @@ class PlacedInstance:
 def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     """Return all replicas, in the order of the file.
 
-    Raises
-    ------
-    InputError
-        When there is none, when one is of a model that the map does not list, or when its batch times are not as many
-        as its batch is large.
+    Raises `InputError` when there is none, when one is of a model that the map does not list, or when its batch times
+    are not as many as its batch is large.
     """
     places = tuple(PlacedInstance(*where) for where in deployment.places())
     if not places:
@@ -103,12 +100,8 @@ def build_cluster(
 ) -> ClusterArrays:
     """Return the arrays.
 
-    A replica without ``batch_latency_ms`` takes its predicted latency for every batch, full or not.
-
-    Raises
-    ------
-    InputError
-        For an unknown routing rule.
+    A replica without ``batch_latency_ms`` takes its predicted latency for every batch, full or not. Raises `InputError`
+    for an unknown routing rule.
     """
     if options.routing not in RULES:
         raise unknown_name("routing rule", options.routing, sorted(RULES))

@@ -40,6 +40,8 @@ def simulate(
 ) -> SimulationOutcome:
     """Simulate the map; the same arguments give the same outcome, bit for bit.
 
+    Raises `InputError` for arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
+
     Parameters
     ----------
     arrivals : mapping of str to ArrivalProcess
@@ -49,11 +51,6 @@ def simulate(
     interference : callable, optional
         How batches are slowed by what runs beside them, see `gpuprof.simulator.interference`; None: as the map says,
         which means by all neighbours all the time.
-
-    Raises
-    ------
-    InputError
-        For arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
     """
     tally = simulate_to_tally(deployment, arrivals, options, progress, interference)
     return outcome_of(deployment, places_of(deployment), tally, options)

@@ -25,10 +25,7 @@ class Failure:
 def parse_failure(text: str, deployment: DeploymentMap) -> Failure:
     """Read ``node0@30s``, ``node0/1@30s`` or ``node0/1@30s+10s``: the GPU 1 of node0 is away for ten seconds.
 
-    Raises
-    ------
-    InputError
-        When it has no such form, or the map has no such node or GPU.
+    Raises `InputError` when it has no such form, or the map has no such node or GPU.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:

@@ -30,12 +30,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     """Return the nanoseconds that an event takes, and the processes of each core: where they start, and which.
 
     The replicas are those of the host's own CPU. The time is 0, and there are no cores, where nothing is disturbed: on
-    other devices, or where there are none.
-
-    Raises
-    ------
-    InputError
-        When the replicas' shares are more than the machine.
+    other devices, or where there are none. Raises `InputError` when the replicas' shares are more than the machine.
     """
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.disturbs or not replicas:

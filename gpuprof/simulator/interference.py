@@ -42,10 +42,7 @@ class Neighbours:
     def table(self) -> Slowdown:
         """Return an empty table of slowdowns for the replicas.
 
-        Raises
-        ------
-        InputError
-            When more replicas share a partition than combinations can be counted for.
+        Raises `InputError` when more replicas share a partition than combinations can be counted for.
         """
         count = len(self._places)
         partition, weight, base = (np.zeros(count, np.int64) for _ in range(3))
@@ -61,10 +58,7 @@ class Neighbours:
     def fill(self, table: Slowdown) -> Slowdown:
         """Return the table with the combination that was missing.
 
-        Raises
-        ------
-        InputError
-            When the answer is no positive number; and what the function raises.
+        Raises `InputError` when the answer is no positive number; and what the function raises.
         """
         replica, beside = int(table.missing[0]), int(table.missing[1])
         place, (_, kinds) = self._places[replica], self._pattern_of[int(table.partition[replica])]

@@ -19,6 +19,8 @@ def arrivals_of_rates(
 ) -> dict[str, ArrivalProcess]:
     """Return an arrival process for each model of the map.
 
+    Raises `InputError` for a model that the map lacks, or a form that cannot be read.
+
     Parameters
     ----------
     rates : mapping of str to float
@@ -29,11 +31,6 @@ def arrivals_of_rates(
         Times the rates.
     form : str
         As `parse_arrivals` reads it.
-
-    Raises
-    ------
-    InputError
-        For a model that the map lacks, or a form that cannot be read.
     """
     for model in rates:
         if model not in deployment.models:
@@ -47,10 +44,7 @@ def arrivals_of_rates(
 def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
     """Return the requests of a trace; one that names no model is for the map's only one.
 
-    Raises
-    ------
-    InputError
-        When it names a model that the map lacks, or none while the map has several.
+    Raises `InputError` when it names a model that the map lacks, or none while the map has several.
     """
     arrivals = trace.arrivals()
     if list(arrivals) == [""]:
@@ -68,10 +62,7 @@ def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arri
 def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
     """Read ``MODEL=100`` and ``100``; return the rates of models, and that of all together.
 
-    Raises
-    ------
-    InputError
-        When one has neither form, or the rate of a model, or of all, stands twice.
+    Raises `InputError` when one has neither form, or the rate of a model, or of all, stands twice.
     """
     rates: list[tuple[str, float]] = []
     for text in texts:

@@ -43,11 +43,8 @@ class MergedQueues:
 def merged_queues(deployment: DeploymentMap) -> MergedQueues:
     """Return the map with one model for each merge.
 
-    Raises
-    ------
-    InputError
-        When a merged model has other replicas too: its requests would be divided by who has least to do, which needs
-        to know whose they are.
+    Raises `InputError` when a merged model has other replicas too: its requests would be divided by who has least to
+    do, which needs to know whose they are.
     """
     queue_of = {name: merge for merge, told in deployment.merges.items() for name in told.members}
     for *_, replica in deployment.places():

@@ -55,14 +55,11 @@ THESIS = NetworkDelay((Piece(np.inf, (8.7 - 0.322) / 9_633_792, 1.0, 0.322),))
 def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> NetworkDelay:
     """Return the least-squares fit to measurements, one function for each of the thesis's intervals that has enough.
 
+    Raises `InputError` when no interval holds three sizes, which three parameters need.
+
     Parameters
     ----------
     payload_bytes, latency_ms : sequences of float of shape (measurements,)
-
-    Raises
-    ------
-    InputError
-        When no interval holds three sizes, which three parameters need.
     """
     x, y = np.asarray(payload_bytes, np.float64), np.asarray(latency_ms, np.float64)
     pieces, low = [], 0.0
@@ -96,10 +93,7 @@ def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, flo
 def read_measurements(path: Path) -> NetworkDelay:
     """Fit a CSV of ``payload_bytes,latency_ms``, a line a measurement.
 
-    Raises
-    ------
-    InputError
-        With the line, when it is no such file.
+    Raises `InputError` with the line, when it is no such file.
     """
     rows = open_rows(path)
     line, header = next(rows, (1, []))

@@ -69,10 +69,8 @@ def simulate_sampled(
 ) -> SimulationOutcome:
     """Approximate `gpuprof.simulator.engine.simulate`; counts are scaled up to the whole.
 
-    Raises
-    ------
-    InputError
-        As `simulate`; for failures, which a sample cannot show; for a duration that has no room for the slots.
+    Raises `InputError` as `simulate`; for failures, which a sample cannot show; for a duration that has no room for the
+    slots.
     """
     if options.failures:
         raise InputError("failures cannot be sampled", "simulate a shorter time, or a smaller map, whole")

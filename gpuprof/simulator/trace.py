@@ -80,10 +80,7 @@ def _scv(gaps: Times) -> float | None:
 def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int) -> Trace:
     """Return a trace of what the processes give in ``duration_s`` seconds; the same for the same seed.
 
-    Raises
-    ------
-    InputError
-        When more than a billion requests would be held in memory.
+    Raises `InputError` when more than a billion requests would be held in memory.
     """
     if (expected := duration_s * sum(process.rate_rps for process in processes.values())) > MAX_REQUESTS:
         raise InputError(f"a trace of about {expected:.2g} requests is too long to hold", "ask for at most 1e9")
@@ -108,13 +105,7 @@ def _until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Ti
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write the trace as CSV.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be written.
-    """
+    """Write the trace as CSV. Raises `InputError` when the file cannot be written."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
@@ -134,11 +125,8 @@ def write_trace(trace: Trace, path: Path) -> None:
 def read_trace(path: Path) -> Trace:
     """Read a trace.
 
-    Raises
-    ------
-    InputError
-        With the line: a header without ``time_s``, a time that is no number, negative, earlier than the one before
-        or beyond a hundred years, a line of another length; and for a file that holds no request.
+    Raises `InputError` with the line: a header without ``time_s``, a time that is no number, negative, earlier than the
+    one before or beyond a hundred years, a line of another length; and for a file that holds no request.
     """
     from pyarrow import ArrowInvalid
     from pyarrow import csv as arrow_csv
@@ -177,10 +165,7 @@ def _arrow_types(names: Mapping[str, str]) -> dict[str, object]:
 def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, fields) of a CSV file, blank lines left out.
 
-    Raises
-    ------
-    InputError
-        When the file cannot be read, is not UTF-8, or is larger than any trace.
+    Raises `InputError` when the file cannot be read, is not UTF-8, or is larger than any trace.
     """
     try:
         if refuse_pipe(path).stat().st_size > MAX_FILE_BYTES:

@@ -73,13 +73,7 @@ ARCHITECTURES = {architecture.name: architecture for architecture in _ALL}
 
 
 def find_architecture(name: str) -> ZooArchitecture:
-    """Return an architecture.
-
-    Raises
-    ------
-    InputError
-        If the zoo has none of that name; the message gives the nearest.
-    """
+    """Return an architecture. Raises `InputError` if the zoo has none of that name; the message gives the nearest."""
     if name not in ARCHITECTURES:
         raise unknown_name("network of the zoo", name, list(ARCHITECTURES))
     return ARCHITECTURES[name]

@@ -15,7 +15,9 @@ from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
 def build(architecture: ZooArchitecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
     """Write a network with random weights to ``output`` and return that path; the same seed gives the same bytes.
 
-    A network beyond two gibibytes keeps its weights in ``<output>.data`` beside it.
+    A network beyond two gibibytes keeps its weights in ``<output>.data`` beside it. Raises `InputError` if the
+    directory cannot be written, or the batch or the seed is no such number; `UnavailableError` if what building needs
+    is not installed.
 
     Parameters
     ----------
@@ -23,13 +25,6 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         Replaced if it exists.
     batch : int, optional
         The batch to fix; free by default.
-
-    Raises
-    ------
-    InputError
-        If the directory cannot be written, or the batch or the seed is no such number.
-    UnavailableError
-        If what building needs is not installed.
     """
     if batch is not None and batch < 1:
         raise InputError(f"the batch must be at least 1 but is {batch}")

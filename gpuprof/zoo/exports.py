@@ -85,10 +85,7 @@ EXPORTS = {
 def require_export_extra() -> None:
     """Check that torch, transformers and onnxscript are installed.
 
-    Raises
-    ------
-    UnavailableError
-        Naming the command that installs them.
+    Raises `UnavailableError` naming the command that installs them.
     """
     from importlib.util import find_spec
 
@@ -100,10 +97,7 @@ def require_export_extra() -> None:
 def export(stem: str, output: Path, seed: int = 0) -> None:
     """Write the export ``stem`` with a free batch to ``output``, its weights inside or in ``<output>.data``.
 
-    Raises
-    ------
-    UnavailableError
-        If torch, transformers or onnxscript is not installed.
+    Raises `UnavailableError` if torch, transformers or onnxscript is not installed.
     """
     require_export_extra()
     import onnx_ir

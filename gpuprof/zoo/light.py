@@ -21,13 +21,8 @@ _IR_VERSION = 8
 def build_light(stem: str, seed: int = 0) -> ModelProto:
     """Return the network ``light_<stem>.onnx`` with a free batch and weights as initializers.
 
-    The shipped file computes each weight as a constant of its shape; those nodes, which are there only to make the
-    file small, are gone from the result.
-
-    Raises
-    ------
-    UnavailableError
-        If the installed ``onnx`` package does not ship it.
+    The shipped file computes each weight as a constant of its shape; those nodes, which are there only to make the file
+    small, are gone from the result. Raises `UnavailableError` if the installed ``onnx`` package does not ship it.
     """
     path = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{stem}.onnx"
     if not path.is_file():

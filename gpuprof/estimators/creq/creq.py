@@ -38,10 +38,7 @@ class CreqModel:
 def shipped_creq() -> CreqModel:
     """Return what ships with gpuprof; every file is checked against the hash in the provenance.
 
-    Raises
-    ------
-    InputError
-        When a file is missing or is not the one that was trained.
+    Raises `InputError` when a file is missing or is not the one that was trained.
     """
     known, texts = read_trained_texts(datasets() / "creq", file_name)
     interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
@@ -69,12 +66,8 @@ class UnprofiledRequirements:
     def predict(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
         """Return the requirement of ``batch`` by each metric of the whole of ``device``.
 
-        Between two batches of the latency's grid it lies on a line.
-
-        Raises
-        ------
-        InputError
-            When the device lacks the precision, or the model does not take the batch.
+        Between two batches of the latency's grid it lies on a line. Raises `InputError` when the device lacks the
+        precision, or the model does not take the batch.
         """
         grid = self._latencies.kernels_of(known, device).grid(batch)
         ends = [self._at(known, device, one) for one in grid]

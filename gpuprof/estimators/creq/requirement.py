@@ -54,13 +54,7 @@ def fill_of(
     precision: str,
     runtime: LaunchMode,
 ) -> KernelFill:
-    """Return how ``kernels`` fill the whole of ``device``.
-
-    Raises
-    ------
-    InputError
-        When the device lacks the precision.
-    """
+    """Return how ``kernels`` fill the whole of ``device``. Raises `InputError` when the device lacks the precision."""
     rates = rates_of(device, precision, Share())
     count = np.array(kernels.count, dtype=float)
     predicted = launches.predict(kernels.ops, device, rates)

@@ -167,10 +167,7 @@ class CrossGpuModel:
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
         """Return the time of one batch in ms with its 90% interval.
 
-        Raises
-        ------
-        InputError
-            When the device lacks the precision.
+        Raises `InputError` when the device lacks the precision.
         """
         parts = self.time_parts(kernels, rates_of(device, precision, share), runtime)
         factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device))
@@ -183,10 +180,7 @@ class CrossGpuModel:
     ) -> dict[tuple[Share, int], Figure]:
         """Return `latency` under every share at every batch; all together take little longer than one.
 
-        Raises
-        ------
-        InputError
-            As `latency`.
+        Raises `InputError` as `latency` does.
         """
         precision, runtime = kernels.precision, kernels.runtime
         generation = generation_of(device)
@@ -312,10 +306,7 @@ def trained_folder() -> Traversable:
 def shipped_model() -> CrossGpuModel:
     """Return what ships with gpuprof; every file is checked against the hash in the provenance.
 
-    Raises
-    ------
-    InputError
-        When a file is missing or is not the one that was trained.
+    Raises `InputError` when a file is missing or is not the one that was trained.
     """
     known, texts = read_trained_texts(trained_folder())
     trees = {name.removesuffix(".txt"): text for name, text in texts.items() if name != _INTERVALS}
@@ -327,15 +318,12 @@ def read_trained_texts(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """Return the provenance of what ships in a folder, and each text that it has the hash of, by name.
 
+    Raises `InputError` when a file is missing or is not the one that was trained.
+
     Parameters
     ----------
     file_name : callable, optional
         Name → file; left out: they are the same.
-
-    Raises
-    ------
-    InputError
-        When a file is missing or is not the one that was trained.
     """
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))

@@ -61,13 +61,7 @@ def type_of_weights(graph: ModelGraph) -> str:
 
 
 def parse_execution(precision: str | None, runtime: str | None) -> Execution:
-    """Return what two words of a user mean.
-
-    Raises
-    ------
-    InputError
-        When one of them is not known.
-    """
+    """Return what two words of a user mean. Raises `InputError` when one of them is not known."""
     if precision is not None and precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
     if runtime is not None and runtime not in list(LaunchMode):

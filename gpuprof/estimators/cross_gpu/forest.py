@@ -77,13 +77,7 @@ class ForestTexts(Mapping[str, Forest]):
     _read: dict[str, Forest] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Forest:
-        """Return a forest.
-
-        Raises
-        ------
-        InputError
-            As `read_forest`.
-        """
+        """Return a forest. Raises `InputError` as `read_forest` does."""
         if name not in self._read:
             self._read[name] = read_forest(self.texts[name], name)
         return self._read[name]
@@ -113,10 +107,7 @@ def _load_add_leaves() -> AddLeaves:
 def read_forest(text: str, name: str) -> Forest:
     """Return the forest that a LightGBM model file holds.
 
-    Raises
-    ------
-    InputError
-        When the file is damaged or holds what gpuprof does not train.
+    Raises `InputError` when the file is damaged or holds what gpuprof does not train.
     """
     try:
         head, *trees = text.split("\nTree=")

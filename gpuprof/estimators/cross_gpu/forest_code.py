@@ -80,10 +80,7 @@ _TYPES = (np.float64, np.int32, np.float64, np.int32, np.int32, np.float64, np.f
 def compile_add_leaves() -> AddLeaves:
     """Return the compiled loop, which holds no lock of the interpreter.
 
-    Raises
-    ------
-    RuntimeError
-        When LLVM is older than pointers without types, or cannot compile for this machine.
+    Raises `RuntimeError` when LLVM is older than pointers without types, or cannot compile for this machine.
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -82,13 +82,7 @@ class ErrorScales:
 
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:
-        """Return what `to_text` wrote.
-
-        Raises
-        ------
-        ValueError
-            When the text is not of this form.
-        """
+        """Return what `to_text` wrote. Raises `ValueError` when the text is not of this form."""
         known: Any = json.loads(text)
         try:
             read = cls(

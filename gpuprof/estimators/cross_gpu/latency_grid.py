@@ -49,21 +49,12 @@ class LatencyGrid:
     def at(self, share: Share, batch: int) -> Figure:
         """Return the time of one batch in ms; between two batches of the grid it lies on a line.
 
-        Raises
-        ------
-        InputError
-            When the device lacks the precision, or the model does not take the batch.
+        Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
         return self.series(share, (batch,))[0]
 
     def series(self, share: Share, batches: Sequence[int]) -> list[Figure]:
-        """Return the times of several batches, as `at` one by one.
-
-        Raises
-        ------
-        InputError
-            As `at`.
-        """
+        """Return the times of several batches, as `at` one by one. Raises `InputError` as `at` does."""
         known, told = self._known.setdefault(share, {}), self._told.setdefault(share, {})
         asked = [one for one in batches if one not in told]
         grids = {one: self._kernels.grid(one) for one in asked}
@@ -149,23 +140,14 @@ class CrossGpuLatencies:
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         """Return the time of one batch in ms on ``share`` of ``device``.
 
-        Raises
-        ------
-        InputError
-            When the device lacks the precision, or the model does not take the batch.
+        Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
         return self._grid(known, device).at(share, batch)
 
     def predict_series(
         self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return `predict` of several batches.
-
-        Raises
-        ------
-        InputError
-            As `predict`.
-        """
+        """Return `predict` of several batches. Raises `InputError` as `predict` does."""
         return self._grid(known, device).series(share, batches)
 
     def _grid(self, known: UnmeasuredModel, device: Device) -> LatencyGrid:
@@ -179,10 +161,7 @@ class CrossGpuLatencies:
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:
         """Return the kernels of a model in the precision that ``device`` computes it in.
 
-        Raises
-        ------
-        InputError
-            As `predict`.
+        Raises `InputError` as `predict` does.
         """
         if known.name not in self._types:
             self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))

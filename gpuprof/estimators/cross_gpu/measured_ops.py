@@ -52,10 +52,7 @@ class TimedOp:
 def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
     """Return ops that were measured on the whole of a device, some of them where there are many.
 
-    Raises
-    ------
-    InputError
-        When a file of the database is damaged.
+    Raises `InputError` when a file of the database is damaged.
     """
     columns = [field.name for field in fields(TimedOp)]
     table = database.read_table("ops", columns, {"device": device, "sm_share_pct": 100.0, "mig_profile": None})

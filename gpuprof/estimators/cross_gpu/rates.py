@@ -80,10 +80,7 @@ class DeviceRates:
 def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
     """Return what ``share`` of ``device`` offers to products in ``precision``.
 
-    Raises
-    ------
-    InputError
-        When the GPU has no rate for the precision.
+    Raises `InputError` when the GPU has no rate for the precision.
     """
     share = share or Share()
     peak = device.flops_per_s.get(precision)

@@ -59,10 +59,7 @@ class GkEstimator:
     ) -> Estimate:
         """Predict ``processes`` copies of ``model``, each in an equal part of ``share``, with ``beside`` running.
 
-        Raises
-        ------
-        InputError
-            When the database holds no kernels of the device, or the model's ONNX file is not there.
+        Raises `InputError` when the database holds no kernels of the device, or the model's ONNX file is not there.
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
@@ -139,13 +136,7 @@ class GkEstimator:
         return measured / estimated_ms if estimated_ms else None
 
     def _table(self, device: Device) -> KernelTable:
-        """Return the kernels of ``device``.
-
-        Raises
-        ------
-        InputError
-            When there are none.
-        """
+        """Return the kernels of ``device``. Raises `InputError` when there are none."""
         if device.name not in self._tables and self._db is not None:
             self._tables[device.name] = read_kernel_table(self._db, device)
         table = self._tables.get(device.name)

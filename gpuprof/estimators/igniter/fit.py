@@ -62,17 +62,12 @@ class WorkloadProfile:
 def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     """Return the coefficients of the GPU.
 
-    A GPU whose frequency never fell was never at its limit, so that nothing is known of what happens beyond it:
-    alpha_f is then 0, and predictions hold below the limit. Else the frequency falls in proportion to the demand above
-    the limit. What is demanded beyond the limit cannot be measured: it is the last demand below it and, for each copy
-    more, what a copy added on average before. The scheduling delay is that at the highest frequency, which is what
-    equation 4 divides.
-
-    Raises
-    ------
-    InputError
-        When the scheduling delay is known for too few numbers of copies to fit a line, or all but one are at a
-        reduced frequency.
+    A GPU whose frequency never fell was never at its limit, so that nothing is known of what happens beyond it: alpha_f
+    is then 0, and predictions hold below the limit. Else the frequency falls in proportion to the demand above the
+    limit. What is demanded beyond the limit cannot be measured: it is the last demand below it and, for each copy more,
+    what a copy added on average before. The scheduling delay is that at the highest frequency, which is what equation 4
+    divides. Raises `InputError` when the scheduling delay is known for too few numbers of copies to fit a line, or all
+    but one are at a reduced frequency.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
     delay = {count: one for count, one in enumerate(profile.launch_ms, 1) if one is not None}
@@ -104,11 +99,7 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
 
     k_1 … k_5 by plain least squares over shares in percent, without bounds; the rest as `fit_workload` does. The
     paper's plans hang on these: with coefficients that stay positive its twelve workloads fit on five GPUs, not six.
-
-    Raises
-    ------
-    InputError
-        When there are fewer configurations than coefficients.
+    Raises `InputError` when there are fewer configurations than coefficients.
     """
     ours = fit_workload(profile, hardware)
     batch, percent, time = (
@@ -142,11 +133,7 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
 
     The active time is the execution time at the highest frequency less the scheduling delay; its five coefficients
     minimise the relative error and are at least 0, so that time neither grows with the share nor falls with the batch.
-
-    Raises
-    ------
-    InputError
-        When there are fewer configurations than coefficients.
+    Raises `InputError` when there are fewer configurations than coefficients.
     """
     if len(profile.configurations) < 5:
         raise InputError(f"five coefficients need as many configurations but got {len(profile.configurations)}")

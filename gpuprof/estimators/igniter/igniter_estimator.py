@@ -51,10 +51,7 @@ class IgniterEstimator:
     ) -> Estimate:
         """Return the time beside all neighbours; loading the next batch is hidden (equation 2).
 
-        Raises
-        ------
-        InputError
-            For several processes, a MIG instance, or a model or device without coefficients.
+        Raises `InputError` for several processes, a MIG instance, or a model or device without coefficients.
         """
         if processes > 1 or share.mig is not None or batch < 1:
             raise InputError(
@@ -84,10 +81,7 @@ class IgniterEstimator:
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> IgniterTable | None:
         """Return the times of many workloads beside sums of L2 use and power; None where these may quicken anything.
 
-        Raises
-        ------
-        InputError
-            For a model or device without coefficients.
+        Raises `InputError` for a model or device without coefficients.
         """
         placed = [
             self._place_workload(device, one) if one.processes == 1 and one.share.mig is None else None
@@ -98,10 +92,7 @@ class IgniterEstimator:
     def coefficients(self, device: Device) -> Coefficients:
         """Return the coefficients of a device and of the models on it.
 
-        Raises
-        ------
-        InputError
-            When nothing is known of the device.
+        Raises `InputError` when nothing is known of the device.
         """
         if device.name not in self._known:
             self._known[device.name] = self._read_coefficients(device)

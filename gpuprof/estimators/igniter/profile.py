@@ -22,10 +22,7 @@ _MAX_BYTES = 16 * 2**20
 def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
     """Read a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
 
-    Raises
-    ------
-    InputError
-        When it cannot be read, is no such file or lacks a key; the message names it.
+    Raises `InputError` when it cannot be read, is no such file or lacks a key; the message names it.
     """
     return profile_of_tables(parse_tables(_text(path), path), str(path))
 
@@ -35,10 +32,7 @@ def profile_of_tables(
 ) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
     """Return the profile in the tables of the hardware and of each model, as iGniter publishes them.
 
-    Raises
-    ------
-    InputError
-        When a key is missing or garbled; the message names it and ``where`` it was looked for.
+    Raises `InputError` when a key is missing or garbled; the message names it and ``where`` it was looked for.
     """
     try:
         hardware = _hardware(tables["hardware"])
@@ -55,13 +49,7 @@ def coefficients_path(database: Path, device: str) -> Path:
 def write_coefficients(
     path: Path, device: str, hardware: HardwareCoefficients, workloads: Mapping[str, WorkloadCoefficients]
 ) -> None:
-    """Write fitted coefficients as JSON.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be written.
-    """
+    """Write fitted coefficients as JSON. Raises `InputError` when the file cannot be written."""
     content = {
         "schema": SCHEMA,
         "device": device,
@@ -76,10 +64,7 @@ def write_coefficients(
 def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, WorkloadCoefficients]]:
     """Read what `write_coefficients` wrote: the device's name, its coefficients and the models'.
 
-    Raises
-    ------
-    InputError
-        When it cannot be read or is of another schema.
+    Raises `InputError` when it cannot be read or is of another schema.
     """
     try:
         content = json.loads(_text(path))

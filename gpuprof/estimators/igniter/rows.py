@@ -62,12 +62,8 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
 
     A profile by iGniter's own tools that was imported counts as it is. What is needed of measurements: for each model
     at least five (the paper: eleven) configurations of batch and share with power, clock, launch delay
-    (``dispatch_ms``), kernels and bytes copied; for one model, one to five copies at once.
-
-    Raises
-    ------
-    InputError
-        Saying what is missing.
+    (``dispatch_ms``), kernels and bytes copied; for one model, one to five copies at once. Raises `InputError` saying
+    what is missing.
     """
     imported = imported_profile(db, device)
     if imported is not None:

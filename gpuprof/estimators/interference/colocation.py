@@ -156,10 +156,7 @@ class Colocations:
     def coefficients(self, device: Device) -> Coefficients | None:
         """Return iGniter's coefficients that are kept for ``device``, None where it was not calibrated.
 
-        Raises
-        ------
-        InputError
-            When the file is damaged.
+        Raises `InputError` when the file is damaged.
         """
         if device.name not in self._coefficients:
             path = None if self._db is None else coefficients_path(self._db.path, device.name)

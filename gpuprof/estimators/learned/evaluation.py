@@ -68,10 +68,7 @@ def leave_one_architecture_out(
 ) -> list[Prediction]:
     """Return predictions for every architecture by regressors that have not seen it; cores work side by side.
 
-    Raises
-    ------
-    InputError
-        With fewer than two architectures.
+    Raises `InputError` with fewer than two architectures.
     """
     if len(data.architectures) < 2:
         raise InputError(

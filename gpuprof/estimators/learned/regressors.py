@@ -47,12 +47,8 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
 
     Their hyper-parameters are those that erred least on the ops of 48 networks on a CPU, left out in six groups
     (``python -m bench.estimators --db DATABASE --search``; docs/accuracy.md has the figures), but for gradient
-    boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not.
-
-    Raises
-    ------
-    UnavailableError
-        When the library of one is not installed.
+    boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not. Raises
+    `UnavailableError` when the library of one is not installed.
     """
     made: dict[str, BaseEstimator] = {}
     for name in names:

@@ -45,12 +45,7 @@ def folder_of(database: Path, device: str) -> Path:
 def save_model(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
     """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
 
-    Raises
-    ------
-    UnavailableError
-        When skops is not installed.
-    InputError
-        When the database cannot be written to.
+    Raises `UnavailableError` when skops is not installed; `InputError` when the database cannot be written to.
     """
     asked = {"times": {STACK: model.times[STACK]}, "memory": {}}
     if ALLOCATION in model.memory:
@@ -81,15 +76,13 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
 def load_model(database: Path, device: Device, data_hash: str | None = None) -> LearnedModel:
     """Read the regressors of ``device``.
 
+    Raises `InputError` when there are none, or their schema, features, device's rates, data or file are others than
+    expected.
+
     Parameters
     ----------
     data_hash : str, optional
         Of the data that they must have been fitted to.
-
-    Raises
-    ------
-    InputError
-        When there are none, or their schema, features, device's rates, data or file are others than expected.
     """
     folder = folder_of(database, device.name)
     manifest = _manifest(folder / _MANIFEST)

@@ -35,13 +35,7 @@ def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedR
 
 
 def require_no_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> None:
-    """Do nothing where no failure rules the workload out.
-
-    Raises
-    ------
-    InputError
-        With the failure.
-    """
+    """Do nothing where no failure rules the workload out. Raises `InputError` with the failure."""
     failure = find_failure(device, workload, failed)
     if failure is None:
         return
@@ -55,10 +49,7 @@ def require_no_failure(device: Device, workload: Workload, failed: Iterable[Fail
 def require_no_failed_group(device: Device, workload: Workload, beside: Sequence[Workload], tried: TriedRuns) -> None:
     """Do nothing where no workloads that failed together are among these, each asking for no less and with no more.
 
-    Raises
-    ------
-    InputError
-        With the failure.
+    Raises `InputError` with the failure.
     """
     running = (workload, *beside)
     if not beside or not tried.failed or (device.name, tuple(sorted(running))) in tried.together:

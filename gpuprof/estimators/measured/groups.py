@@ -18,13 +18,7 @@ _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<shar
 
 
 def parse_label(label: str) -> Workload:
-    """Read what `gpuprof.kernel_db.schema.workload_label` writes.
-
-    Raises
-    ------
-    InputError
-        When it is no label.
-    """
+    """Read what `gpuprof.kernel_db.schema.workload_label` writes. Raises `InputError` when it is no label."""
     match = _LABEL.fullmatch(label)
     if match is None:
         raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")

@@ -67,10 +67,7 @@ class KnownModels:
     def list_dims(self, model: str) -> tuple[str, ...]:
         """Return the names of the free dimensions of ``model`` beside its batch: its file's, else those measured.
 
-        Raises
-        ------
-        InputError
-            When the model is unknown.
+        Raises `InputError` when the model is unknown.
         """
         from gpuprof.graph.load import read_free
 
@@ -91,20 +88,14 @@ class KnownModels:
     def sizes_of(self, model: str) -> Sizes:
         """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.
 
-        Raises
-        ------
-        InputError
-            When the model is unknown, or nothing says which sizes are meant.
+        Raises `InputError` when the model is unknown, or nothing says which sizes are meant.
         """
         return self.find_model(model).sizes
 
     def describe_sizes(self, model: str) -> str | None:
         """Return a remark on sizes that ``model`` does not give, with the way to give them; None: there is none.
 
-        Raises
-        ------
-        InputError
-            As `sizes_of`.
+        Raises `InputError` as `sizes_of` does.
         """
         from gpuprof.graph.load import explain_counted
 
@@ -145,10 +136,7 @@ class KnownModels:
     ) -> None:
         """Do nothing where no failure rules out a workload of ``known``, alone or beside the others.
 
-        Raises
-        ------
-        InputError
-            With the failure.
+        Raises `InputError` with the failure.
         """
         failed = known.failed_on(device.name)
         if failed and not known.has_run(device.name, workload):
@@ -160,10 +148,8 @@ class KnownModels:
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.
 
-        Raises
-        ------
-        InputError
-            When the model is unknown or its file is not there, has become another or does not take the batch.
+        Raises `InputError` when the model is unknown or its file is not there, has become another or does not take the
+        batch.
         """
         known = self.find_model(model)
         if self.read_work(known) is None:
@@ -215,10 +201,7 @@ class KnownModels:
     def bind_graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
         """Return the graph of a model at its own sizes and ``batch``.
 
-        Raises
-        ------
-        InputError
-            As `gpuprof.graph.load.load_graph`.
+        Raises `InputError` as `gpuprof.graph.load.load_graph` does.
         """
         from gpuprof.graph.load import load_graph
 
@@ -284,10 +267,7 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
 def require_readable(known: MeasuredModel) -> None:
     """Do nothing where the file of a model is gone, has become another, or says what its ops cost.
 
-    Raises
-    ------
-    InputError
-        As `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
+    Raises `InputError` as `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
     """
     from gpuprof.graph.file import read_onnx
     from gpuprof.graph.load import load_graph, only_batch

@@ -40,10 +40,7 @@ class MeasuredEstimator:
     ) -> Estimate:
         """Return what was measured.
 
-        Raises
-        ------
-        InputError
-            When exactly this was not measured, or something runs beside it.
+        Raises `InputError` when exactly this was not measured, or something runs beside it.
         """
         workload = Workload(model, batch, share, processes)
         point = self._points_of(model, device).get((batch, share, processes))
@@ -106,11 +103,8 @@ class UsherEstimator(MeasuredEstimator):
     ) -> Estimate:
         """Return what was measured under the share, or on the whole device.
 
-        Raises
-        ------
-        InputError
-            When neither it nor a larger batch was measured under the share; nor on the whole device, or it requires
-            more than the share.
+        Raises `InputError` when neither it nor a larger batch was measured under the share; nor on the whole device, or
+        it requires more than the share.
         """
         workload = Workload(model, batch, share, processes)
         points = self._points_of(model, device)

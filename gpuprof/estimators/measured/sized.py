@@ -24,10 +24,7 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
     """Return the graph of the file at ``sizes``, what they leave out at usual ones; None where the file is gone or has
     become another.
 
-    Raises
-    ------
-    InputError
-        When the model has no such dimension, or cannot be read at these sizes.
+    Raises `InputError` when the model has no such dimension, or cannot be read at these sizes.
     """
     from gpuprof.graph.load import load_runnable, only_batch
 
@@ -42,7 +39,8 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
     """Return what is known of a model at ``sizes``, which may leave dimensions out.
 
     Those are taken as they were measured, if that was at one size only; else at the usual ones. Rows that do not say
-    their sizes are of the usual ones.
+    their sizes are of the usual ones. Raises `InputError` when several sizes were measured and nothing says which is
+    meant, or the model has no such dimension.
 
     Parameters
     ----------
@@ -52,11 +50,6 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
         What was measured of it.
     sizes : Sizes
         Asked for.
-
-    Raises
-    ------
-    InputError
-        When several sizes were measured and nothing says which is meant, or the model has no such dimension.
     """
     with_sizes = {own: one for own, one in known.items() if own}
     if not with_sizes and not sizes:

@@ -75,13 +75,7 @@ class WorkByBatch:
         return self._one
 
     def at(self, batch: int) -> GraphWork:
-        """Return the work at ``batch``.
-
-        Raises
-        ------
-        InputError
-            When the model's batch is fixed at another size.
-        """
+        """Return the work at ``batch``. Raises `InputError` when the model's batch is fixed at another size."""
         if batch == self._least:
             return self._one
         if batch not in self._by_batch:

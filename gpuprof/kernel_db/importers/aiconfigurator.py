@@ -35,10 +35,8 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU, framework, version and precision of the file.
 
-    Raises
-    ------
-    InputError
-        For a GPU that the catalogue does not have, a kind of op or a type that is not known, or a number that is none.
+    Raises `InputError` for a GPU that the catalogue does not have, a kind of op or a type that is not known, or a
+    number that is none.
     """
     groups: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for line, row in enumerate(source.records(), 1):

@@ -32,13 +32,7 @@ def recognizes(source: Source) -> bool:
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return a table as one run.
-
-    Raises
-    ------
-    InputError
-        With the line number, for a number that is missing or none.
-    """
+    """Return a table as one run. Raises `InputError` with the line number, for a number that is missing or none."""
     run = source.run(device or DEVICE, "import:igniter", _NOTES, runtime="tensorrt")
     if source.header() == SOLO:
         yield Run(run, models=list(_solo(source, run.run_id, run.device)))

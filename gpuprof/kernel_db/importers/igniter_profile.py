@@ -34,10 +34,8 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return the profile as one run: models at 3 batches under 3 shares, two copies at once, and the device.
 
-    Raises
-    ------
-    InputError
-        With the line number, for a line that is none of a profile's, or naming a key that is missing or garbled.
+    Raises `InputError` with the line number, for a line that is none of a profile's, or naming a key that is missing or
+    garbled.
     """
     tables = parse_tables(source.text, source.path)
     hardware = tables.pop("hardware", {})
@@ -64,10 +62,7 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
 def parse_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
     """Return the table of the hardware and of each model in a profile.
 
-    Raises
-    ------
-    InputError
-        With the line number, for a line that is none of a profile's.
+    Raises `InputError` with the line number, for a line that is none of a profile's.
     """
     tables: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):

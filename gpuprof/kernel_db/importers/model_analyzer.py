@@ -36,10 +36,8 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return one table as one run.
 
-    Raises
-    ------
-    InputError
-        When no device is given, which the file does not say, or with the line number for a number that is none.
+    Raises `InputError` when no device is given, which the file does not say, or with the line number for a number that
+    is none.
     """
     if device is None:
         raise InputError(f"{source.path} does not say which device it is of", "say so with --device")

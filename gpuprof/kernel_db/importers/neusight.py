@@ -56,10 +56,7 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU and version of PyTorch of the file.
 
-    Raises
-    ------
-    InputError
-        For a GPU that the catalogue does not have, a number that is none, or an op that is not known.
+    Raises `InputError` for a GPU that the catalogue does not have, a number that is none, or an op that is not known.
     """
     if source.path.suffix == ".json":
         yield _label(source, device)

@@ -27,10 +27,7 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return the runs of one file; the model is called by its stem.
 
-    Raises
-    ------
-    InputError
-        With the line number, for a MIG size that an A100 has not or a number that is none.
+    Raises `InputError` with the line number, for a MIG size that an A100 has not or a number that is none.
     """
     run = source.run(device or DEVICE, "import:parvagpu", _NOTES, source.path.stem, precision=None)
     models = []

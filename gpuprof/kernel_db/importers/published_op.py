@@ -21,6 +21,8 @@ _UNARY = MappingProxyType({"relu": "Relu", "gelu": "Gelu", "tanh": "Tanh"})
 def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
     """Return the ONNX op that a published row is of.
 
+    Raises `KeyError` when the kind is none of these or a size is missing.
+
     Parameters
     ----------
     kind : str
@@ -29,11 +31,6 @@ def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
         By the names of the publication's columns in lower case.
     dtype : str
         Of all tensors.
-
-    Raises
-    ------
-    KeyError
-        When the kind is none of these or a size is missing.
     """
     if kind in _FORMS:
         op_type, shapes, outputs, attributes, weights = _FORMS[kind](sizes)

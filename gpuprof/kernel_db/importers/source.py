@@ -41,10 +41,7 @@ class Source:
     def read_file(cls, path: Path) -> Source:
         """Read ``path``.
 
-        Raises
-        ------
-        InputError
-            When it cannot be read, is too large, or neither text nor a Parquet file.
+        Raises `InputError` when it cannot be read, is too large, or neither text nor a Parquet file.
         """
         try:
             if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
@@ -63,13 +60,7 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """The file's text; empty for a Parquet file.
-
-        Raises
-        ------
-        InputError
-            When it is no text.
-        """
+        """The file's text; empty for a Parquet file. Raises `InputError` when it is no text."""
         if self.path.suffix == PARQUET:
             return ""
         try:
@@ -81,10 +72,7 @@ class Source:
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns of a Parquet file, none of another.
 
-        Raises
-        ------
-        InputError
-            When it is damaged.
+        Raises `InputError` when it is damaged.
         """
         if self.path.suffix != PARQUET:
             return ()
@@ -92,13 +80,7 @@ class Source:
             return tuple(file.schema_arrow.names)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of a Parquet file.
-
-        Raises
-        ------
-        InputError
-            When it is damaged or has more than 4 million rows.
-        """
+        """Return the rows of a Parquet file. Raises `InputError` when it is damaged or has more than 4 million rows."""
         with self._parquet() as file:
             if file.metadata.num_rows > _MAX_ROWS:
                 raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows", "import it in parts")
@@ -108,10 +90,7 @@ class Source:
     def record_number(self, line: int, row: Mapping[str, Any], name: str) -> float:
         """Return the number in a column of a record, which may be typed.
 
-        Raises
-        ------
-        InputError
-            With the line, when it is no number, negative or infinite.
+        Raises `InputError` with the line, when it is no number, negative or infinite.
         """
         try:
             value = float(row[name])
@@ -131,10 +110,7 @@ class Source:
     def rows(self) -> list[tuple[int, dict[str, str]]]:
         """Return the lines of a CSV file with a header as (line number, column → text).
 
-        Raises
-        ------
-        InputError
-            With the line number, when a line has more or fewer fields than the header.
+        Raises `InputError` with the line number, when a line has more or fewer fields than the header.
         """
         reader = csv.reader(io.StringIO(self.text, newline=""))
         header: Sequence[str] = [name.strip() for name in next(reader, [])]
@@ -157,10 +133,7 @@ class Source:
     def number(self, line: int, row: Mapping[str, str], name: str) -> float | None:
         """Return a non-negative number of a row; None where the field is empty or says that there is none.
 
-        Raises
-        ------
-        InputError
-            With the line number, for anything else.
+        Raises `InputError` with the line number, for anything else.
         """
         # Published tables separate thousands by commas.
         text = row[name].replace(",", "")
@@ -175,13 +148,7 @@ class Source:
         return value
 
     def require_number(self, line: int, row: Mapping[str, str], name: str) -> float:
-        """Return a number that must be there.
-
-        Raises
-        ------
-        InputError
-            With the line number, when it is not.
-        """
+        """Return a number that must be there. Raises `InputError` with the line number, when it is not."""
         value = self.number(line, row, name)
         if value is None:
             raise InputError(f"{self.path}:{line}: {name} is missing")

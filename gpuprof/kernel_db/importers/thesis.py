@@ -32,13 +32,7 @@ def recognizes(source: Source) -> bool:
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return the table as one run.
-
-    Raises
-    ------
-    InputError
-        With the line number, for a number that is none.
-    """
+    """Return the table as one run. Raises `InputError` with the line number, for a number that is none."""
     run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
     models = []
     for line, row in source.rows():

@@ -60,13 +60,7 @@ class Gpulet:
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
-        """Return the placement.
-
-        Raises
-        ------
-        InputError
-            With ``temporal`` where a device of the fleet is no GPU.
-        """
+        """Return the placement. Raises `InputError` with ``temporal`` where a device of the fleet is no GPU."""
         if self.temporal:
             require_gpus("gpulet", problem, "temporal")
         segments = Segments(problem, capped=False)

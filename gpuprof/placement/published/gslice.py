@@ -45,10 +45,8 @@ class Gslice:
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the kind of device on which iGniter's costs least.
 
-        Raises
-        ------
-        InputError
-            When ``threshold`` is not below 1, ``adjustments`` is negative or ``unit_pct`` no part of 100%.
+        Raises `InputError` when ``threshold`` is not below 1, ``adjustments`` is negative or ``unit_pct`` no part of
+        100%.
         """
         if not 0.0 < self.threshold < 1.0:
             raise InputError(f"threshold must be above 0 and below 1 but got {self.threshold:g}")

@@ -60,10 +60,7 @@ class Igniter:
     def place(self, problem: Problem) -> Placement:
         """Return the cheapest of the placements on one kind of device each.
 
-        Raises
-        ------
-        InputError
-            When ``unit_pct`` is not a part of 100%.
+        Raises `InputError` when ``unit_pct`` is not a part of 100%.
         """
         if not 0.0 < self.unit_pct <= 100.0:
             raise InputError(f"unit_pct must be above 0 and at most 100 but got {self.unit_pct:g}")

@@ -39,10 +39,7 @@ class MigServing:
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises
-        ------
-        InputError
-            When no device of the fleet has MIG, or ``rounds`` is below one.
+        Raises `InputError` when no device of the fleet has MIG, or ``rounds`` is below one.
         """
         if self.rounds < 1:
             raise InputError(f"rounds must be at least 1 but got {self.rounds}")

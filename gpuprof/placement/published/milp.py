@@ -40,10 +40,7 @@ class Milp:
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
 
-        Raises
-        ------
-        InputError
-            When the fleet is elastic, or no model has a compute requirement by the metric.
+        Raises `InputError` when the fleet is elastic, or no model has a compute requirement by the metric.
         """
         if self.unshared:
             require_gpus("milp", problem)

@@ -35,10 +35,7 @@ class ParisElsa:
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises
-        ------
-        InputError
-            When no device of the fleet has MIG.
+        Raises `InputError` when no device of the fleet has MIG.
         """
         entry = problem.mig_entry("paris-elsa")
         segments = Segments(problem, capped=False)

@@ -102,10 +102,7 @@ class ParvaGpu:
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises
-        ------
-        InputError
-            When no device of the fleet has MIG.
+        Raises `InputError` when no device of the fleet has MIG.
         """
         entry = problem.mig_entry("parvagpu")
         most = 1 if self.single else problem.options.max_processes or self.processes

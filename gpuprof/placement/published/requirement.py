@@ -52,12 +52,8 @@ def requirements(
 ) -> tuple[dict[int, Requirement], tuple[float, float] | None]:
     """Return the requirement at each batch that meets the SLO, and the mean (Creq, Mreq) over all batches.
 
-    With ``unshared`` a replica may use the whole device, and is not held to its requirement.
-
-    Raises
-    ------
-    InputError
-        When ``metric`` is known at no batch.
+    With ``unshared`` a replica may use the whole device, and is not held to its requirement. Raises `InputError` when
+    ``metric`` is known at no batch.
     """
     by_batch: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
@@ -94,10 +90,7 @@ def _required_pct(creq: Figure) -> float:
 def require_gpus(policy: str, problem: Problem, option: str = "unshared") -> None:
     """Raise when a device of the fleet cannot be shared without shares: on a CPU they are cores.
 
-    Raises
-    ------
-    InputError
-        Naming the device.
+    Raises `InputError` naming the device.
     """
     for entry in problem.fleet.entries:
         if entry.device.kind != "gpu":
@@ -110,10 +103,7 @@ def require_gpus(policy: str, problem: Problem, option: str = "unshared") -> Non
 def require_metric(known: bool, metric: CreqMetric) -> None:
     """Raise when nothing is known of the compute requirement of any model.
 
-    Raises
-    ------
-    InputError
-        Naming what has to be profiled.
+    Raises `InputError` naming what has to be profiled.
     """
     if not known:
         raise InputError(

@@ -61,10 +61,7 @@ class Usher:
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
 
-        Raises
-        ------
-        InputError
-            When no model has a compute requirement by the metric, or ``orders`` is below one.
+        Raises `InputError` when no model has a compute requirement by the metric, or ``orders`` is below one.
         """
         if self.orders < 1:
             raise InputError(f"orders must be at least 1 but got {self.orders}")

@@ -84,10 +84,8 @@ class Child:
     def expect(self, event: str, within_s: float) -> dict[str, Any]:
         """Return the child's next message, which must be ``event``.
 
-        Raises
-        ------
-        GpuprofError
-            The child's own error, or `UnavailableError` when it died or said nothing for ``within_s`` seconds.
+        Raises `GpuprofError`: the child's own error, or `UnavailableError` when it died or said nothing for
+        ``within_s`` seconds.
         """
         message = self._next(within_s)
         if message["event"] == "error":

@@ -78,6 +78,9 @@ def measure(
 ) -> tuple[Timing, ...]:
     """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
 
+    Raises `InputError` when the shares do not fit, or ONNX Runtime refuses a model; `UnavailableError` when a share
+    cannot be enforced here, or a process dies or hangs; all others are ended then.
+
     Parameters
     ----------
     beside : sequence of Job
@@ -93,13 +96,6 @@ def measure(
     -------
     tuple of Timing
         The job's, then those of ``beside``, each over the time in which all were running.
-
-    Raises
-    ------
-    InputError
-        When the shares do not fit, or ONNX Runtime refuses a model.
-    UnavailableError
-        When a share cannot be enforced here, or a process dies or hangs; all others are ended then.
     """
     jobs = (job, *beside)
     parts = slices_of([Share()]) * len(jobs) if bindings else slices_of([member.share for member in jobs])
@@ -124,10 +120,7 @@ def keep_running(
 ) -> Iterator[None]:
     """Keep ``jobs`` running back to back on their bindings until this is left; they are not timed.
 
-    Raises
-    ------
-    InputError, UnavailableError
-        As `measure`.
+    Raises `InputError` or `UnavailableError` as `measure` does.
     """
     part = slices_of([Share()])[0]
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, ExitStack() as stack:
@@ -154,10 +147,7 @@ def keep_running(
 def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:
     """Return the cores of each share of this machine's CPU.
 
-    Raises
-    ------
-    InputError
-        When a share is of a MIG instance, which a CPU has not, or all together are more than the CPU.
+    Raises `InputError` when a share is of a MIG instance, which a CPU has not, or all together are more than the CPU.
     """
     for share in shares:
         if share.mig is not None:

@@ -26,14 +26,9 @@ _BITS = {
 def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, ranges: Any = None) -> Run:
     """Return a function that runs ``path`` once with ``feeds`` and returns when the outputs are on the host.
 
-    ``ranges`` opens a profiler's range around each operator, where the runtime does not mark its own.
-
-    Raises
-    ------
-    InputError
-        When the runtime refuses the model.
-    UnavailableError
-        When the runtime or the provider is not installed.
+    ``ranges`` opens a profiler's range around each operator, where the runtime does not mark its own. Raises
+    `InputError` when the runtime refuses the model; `UnavailableError` when the runtime or the provider is not
+    installed.
     """
     return session_run(open_session(path, threads=threads, provider=provider, ranges=ranges), feeds, path)
 
@@ -41,13 +36,8 @@ def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, 
 def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
     """Return a function that runs an open session once with those of ``feeds`` that it takes.
 
-    Inputs and outputs of types that NumPy lacks (bfloat16 and the eight-bit floats) are handed over as their bits,
-    and come back as float32.
-
-    Raises
-    ------
-    InputError
-        By the function, when the runtime refuses the inputs.
+    Inputs and outputs of types that NumPy lacks (bfloat16 and the eight-bit floats) are handed over as their bits, and
+    come back as float32. Raises `InputError` by the function, when the runtime refuses the inputs.
     """
     inputs, outputs = session.get_inputs(), session.get_outputs()
     wanted = {node.name: feeds[node.name] for node in inputs if node.name in feeds}

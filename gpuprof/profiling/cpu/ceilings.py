@@ -40,10 +40,7 @@ SOURCE = (
 def measure_ceilings(device: Device, share: Share, run_id: str) -> DeviceRow:
     """Return what ``share`` of this machine's CPU reaches, measured in about four seconds.
 
-    Raises
-    ------
-    UnavailableError
-        When the share cannot be enforced here.
+    Raises `UnavailableError` when the share cannot be enforced here.
     """
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
         product = _Ceiling("MatMul", [[(_MATRIX, _MATRIX)] * 2])

@@ -49,12 +49,7 @@ class NodeTimes:
 def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> NodeTimes:
     """Tie the executions in ``trace`` to the ops of ``graph`` and sum them up.
 
-    Parameters
-    ----------
-    executed : sequence of ExecutedNode
-        The graph that the runtime made of the model.
-    trace : sequence of NodeEvent
-        In order of time.
+    ``executed``: the graph that the runtime made of the model; ``trace``: in order of time.
     """
     tied = tie_nodes(graph, executed)
     placed = _place(executed, trace)

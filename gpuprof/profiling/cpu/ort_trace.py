@@ -34,10 +34,8 @@ class NodeEvent:
 def read_trace(path: Path) -> tuple[NodeEvent, ...]:
     """Return the executions of nodes in the order in which they started; none of a model of constants alone.
 
-    Raises
-    ------
-    InputError
-        When the file is no profile of ONNX Runtime's, is cut off, or holds no execution of a node or model.
+    Raises `InputError` when the file is no profile of ONNX Runtime's, is cut off, or holds no execution of a node or
+    model.
     """
     events = _load(path)
     runs = sorted(

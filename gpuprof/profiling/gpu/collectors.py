@@ -145,12 +145,8 @@ class GpuCollector:
     def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | GpuprofError]:
         """Measure requests for one model under one share, alone, in one process; yield what came of each, in order.
 
-        All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`).
-
-        Raises
-        ------
-        InputError, UnavailableError
-            When the share cannot be given here.
+        All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
+        `UnavailableError` when the share cannot be given here.
         """
         idle = self._idle()
         first = requests[0]

@@ -43,12 +43,7 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     """Return the timeline of a trace by ``torch.profiler``, plain or compressed with gzip.
 
     The ranges of kernels are the nodes of an ONNX model where `gpuprof.runtime.torch_session` ran it, else PyTorch's
-    operators.
-
-    Raises
-    ------
-    InputError
-        When it is no such trace, is cut off, or has no kernels where there should be some.
+    operators. Raises `InputError` when it is no such trace, is cut off, or has no kernels where there should be some.
     """
     document = _load(path)
     events: list[Event] = [event for event in document["traceEvents"] if event.get("ph") == "X"]

@@ -74,12 +74,8 @@ class ReplayCollector:
     def recording(self) -> Recording:
         """Return the content of the reports, reading them once.
 
-        Raises
-        ------
-        InputError
-            When one is not readable, they do not go together, or are of several GPUs.
-        UnavailableError
-            When one needs a tool to be read that is not here.
+        Raises `InputError` when one is not readable, they do not go together, or are of several GPUs;
+        `UnavailableError` when one needs a tool to be read that is not here.
         """
         if self._recording is None:
             recordings = read_reports(self.paths)
@@ -116,17 +112,13 @@ def _variant(recording: Recording, request: Request) -> dict[str, Any]:
 def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
     """Return what reports of one program hold, joined kernel by kernel where there are a timeline and counters.
 
+    Raises `InputError` when one is no report, or there are two timelines or two reports with counters;
+    `UnavailableError` when a report needs nsys or ncu to be read.
+
     Returns
     -------
     tuple of Recording
         One for each GPU that kernels ran on, in the order of their indices.
-
-    Raises
-    ------
-    InputError
-        When one is no report, or there are two timelines or two reports with counters.
-    UnavailableError
-        When a report needs nsys or ncu to be read.
     """
     reports = [read_report(path) for path in paths]
     timelines = [each for each in reports if isinstance(each, Timeline)]
@@ -170,12 +162,7 @@ def _used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
 def read_report(path: Path) -> Timeline | Counters:
     """Return a report's content; what it is stands in its first bytes, not in its name.
 
-    Raises
-    ------
-    InputError
-        When it is none that gpuprof knows.
-    UnavailableError
-        When it needs nsys or ncu to be read.
+    Raises `InputError` when it is none that gpuprof knows; `UnavailableError` when it needs nsys or ncu to be read.
     """
     refuse_pipe(path)
     if path.suffix in _NCU:
@@ -252,10 +239,8 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
 def device_of_recording(recorded: Recording) -> Device:
     """Return the device that reports were recorded on: of the catalogue, else as they describe it.
 
-    Raises
-    ------
-    InputError
-        When they do not say, say several, or say too little of a board that the catalogue does not have.
+    Raises `InputError` when they do not say, say several, or say too little of a board that the catalogue does not
+    have.
     """
     found = {device.name: device for gpu in recorded.gpus if (device := describe_device(gpu)) is not None}
     if len(found) == 1 and all(describe_device(gpu) is not None for gpu in recorded.gpus):

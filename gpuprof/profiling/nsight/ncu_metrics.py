@@ -124,10 +124,7 @@ def column_of(metrics: Iterable[str]) -> dict[str, str]:
 def in_column_unit(column: str, value: float, unit: str) -> float:
     """Return ``value``, given in ``unit``, in the unit that the column's name says.
 
-    Raises
-    ------
-    InputError
-        For a unit that does not fit the column.
+    Raises `InputError` for a unit that does not fit the column.
     """
     converted = value * _factor(column, unit)
     return float(round(converted)) if column in _ROUNDED else converted
@@ -136,10 +133,7 @@ def in_column_unit(column: str, value: float, unit: str) -> float:
 def number_of(text: str) -> float | None:
     """Return the number in ``text``, with or without separators of thousands; None where nothing was measured.
 
-    Raises
-    ------
-    InputError
-        For a number of another country's style, which cannot be told from ours one by one.
+    Raises `InputError` for a number of another country's style, which cannot be told from ours one by one.
     """
     stripped = text.strip()
     if stripped.lower() in _NOTHING:

@@ -84,12 +84,8 @@ def known_failure(printed: str) -> GpuprofError | None:
 def read_ncu_csv(path: Path) -> Counters:
     """Return the counters in a CSV that ncu wrote, with whatever else was printed around it.
 
-    Raises
-    ------
-    InputError
-        When it holds no such table, is cut off in the middle of a row, or has numbers or units of another kind.
-    UnavailableError
-        When it holds ncu's complaint instead.
+    Raises `InputError` when it holds no such table, is cut off in the middle of a row, or has numbers or units of
+    another kind; `UnavailableError` when it holds ncu's complaint instead.
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -102,10 +98,7 @@ def read_ncu_csv(path: Path) -> Counters:
 def parse_ncu_csv(text: str, source: str) -> Counters:
     """Return the counters in ``text``; ``source`` names it in messages.
 
-    Raises
-    ------
-    InputError, UnavailableError
-        As `read_ncu_csv`.
+    Raises `InputError` or `UnavailableError` as `read_ncu_csv` does.
     """
     rows = list(_table(text, source))
     header, body = rows[0], rows[1:]
@@ -122,12 +115,7 @@ def parse_ncu_csv(text: str, source: str) -> Counters:
 def read_ncu_rep(path: Path) -> Counters:
     """Return the counters in an ``.ncu-rep`` file, through the package ``ncu_report`` or else through ``ncu --import``.
 
-    Raises
-    ------
-    InputError
-        When it is no such report.
-    UnavailableError
-        When neither is installed.
+    Raises `InputError` when it is no such report; `UnavailableError` when neither is installed.
     """
     if not path.is_file():
         raise InputError(f"cannot read {path}: no such file")

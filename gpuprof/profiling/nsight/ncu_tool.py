@@ -32,15 +32,8 @@ def count_events(
 ) -> tuple[Counters, tuple[str, ...]]:
     """Run ``command`` under ncu and return what was counted in its marked runs, and notes.
 
-    Parameters
-    ----------
-    metrics : str
-        A key of `gpuprof.profiling.nsight.ncu_metrics.METRIC_SETS`.
-
-    Raises
-    ------
-    UnavailableError
-        When ncu is missing, may not count, or fails or hangs.
+    ``metrics``: a key of `gpuprof.profiling.nsight.ncu_metrics.METRIC_SETS`. Raises `UnavailableError` when ncu is
+    missing, may not count, or fails or hangs.
     """
     binary = find_ncu()
     if binary is None:

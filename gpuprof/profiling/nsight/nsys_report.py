@@ -83,15 +83,8 @@ _GRAPH_FIX = "record again with --cuda-graph-trace=node"
 def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
     """Return the timeline of a report that ``nsys export --type=sqlite`` wrote.
 
-    Parameters
-    ----------
-    expect_kernels : bool
-        False for a program that uses no GPU: a report without kernels is then an empty timeline.
-
-    Raises
-    ------
-    InputError
-        When it is no such report, is cut off, or has no kernels where there should be some, saying why.
+    ``expect_kernels``: False for a program that uses no GPU: a report without kernels is then an empty timeline. Raises
+    `InputError` when it is no such report, is cut off, or has no kernels where there should be some, saying why.
     """
     with NsysTables(path) as tables:
         if expect_kernels and not tables.has(_KERNELS):

@@ -87,6 +87,8 @@ class NsysTables:
     ) -> pd.DataFrame:
         """Return the columns of ``table`` that are there.
 
+        Raises `InputError` when a needed column is missing, or the file is cut off in the middle of the table.
+
         Parameters
         ----------
         wanted : mapping of str to str
@@ -95,11 +97,6 @@ class NsysTables:
             Columns without which the table says nothing.
         present : sequence of str
             Rows in which one of these columns is null are left out: ids of 64 bits do not survive nulls in pandas.
-
-        Raises
-        ------
-        InputError
-            When a needed column is missing, or the file is cut off in the middle of the table.
         """
         there = [name for name in wanted if name in self.columns(table)]
         if missing := [name for name in needed if name not in there]:

@@ -35,17 +35,14 @@ def record_program(
 ) -> Path:
     """Run ``command`` under ``nsys profile`` and return the report that it wrote.
 
+    Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report.
+
     Parameters
     ----------
     report : Path
         Without an ending; the log goes beside it.
     trace : str
         What is recorded. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
-
-    Raises
-    ------
-    UnavailableError
-        When nsys is missing, fails, takes too long or leaves no report.
     """
     binary = _require_nsys()
     # Without sampling of the CPU and of context switches, which need privileges and slow down what is recorded.
@@ -71,14 +68,9 @@ def record_program(
 def export_report(report: Path) -> Iterator[Path]:
     """Give the SQLite file of a report, which is removed afterwards.
 
-    A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first.
-
-    Raises
-    ------
-    InputError
-        When there is no such report, or nsys refuses it.
-    UnavailableError
-        When nsys or its importer is missing or hangs.
+    A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first. Raises
+    `InputError` when there is no such report, or nsys refuses it; `UnavailableError` when nsys or its importer is
+    missing or hangs.
     """
     if not report.is_file():
         raise InputError(f"cannot read {report}: no such file")

@@ -56,13 +56,7 @@ class RecordedProgram:
         return [sys.executable, "-m", "gpuprof.profiling.gpu.recorded_run", str(path)]
 
     def run(self, environment: Mapping[str, str], task: RecordedTask) -> None:
-        """Run it by itself.
-
-        Raises
-        ------
-        UnavailableError
-            When it fails or hangs, with its last words.
-        """
+        """Run it by itself. Raises `UnavailableError` when it fails or hangs, with its last words."""
         whole = {**self.path, **environment}
         log = self.directory / "run.log"
         run_tool(self.command(task), log=log, time_limit_s=self.time_limit_s, environment=whole)

@@ -22,12 +22,8 @@ class SharedOutputs:
     def difference(self, job: Job, program: RecordedProgram, shared: Path) -> str | None:
         """Return how the outputs in ``shared`` differ from those without a share, in one line; None: they agree.
 
-        A model that answers differently from run to run leaves no outputs, and nothing can be said of it.
-
-        Raises
-        ------
-        UnavailableError
-            When the model does not run without a share.
+        A model that answers differently from run to run leaves no outputs, and nothing can be said of it. Raises
+        `UnavailableError` when the model does not run without a share.
         """
         if not shared.exists():
             return None

@@ -74,7 +74,8 @@ def run_tool(
     """Run ``command`` in a process group of its own and return what it printed.
 
     It is not done before the whole group has ended; a profiler's child outlives it otherwise. That of one that hangs,
-    dies or leaves something behind is ended: asked first, then killed.
+    dies or leaves something behind is ended: asked first, then killed. Raises `UnavailableError` when it cannot be
+    started, fails or takes too long, with its last words and the log's path.
 
     Parameters
     ----------
@@ -88,11 +89,6 @@ def run_tool(
         What it printed → the error that people can mend, or None.
     keep_log : bool
         Whether the end of a failed one's log is kept where it outlives ``log``'s directory, and named.
-
-    Raises
-    ------
-    UnavailableError
-        When it cannot be started, fails or takes too long, with its last words and the log's path.
     """
     tool = Path(command[0]).name
     # In the C locale: numbers and messages are parsed.

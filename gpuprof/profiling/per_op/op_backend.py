@@ -71,10 +71,7 @@ class OpBackend(Protocol):
 def op_backend(device: Device, share: Share) -> OpBackend:
     """Return the stand for a device.
 
-    Raises
-    ------
-    UnavailableError
-        For a GPU without PyTorch, whose profiler sees the kernels of any runtime in its process.
+    Raises `UnavailableError` for a GPU without PyTorch, whose profiler sees the kernels of any runtime in its process.
     """
     if device.kind == "cpu":
         return CpuOpBackend(device, share)

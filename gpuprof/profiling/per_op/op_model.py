@@ -41,10 +41,7 @@ class OpSource:
 def distinct_ops(path: Path, batch: int, name: str, sizes: Sizes = ()) -> dict[str, OpSource]:
     """Return the ops of a model at one batch by their signature, the first of each.
 
-    Raises
-    ------
-    InputError
-        When the model cannot be read, or a dimension has neither a given size nor a usual one.
+    Raises `InputError` when the model cannot be read, or a dimension has neither a given size nor a usual one.
     """
     graph = require_sizes(load_graph(path, batch, name, dict(sizes)))
     nodes, values = load_nodes(path, batch, dict(graph.sizes))
@@ -58,12 +55,8 @@ def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
     """Write the op as a model of its own to ``path`` and return inputs for it.
 
     Weights keep their values where these are small, since they may be shapes; large ones are random. What the model
-    computes of shapes alone is a constant here.
-
-    Raises
-    ------
-    InputError
-        When the op cannot stand alone: it holds subgraphs that take values from outside.
+    computes of shapes alone is a constant here. Raises `InputError` when the op cannot stand alone: it holds subgraphs
+    that take values from outside.
     """
     op = source.op
     named = {tensor.name: tensor for tensor in op.inputs}

@@ -94,12 +94,8 @@ class PerOp:
     def run(self, sources: Sequence[OpSource]) -> Iterator[OpOutcome]:
         """Measure ``sources`` and yield each; every few seconds what was measured is put on the disk.
 
-        An op that cannot run alone, or that takes the child process with it, is remembered with the reason.
-
-        Raises
-        ------
-        UnavailableError
-            When the share cannot be enforced here.
+        An op that cannot run alone, or that takes the child process with it, is remembered with the reason. Raises
+        `UnavailableError` when the share cannot be enforced here.
         """
         pending = self._fresh()
         try:

@@ -75,18 +75,8 @@ class Campaign:
         """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
 
         A cell is left alone when a run of it is there with this collector and these versions, unless that run was
-        unstable or failed.
-
-        Parameters
-        ----------
-        begin : function
-            Called with each cell before it is measured.
-
-        Raises
-        ------
-        InputError
-            When the runtime refuses a model or a share does not exist; before anything is measured, where that can
-            be known.
+        unstable or failed. ``begin``: called with each cell before it is measured. Raises `InputError` when the runtime
+        refuses a model or a share does not exist; before anything is measured, where that can be known.
         """
         cells = list(cells)
         known = {} if self.force else self._read_known(cells)

@@ -20,10 +20,7 @@ COPIES = (2, 3, 4, 5)
 def igniter_cells(model: NamedModel) -> tuple[Cell, ...]:
     """Return the eleven configurations alone, then two to five copies at once.
 
-    Raises
-    ------
-    InputError
-        When the model cannot be bound to one of the batch sizes.
+    Raises `InputError` when the model cannot be bound to one of the batch sizes.
     """
     alone = [Cell(model.job(batch, Share(share))) for batch, share in CONFIGURATIONS]
     job = alone[-1].job

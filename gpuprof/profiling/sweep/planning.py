@@ -40,20 +40,15 @@ class NamedModel:
     def load_graph(self, batch: int) -> ModelGraph:
         """Return the model's graph at one batch size.
 
-        Raises
-        ------
-        InputError
-            As `gpuprof.graph.load.load_runnable`.
+        Raises `InputError` as `gpuprof.graph.load.load_runnable` does.
         """
         return load_runnable(self.path, batch, self.name, dict(self.sizes))
 
     def job(self, batch: int, share: Share, processes: int = 1) -> Job:
         """Return the model as a job at one batch size.
 
-        Raises
-        ------
-        InputError
-            When it cannot be read at this batch, or nobody gave a dimension a size that has no usual one.
+        Raises `InputError` when it cannot be read at this batch, or nobody gave a dimension a size that has no usual
+        one.
         """
         return Job(require_sizes(self.load_graph(batch)), self.path, share, processes, self.data, self.samples)
 
@@ -70,10 +65,7 @@ class Neighbour:
 def parse_model(text: str) -> NamedModel:
     """Read ``"path/to/model.onnx"``, called by its stem, or ``"name=path/to/model.onnx"``.
 
-    Raises
-    ------
-    InputError
-        When there is no such file.
+    Raises `InputError` when there is no such file.
     """
     name, separator, path = text.partition("=")
     if not separator or "/" in name or Path(text).exists():
@@ -88,13 +80,7 @@ def parse_model(text: str) -> NamedModel:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
-    """Read several models, whose names must differ.
-
-    Raises
-    ------
-    InputError
-        When two different files have one name.
-    """
+    """Read several models, whose names must differ. Raises `InputError` when two different files have one name."""
     models = dict.fromkeys(parse_model(text) for text in texts)
     by_name: dict[str, NamedModel] = {}
     for model in models:
@@ -109,10 +95,7 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
 def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[NamedModel]:
     """Return each model at every combination of sizes of its own free dimensions.
 
-    Raises
-    ------
-    InputError
-        When a model cannot be read, or none has a dimension that is given.
+    Raises `InputError` when a model cannot be read, or none has a dimension that is given.
     """
     free = {model: {one.name for one in read_free(model.path)} for model in models}
     require_dimensions((name for name, _ in sweep[0]), free.values())
@@ -126,15 +109,12 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
 def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
     """Return the models with inputs from files, each at the sizes that these have.
 
+    Raises `InputError` when a file does not fit its model, or names none of them.
+
     Parameters
     ----------
     files : mapping of str to Path
         By the models' names; ``""``: for all that are not named.
-
-    Raises
-    ------
-    InputError
-        When a file does not fit its model, or names none of them.
     """
     if unknown := [name for name in files if name and name not in {model.name for model in models}]:
         raise unknown_name("model", unknown[0], [model.name for model in models])
@@ -160,15 +140,8 @@ def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
     """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
 
-    Parameters
-    ----------
-    directory : Path
-        Where copies are kept.
-
-    Raises
-    ------
-    InputError
-        When the model cannot be read, or its batch cannot be freed, naming the node.
+    ``directory``: where copies are kept. Raises `InputError` when the model cannot be read, or its batch cannot be
+    freed, naming the node.
     """
     try:
         for batch in batches:
@@ -183,16 +156,13 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
 def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Path) -> tuple[NamedModel, str | None]:
     """Return ``model`` as `free_batch_model` does, or, where its batch cannot be freed, at the only one that it has.
 
+    Raises `InputError` when the model cannot be read.
+
     Returns
     -------
     NamedModel
     str or None
         Why it is measured at that one alone.
-
-    Raises
-    ------
-    InputError
-        When the model cannot be read.
     """
     try:
         return free_batch_model(model, batches, directory), None
@@ -216,10 +186,7 @@ def _free_copy(path: Path, directory: Path, only: int) -> Path:
 def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH) -> tuple[int, ...]:
     """Read ``"1,2,4,8"``, ascending and without doubles; ``what`` it is says what errors call it.
 
-    Raises
-    ------
-    InputError
-        For anything that is not a whole number from 1 to ``most``.
+    Raises `InputError` for anything that is not a whole number from 1 to ``most``.
     """
     batches = set()
     for word in (one.strip() for one in text.split(",")):
@@ -232,10 +199,7 @@ def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH)
 def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
     """Read ``"50,100"`` or ``"1core,2cores"``; None: of a CPU 1, 2, 4, … and all cores, of a GPU the whole.
 
-    Raises
-    ------
-    InputError
-        As `gpuprof.domain.share.parse_share`.
+    Raises `InputError` as `gpuprof.domain.share.parse_share` does.
     """
     if text is not None:
         return tuple(sorted({parse_share(word, device.compute_units) for word in text.split(",")}))
@@ -249,10 +213,7 @@ def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
 def parse_neighbour(text: str, device: Device) -> Neighbour:
     """Return the file that `gpuprof.domain.neighbour.read_neighbour` reads from a text, with its batch and share.
 
-    Raises
-    ------
-    InputError
-        When the file, the batch or the share is wrong.
+    Raises `InputError` when the file, the batch or the share is wrong.
     """
     model, batch, share = read_neighbour(text, device)
     return Neighbour(parse_model(model), None if batch is None else parse_batches(str(batch))[0], share)
@@ -267,12 +228,8 @@ def plan_cells(
 ) -> tuple[Cell, ...]:
     """Return a cell for each model, share, batch and number of processes, and beside the neighbours again.
 
-    What is measured in company is measured alone first, the neighbours too: a slowdown needs both.
-
-    Raises
-    ------
-    InputError
-        When a model cannot be read or bound to a batch, or the neighbours leave no room.
+    What is measured in company is measured alone first, the neighbours too: a slowdown needs both. Raises `InputError`
+    when a model cannot be read or bound to a batch, or the neighbours leave no room.
     """
     cells: list[Cell] = []
     for model in models:
@@ -315,10 +272,7 @@ _CROWDS = (3, 4)
 def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
     """Return each workload alone, every pair of models at each batch, and crowds of three and four at the first.
 
-    Raises
-    ------
-    InputError
-        When a model cannot be bound to one of the batch sizes.
+    Raises `InputError` when a model cannot be bound to one of the batch sizes.
     """
     together = [
         tuple(_colocated_job(model, batch, 2) for model in pair)

@@ -153,19 +153,15 @@ class RaySweep:
     ) -> Iterator[ModelRow | ColocationRow]:
         """Measure and yield the rows of ``models`` and ``colocations`` as they come into the database.
 
+        Raises `UnavailableError` when the cluster has no such device; `GpuprofError`: what the first task that failed
+        said, after the others.
+
         Parameters
         ----------
         device : str or None
             ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best.
         tell : callable
             Told what happens.
-
-        Raises
-        ------
-        UnavailableError
-            When the cluster has no such device.
-        GpuprofError
-            What the first task that failed said, after the others.
         """
         groups = self._groups(device)
         tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))
@@ -259,12 +255,8 @@ class RaySweep:
 def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:
     """Return the task of one model at one batch size.
 
-    Parameters
-    ----------
-    model, path : str, Path
-        The file must be there under the same path on every machine of the cluster.
-    options : sequence of str
-        Further arguments of ``gpuprof profile``.
+    ``model`` and ``path``: the file must be there under the same path on every machine of the cluster; ``options``:
+    further arguments of ``gpuprof profile``.
     """
     named = f"{model}={path.absolute()}"
     return Task(f"{model} at batch {batch}", (named, "--batch", str(batch), *options), os.getcwd())  # noqa: PTH109

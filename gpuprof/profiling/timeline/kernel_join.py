@@ -42,12 +42,8 @@ _ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
 def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the kernels of both, and in words what did not match.
 
-    Parameters
-    ----------
-    kernels : DataFrame
-        `Timeline.kernels` of the measured runs, in order of launch.
-    counters : DataFrame
-        `Counters.kernels` of one run, or of as many runs.
+    ``kernels``: `Timeline.kernels` of the measured runs, in order of launch; ``counters``: `Counters.kernels` of one
+    run, or of as many runs.
 
     Returns
     -------

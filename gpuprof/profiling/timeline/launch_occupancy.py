@@ -25,10 +25,7 @@ _MOST_REGISTERS = 256
 def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Occupancies | None, NDArray[np.bool_]]:
     """Return what the launches of kernels occupy, and of which rows of ``kernels`` that is known.
 
-    Parameters
-    ----------
-    kernels : DataFrame
-        As `gpuprof.profiling.timeline.timeline.Timeline.kernels`.
+    ``kernels``: as `gpuprof.profiling.timeline.timeline.Timeline.kernels`.
 
     Returns
     -------

@@ -33,10 +33,7 @@ class LinkRate:
 def link_rates(copies: pd.DataFrame | None) -> tuple[LinkRate, ...]:
     """Return the rate of each direction and kind of memory of which there are copies large enough to matter.
 
-    Parameters
-    ----------
-    copies : DataFrame or None
-        As `gpuprof.profiling.timeline.timeline.Timeline.copies`; None: not recorded.
+    ``copies``: as `gpuprof.profiling.timeline.timeline.Timeline.copies`; None: not recorded.
     """
     if copies is None or not len(copies):
         return ()

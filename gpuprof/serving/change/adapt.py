@@ -123,10 +123,7 @@ class Adapter:
     async def decide(self, seen: Mapping[str, Observed]) -> None:
         """Judge what was seen in a period, and move to another map if it is time.
 
-        Raises
-        ------
-        GpuprofError
-            When planning or moving fails; the old map goes on.
+        Raises `GpuprofError` when planning or moving fails; the old map goes on.
         """
         out = self._out_of_bounds(seen)
         if not out:

@@ -21,10 +21,8 @@ _NICE = 5
 async def run_in_process(function: Callable[..., _Result], *arguments: object) -> _Result:
     """Return what ``function``, which must be picklable as its arguments and its result are, returns for ``arguments``.
 
-    Raises
-    ------
-    GpuprofError
-        What the function raised; of any other error, and of a process that died, an `UnavailableError`.
+    Raises `GpuprofError`: what the function raised; of any other error, and of a process that died, an
+    `UnavailableError`.
     """
     # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
     context = get_context("spawn")

@@ -85,10 +85,7 @@ class Workforce:
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
         """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
 
-        Raises
-        ------
-        GpuprofError
-            When a new worker cannot hold its share or load its model; nothing has changed then.
+        Raises `GpuprofError` when a new worker cannot hold its share or load its model; nothing has changed then.
         """
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)

@@ -92,20 +92,14 @@ class LocalEngine:
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return what this machine has, for each node, when its GPUs are cut so.
 
-        Raises
-        ------
-        UnavailableError
-            When a GPU cannot be cut.
+        Raises `UnavailableError` when a GPU cannot be cut.
         """
         return {node: await cut_machine(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
     async def machine(self, node: str) -> MachineLink:
         """Return this machine; its process is started when it is first asked for.
 
-        Raises
-        ------
-        UnavailableError
-            When no process can be started.
+        Raises `UnavailableError` when no process can be started.
         """
         async with self._opening:
             if self._machine is None:

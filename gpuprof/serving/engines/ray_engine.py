@@ -39,17 +39,14 @@ _MAX_BACKOFF_S = 30.0
 def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
     """Return what makes the engine.
 
+    Raises `UnavailableError` when Ray is not installed.
+
     Parameters
     ----------
     address : str or None
         Of the cluster; None: the one of this machine.
     insecure : bool
         Whether the rendezvous may be open to other machines without TLS.
-
-    Raises
-    ------
-    UnavailableError
-        When Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
         raise UnavailableError("ray is not installed", install_hint("ray"))
@@ -95,10 +92,7 @@ class RayEngine:
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return what the machines of these nodes have; they are placed when they are first asked for.
 
-        Raises
-        ------
-        GpuprofError
-            When there is no cluster, it has no such node, or the machine does not come.
+        Raises `GpuprofError` when there is no cluster, it has no such node, or the machine does not come.
         """
         machines = [await self.machine(node) for node in nodes]
         parts = {}
@@ -115,10 +109,7 @@ class RayEngine:
     async def machine(self, node: str) -> MachineLink:
         """Return the machine of a node; Ray is asked for it when it is first wanted.
 
-        Raises
-        ------
-        GpuprofError
-            When there is no cluster, or it has no such node.
+        Raises `GpuprofError` when there is no cluster, or it has no such node.
         """
         async with self._opening:
             if node not in self._machines:

@@ -15,10 +15,7 @@ class RayMachine:
     def serve(self, order: str) -> str:
         """Keep workers until the router has gone; Ray calls this again in an actor that takes the place of this one.
 
-        Parameters
-        ----------
-        order : str
-            As `MachineOrder.to_json` writes it.
+        ``order``: as `MachineOrder.to_json` writes it.
 
         Returns
         -------
@@ -36,14 +33,8 @@ def placement(node: str, nodes: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the options that make Ray place an actor where a node of a map is; None when the cluster lacks it.
 
     Ray's node that has the custom resource ``gpuprof:NODE`` or the label ``gpuprof.node=NODE`` is meant; when there is
-    none, any that has the resource ``gpuprof``: such nodes stand in for whichever is missing.
-
-    Parameters
-    ----------
-    node : str
-        Name in the map.
-    nodes : list of dict
-        As ``ray.nodes()`` describes them.
+    none, any that has the resource ``gpuprof``: such nodes stand in for whichever is missing. ``node``: name in the
+    map; ``nodes``: as ``ray.nodes()`` describes them.
     """
     living = [one for one in nodes if one["Alive"]]
     resource = f"{RESOURCE}:{node}"

@@ -118,13 +118,7 @@ class Connection:
         return self._payload is not None
 
     def begin(self, number: int, request: Payload) -> None:
-        """Send a request, as much as the socket takes.
-
-        Raises
-        ------
-        OSError
-            As `write`.
-        """
+        """Send a request, as much as the socket takes. Raises `OSError` as `write` does."""
         self.number = number
         self._payload, self._position = request, 0
         self.expected = -1
@@ -133,13 +127,7 @@ class Connection:
         self.write()
 
     def write(self) -> None:
-        """Send more, as much as the socket takes.
-
-        Raises
-        ------
-        OSError
-            When the server has closed the connection.
-        """
+        """Send more, as much as the socket takes. Raises `OSError` when the server has closed the connection."""
         assert self._payload is not None
         try:
             self._position += self._payload.send(self.socket, self._position)
@@ -151,10 +139,7 @@ class Connection:
     def read_answer(self, buffer: bytearray) -> int | None:
         """Take in what has arrived; return the status when the answer is whole.
 
-        Raises
-        ------
-        OSError
-            When the connection has ended before that.
+        Raises `OSError` when the connection has ended before that.
         """
         while True:
             try:

@@ -83,10 +83,7 @@ class LoadOutcome:
 def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
     """Send every stream at once and return what came back.
 
-    Raises
-    ------
-    GpuprofError
-        When no server answers, or it lacks a model.
+    Raises `GpuprofError` when no server answers, or it lacks a model.
     """
     requests = make_requests(target, streams, settings)
     schedules = make_schedules(target, streams, requests, settings)
@@ -136,10 +133,7 @@ def make_requests(
 ) -> tuple[tuple[bytes, ...], ...]:
     """Return the requests of each stream, which are sent in turn.
 
-    Raises
-    ------
-    GpuprofError
-        As `gpuprof.serving.load.target.requests_for`.
+    Raises `GpuprofError` as `gpuprof.serving.load.target.requests_for` does.
     """
     return tuple(
         requests_for(target, one.model, one.path, settings.seed, one.dims)
@@ -152,10 +146,7 @@ def make_requests(
 def read_stream_data(target: Target, stream: RequestStream) -> InputData:
     """Return the samples of a stream's file, which fit what the model takes.
 
-    Raises
-    ------
-    GpuprofError
-        When they do not, or the server lacks the model.
+    Raises `GpuprofError` when they do not, or the server lacks the model.
     """
     from gpuprof.graph.input_data import model_inputs, read_input_data
 
@@ -167,10 +158,7 @@ def read_stream_data(target: Target, stream: RequestStream) -> InputData:
 def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:
     """Return how many client processes `run_load` starts.
 
-    Raises
-    ------
-    GpuprofError
-        When no server answers, or it lacks a model.
+    Raises `GpuprofError` when no server answers, or it lacks a model.
     """
     requests = make_requests(target, streams, settings)
     if any(one.concurrency for one in streams):

@@ -104,12 +104,8 @@ def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
 def check_machine(target: Target, streams: Sequence[RequestStream], deployment: DeploymentMap) -> MachineCheck:
     """Watch the machine, then ask each model for answers one after another and compare the time of its batches.
 
-    Of more than two models the first two speak for the machine: each takes a second.
-
-    Raises
-    ------
-    GpuprofError
-        When no server answers, or it lacks a model.
+    Of more than two models the first two speak for the machine: each takes a second. Raises `GpuprofError` when no
+    server answers, or it lacks a model.
     """
     stolen = StolenTime()
     busy, late_ms = busy_cores(_WATCH_S, allowed_cores()), measure_lateness(_WATCH_S)

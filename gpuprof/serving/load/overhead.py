@@ -59,15 +59,8 @@ class OverheadSample:
 def measure_overhead(device: str) -> RequestOverhead:
     """Measure for about ten seconds; of several repeats the quickest counts, since what else runs here only adds.
 
-    Parameters
-    ----------
-    device : str
-        Name of this machine's CPU, on which the null models are served.
-
-    Raises
-    ------
-    UnavailableError
-        When the server does not start here.
+    ``device``: name of this machine's CPU, on which the null models are served. Raises `UnavailableError` when the
+    server does not start here.
     """
     small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _LARGE_BYTES)
     busy = _measure_size(device, _SMALL_BYTES, BUSY_RPS)

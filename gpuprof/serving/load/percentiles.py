@@ -26,14 +26,8 @@ class Percentile:
 def find_percentile(ordered: Sequence[float], percent: float) -> Percentile | None:
     """Return a percentile of a sorted sample; None where fewer values were taken than it takes for one beyond it.
 
-    The interval is that of order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1).
-
-    Parameters
-    ----------
-    ordered : sequence of float
-        Ascending.
-    percent : float
-        From 50 to below 100.
+    The interval is that of order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1). ``ordered``:
+    ascending; ``percent``: from 50 to below 100.
     """
     import numpy as np
     from scipy.stats import binom

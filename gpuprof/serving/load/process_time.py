@@ -21,10 +21,7 @@ def list_process_tree(pid: int) -> Iterator[int]:
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process has taken so far, all its threads together, to the nanosecond.
 
-    Raises
-    ------
-    OSError
-        When it has ended, or the kernel keeps no such statistics.
+    Raises `OSError` when it has ended, or the kernel keeps no such statistics.
     """
     # schedstat and not stat, which counts in ticks of 10 ms: a request takes less than one.
     threads = list(_PROC.glob(f"{pid}/task/*/schedstat"))

@@ -46,10 +46,7 @@ class Target:
     def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:
         """Read ``http://host:port``, ``https://host:port`` or ``host:port``.
 
-        Raises
-        ------
-        InputError
-            For anything else, and when a token would go over the network in clear.
+        Raises `InputError` for anything else, and when a token would go over the network in clear.
         """
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -74,10 +71,7 @@ class Target:
     def context(self) -> ssl.SSLContext | None:
         """Return what the server's certificate is compared with; None where it speaks no TLS.
 
-        Raises
-        ------
-        InputError
-            When the authority is no certificate.
+        Raises `InputError` when the authority is no certificate.
         """
         return client_context(self.authority) if self.encrypted else None
 
@@ -90,12 +84,7 @@ class Target:
     def get(self, path: str) -> Any:
         """Return the JSON that a GET answers.
 
-        Raises
-        ------
-        UnavailableError
-            When nobody answers there.
-        InputError
-            When the answer is an error or no JSON.
+        Raises `UnavailableError` when nobody answers there; `InputError` when the answer is an error or no JSON.
         """
         connection = self._connection()
         try:
@@ -121,13 +110,7 @@ class Target:
         return document
 
     def model_inputs(self, model: str) -> list[TensorSpec]:
-        """Return the inputs of a model as the server describes them.
-
-        Raises
-        ------
-        GpuprofError
-            As `get`.
-        """
+        """Return the inputs of a model as the server describes them. Raises `GpuprofError` as `get` does."""
         document = self.get(model_address(model))
         try:
             return [TensorSpec(t["name"], t["datatype"], tuple(t["shape"])) for t in document["inputs"]]
@@ -147,6 +130,9 @@ class Target:
 def requests_for(target: Target, model: str, path: str | None, seed: int, dims: str | None = None) -> tuple[bytes, ...]:
     """Return whole HTTP requests with random tensors of one row, those of several sizes in turn by how many have each.
 
+    Raises `GpuprofError` when the model is unknown to the server, has no such dimension, or nobody says how large one
+    is of which no size is usual.
+
     Parameters
     ----------
     target : Target
@@ -156,12 +142,6 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
     seed : int
     dims : str, optional
         Sizes of the model's free dimensions, or their distribution, as slo.csv has them.
-
-    Raises
-    ------
-    GpuprofError
-        When the model is unknown to the server, has no such dimension, or nobody says how large one is of which no size
-        is usual.
     """
     specs = target.model_inputs(model)
     return tuple(
@@ -174,12 +154,7 @@ def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes
     """Return whole HTTP requests with the samples of a file, in their order.
 
     Those that belong together say so by the protocol's extension for sequences: ``sequence_id``, ``sequence_start`` and
-    ``sequence_end``.
-
-    Raises
-    ------
-    GpuprofError
-        When the model is unknown to the server.
+    ``sequence_end``. Raises `GpuprofError` when the model is unknown to the server.
     """
     specs = target.model_inputs(model)
     return tuple(
@@ -209,10 +184,7 @@ def sequence_chains(data: InputData) -> tuple[tuple[int, ...], ...]:
 def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
     """Return what a model takes, as the server describes it: where the first size is open, it is the batch.
 
-    Raises
-    ------
-    GpuprofError
-        As `Target.get`.
+    Raises `GpuprofError` as `Target.get` does.
     """
     from gpuprof.graph.input_data import InputShape
 
@@ -230,10 +202,7 @@ def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
 def describe_assumed(target: Target, model: str, path: str | None, dims: str | None) -> str | None:
     """Return a remark on the sizes of a model's requests that nobody gave, None where all are known.
 
-    Raises
-    ------
-    GpuprofError
-        As `requests_for`.
+    Raises `GpuprofError` as `requests_for` does.
     """
     if dims is not None:
         return None

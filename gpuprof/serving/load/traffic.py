@@ -18,6 +18,8 @@ ARRIVALS = ("poisson", "gamma", "constant")
 def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv: float = 4.0) -> Times:
     """Return when requests arrive in ``duration_s`` seconds, increasing.
 
+    Raises `InputError` for an unknown kind.
+
     Parameters
     ----------
     kind : {"poisson", "gamma", "constant"}
@@ -28,11 +30,6 @@ def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv:
     seed : int
     scv : float
         Squared coefficient of variation of the gaps of ``gamma``; above 1 is burstier than Poisson.
-
-    Raises
-    ------
-    InputError
-        For an unknown kind.
     """
     import numpy as np
 

@@ -38,16 +38,7 @@ class ForkServerLink:
     async def start(self, number: str, order: WorkerOrder) -> LivingProcess:
         """Start a worker.
 
-        Parameters
-        ----------
-        number : str
-            Under which the router waits for it.
-        order : WorkerOrder
-
-        Raises
-        ------
-        OSError
-            When no process can be started.
+        ``number``: under which the router waits for it. Raises `OSError` when no process can be started.
         """
         async with self._one_at_a_time:
             return await asyncio.to_thread(self._start, number, order)

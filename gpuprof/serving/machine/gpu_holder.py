@@ -49,10 +49,7 @@ class GpuHolder:
     async def bound(self, order: WorkerOrder) -> WorkerOrder:
         """Return the order with the environment that holds the worker to its part of a GPU.
 
-        Raises
-        ------
-        UnavailableError
-            When it needs MPS and that does not run here.
+        Raises `UnavailableError` when it needs MPS and that does not run here.
         """
         if order.gpu is None:
             return order
@@ -62,15 +59,12 @@ class GpuHolder:
     async def cut(self, layouts: dict[str, list[list[Any]]]) -> None:
         """Cut GPUs into MIG instances; how they were cut before is put back in the end.
 
+        Raises `UnavailableError` when the driver refuses.
+
         Parameters
         ----------
         layouts : mapping of str to list of [profile, start]
             By the number of the GPU.
-
-        Raises
-        ------
-        UnavailableError
-            When the driver refuses.
         """
         for gpu, instances in layouts.items():
             wanted = MigLayout.of([(profile, start) for profile, start in instances])

@@ -36,10 +36,8 @@ class LocalGpu:
     def place(self, mig: MigInstance | None) -> str:
         """Return the UUID of the whole GPU, or of one of its MIG instances.
 
-        Raises
-        ------
-        UnavailableError
-            When the instance is not there, or the GPU is cut into instances and the map wants it whole.
+        Raises `UnavailableError` when the instance is not there, or the GPU is cut into instances and the map wants it
+        whole.
         """
         if mig is None:
             if self.instances:
@@ -71,10 +69,7 @@ def local_places(nvml: Any = None) -> tuple[LocalGpu, ...]:
 def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
     """Return the GPU of this machine that the map's entry means.
 
-    Raises
-    ------
-    UnavailableError
-        When there is none of that index, or it is of another kind.
+    Raises `UnavailableError` when there is none of that index, or it is of another kind.
     """
     for place in places:
         if place.index == gpu.index:

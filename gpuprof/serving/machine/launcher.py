@@ -71,6 +71,8 @@ def start_worker(
 ) -> subprocess.Popen[bytes]:
     """Start a worker in a fresh interpreter; where nothing forbids a fork, `ForkServerLink` is quicker.
 
+    Raises `OSError` when no process can be started.
+
     Parameters
     ----------
     number : str
@@ -80,11 +82,6 @@ def start_worker(
         Where it finds the router.
     memory : SharedMemory or None
         What it shares with the router; None: its tensors travel with the messages.
-
-    Raises
-    ------
-    OSError
-        When no process can be started.
     """
     command = [sys.executable, "-m", "gpuprof.serving.worker.worker", number]
     command += [] if memory is None else [str(memory.fd), str(memory.size)]

@@ -73,13 +73,7 @@ class MachineProcess:
         self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
     async def run(self) -> None:
-        """Keep workers until the router has gone, then end them.
-
-        Raises
-        ------
-        OSError
-            When the router does not open.
-        """
+        """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not open."""
         await connect(self._order.key, self._connection)
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))

@@ -84,15 +84,12 @@ class MachineLink:
     async def cut(self, layouts: Mapping[str, Sequence[tuple[str, int]]]) -> MachineParts:
         """Have GPUs cut into MIG instances; return what the machine has then.
 
+        Raises `UnavailableError` when the driver refuses, or the machine ends meanwhile.
+
         Parameters
         ----------
         layouts : mapping of str to sequence of (str, int)
             Profile and first memory slice of each instance, by the number of the GPU.
-
-        Raises
-        ------
-        UnavailableError
-            When the driver refuses, or the machine ends meanwhile.
         """
         await self._came.wait()
         if self._connection is None:

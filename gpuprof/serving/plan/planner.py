@@ -23,13 +23,7 @@ class MapSource:
 
     @classmethod
     def read_map(cls, path: Path) -> MapSource:
-        """Read the map at ``path``.
-
-        Raises
-        ------
-        InputError
-            As `gpuprof.domain.map_file.read_map`.
-        """
+        """Read the map at ``path``. Raises `InputError` as `gpuprof.domain.map_file.read_map` does."""
         return cls(read_map(path), path.absolute().parent)
 
 
@@ -48,15 +42,12 @@ class Planner:
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
         """Return the nodes of a map whose machines must be there before its workers can be planned.
 
+        Raises `InputError` when it is not said which node of the map this machine is.
+
         Returns
         -------
         dict of str to dict of str to list of (str, int)
             By node and number of the GPU the MIG instances that are to be there: none unless ``apply_mig``.
-
-        Raises
-        ------
-        InputError
-            When it is not said which node of the map this machine is.
         """
         if self.cluster:
             nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
@@ -69,16 +60,13 @@ class Planner:
     def plan(self, source: MapSource, parts: Mapping[str, MachineParts]) -> Sequence[PlannedReplica]:
         """Return the workers of a map.
 
+        Raises `GpuprofError` as `gpuprof.serving.plan.serving_plan.plan_workers` does.
+
         Parameters
         ----------
         source : MapSource
         parts : mapping of str to MachineParts
             What the machines of `nodes` have.
-
-        Raises
-        ------
-        GpuprofError
-            As `gpuprof.serving.plan.serving_plan.plan_workers`.
         """
         return plan_workers(
             source.deployment,

@@ -59,6 +59,9 @@ def plan_workers(
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
+    Raises `InputError` when a model has no file, the node is not there, or the shares are more than the device;
+    `UnavailableError` when a machine lacks a device of the map.
+
     Parameters
     ----------
     deployment : DeploymentMap
@@ -77,13 +80,6 @@ def plan_workers(
         What the machines of a cluster have, by node; None: every node is this machine.
     allow_changed : bool
         Whether model files may be others than the map was planned with.
-
-    Raises
-    ------
-    InputError
-        When a model has no file, the node is not there, or the shares are more than the device.
-    UnavailableError
-        When a machine lacks a device of the map.
     """
     everywhere = node is None and (simulated or parts is not None)
     nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
@@ -180,10 +176,7 @@ def needs_machine(node: Node, simulated: bool) -> bool:
 def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     """Return the file of a model of the map, or its ``null:SIZE``.
 
-    Raises
-    ------
-    InputError
-        When the map does not say it, or the file is not there.
+    Raises `InputError` when the map does not say it, or the file is not there.
     """
     if model in deployment.merges:
         path: str | None = deployment.merges[model].path
@@ -219,10 +212,7 @@ def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
 def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
     """Return the node of a map that has this name; None: the only one.
 
-    Raises
-    ------
-    InputError
-        When there is none, or several and no name.
+    Raises `InputError` when there is none, or several and no name.
     """
     nodes = {node.name: node for node in deployment.nodes}
     if name is not None:
@@ -351,10 +341,7 @@ def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
 def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tuple[PlannedMember, ...]:
     """Return the models of a merged replica with their tensors; nothing for any other replica.
 
-    Raises
-    ------
-    InputError
-        When the map does not list them, the merged file is not there, is none, or lacks one of them.
+    Raises `InputError` when the map does not list them, the merged file is not there, is none, or lacks one of them.
     """
     if not replica.merged:
         return ()

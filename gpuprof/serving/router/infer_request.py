@@ -52,13 +52,7 @@ class RequestBody:
 
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
-    """Read and check a request.
-
-    Raises
-    ------
-    RefusedError
-        400, saying what is wrong.
-    """
+    """Read and check a request. Raises `RefusedError`: 400, saying what is wrong."""
     head = _head(memoryview(body.data)[: body.json_bytes])
     parameters = _mapping(head, "parameters")
     inputs = _Inputs(spec, body).read_entries(head.get("inputs"))
@@ -75,13 +69,7 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def read_urgency(text: Buffer) -> Urgency:
-    """Return how urgent a request is; ``text`` is its JSON.
-
-    Raises
-    ------
-    RefusedError
-        400, where that cannot be read.
-    """
+    """Return how urgent a request is; ``text`` is its JSON. Raises `RefusedError`: 400, where that cannot be read."""
     parameters = _mapping(_head(text), "parameters")
     return Urgency(_timeout_ms(parameters), _whole(parameters, "priority", 0))
 
@@ -89,10 +77,7 @@ def read_urgency(text: Buffer) -> Urgency:
 def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
     """Return the number of rows, which all inputs must share.
 
-    Raises
-    ------
-    RefusedError
-        400, when they do not, or are none, or more than a batch holds.
+    Raises `RefusedError`: 400, when they do not, or are none, or more than a batch holds.
     """
     if not spec.max_batch:
         return 1
@@ -108,10 +93,7 @@ def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
 def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[int]:
     """Return ``shape`` when it and ``datatype`` are those of ``tensor``.
 
-    Raises
-    ------
-    RefusedError
-        400, when they are not.
+    Raises `RefusedError`: 400, when they are not.
     """
     if datatype != tensor.datatype:
         raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
@@ -186,13 +168,7 @@ class _Inputs:
 
 
 def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
-    """Return JSON values as the tensor's bytes.
-
-    Raises
-    ------
-    RefusedError
-        400, when one is not of the tensor's type.
-    """
+    """Return JSON values as the tensor's bytes. Raises `RefusedError`: 400, when one is not of the tensor's type."""
     try:
         return to_bytes(values, tensor.datatype)
     except ValueError as error:
@@ -200,13 +176,7 @@ def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
 
 
 def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
-    """Check that ``data`` is a tensor of this shape.
-
-    Raises
-    ------
-    RefusedError
-        400, when it is not.
-    """
+    """Check that ``data`` is a tensor of this shape. Raises `RefusedError`: 400, when it is not."""
     if tensor.datatype == "BYTES":
         try:
             split_strings(data, prod(shape))

@@ -23,13 +23,7 @@ class RequestReader:
         self._known: dict[tuple[bytes, int], InferRequest] = {}
 
     def read_request(self, body: RequestBody) -> InferRequest:
-        """Read and check a request.
-
-        Raises
-        ------
-        RefusedError
-            As `read_request`.
-        """
+        """Read and check a request. Raises `RefusedError` as `read_request` does."""
         if self._has_strings or body.json_bytes > _MOST_BYTES or body.json_bytes == len(body.data):
             return read_request(self._spec, body)
         key = bytes(memoryview(body.data)[: body.json_bytes]), len(body.data)

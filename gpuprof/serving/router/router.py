@@ -50,13 +50,7 @@ class Router:
         return next((served for served in self.all() if served.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a model; without a version the newest.
-
-        Raises
-        ------
-        RefusedError
-            404.
-        """
+        """Return a model; without a version the newest. Raises `RefusedError`: 404."""
         versions = self.models.get(name)
         if versions is None:
             import difflib
@@ -91,10 +85,7 @@ class Router:
 def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
     """Return until when a request is to be answered: its own timeout, as far as it may be, or the model's SLO.
 
-    Raises
-    ------
-    RefusedError
-        400, for a priority that there is not.
+    Raises `RefusedError`: 400, for a priority that there is not.
     """
     if asked.priority > LOWEST_PRIORITY:
         raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")

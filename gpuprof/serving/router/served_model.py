@@ -87,13 +87,7 @@ class ServedModel:
         self._spec, self._reader = spec, RequestReader(spec)
 
     def read_request(self, body: RequestBody) -> InferRequest:
-        """Read and check a request of HTTP.
-
-        Raises
-        ------
-        RefusedError
-            400, saying what is wrong.
-        """
+        """Read and check a request of HTTP. Raises `RefusedError`: 400, saying what is wrong."""
         assert self._reader is not None
         return self._reader.read_request(body)
 
@@ -148,10 +142,7 @@ class ServedModel:
     def submit(self, inference: Inference) -> None:
         """Queue a request with the replica that the rule chooses.
 
-        Raises
-        ------
-        RefusedError
-            503, when it could not be answered in time.
+        Raises `RefusedError`: 503, when it could not be answered in time.
         """
         self._counts.arrived += 1
         try:
@@ -175,6 +166,7 @@ class ServedModel:
         """Refuse a request before its tensors are received if `submit` would refuse it, whichever replica it chose.
 
         Receiving them is most of what a refusal costs. A request that is traced is received, so that its span is told.
+        Raises `RefusedError`: 503, when it could not be answered in time.
 
         Parameters
         ----------
@@ -184,11 +176,6 @@ class ServedModel:
             Who sends it.
         waited_ms : float
             For how long the router has not read on. Where that alone makes it late it is refused by idle workers, too.
-
-        Raises
-        ------
-        RefusedError
-            503, when it could not be answered in time.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
         if self.tracer is not None or (not alive and not waited_ms):

@@ -69,10 +69,7 @@ class WorkerHandle:
     async def start(self) -> ModelSpec:
         """Start the worker and wait until it is ready.
 
-        Raises
-        ------
-        GpuprofError
-            What the worker found wrong with the model or its share.
+        Raises `GpuprofError`: what the worker found wrong with the model or its share.
         """
         self._link = self._connect(
             LinkEvents(self._handle_ready, self._handle_refusal, self._handle_done, self._on_failed, self._handle_lost)

@@ -86,10 +86,7 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Take back a slot that nobody reads or writes any more.
 
-        Raises
-        ------
-        RuntimeError
-            When it is not out: somebody else may have the memory already.
+        Raises `RuntimeError` when it is not out: somebody else may have the memory already.
         """
         if self._taken.pop(slot.offset, 0) != slot.size:
             raise RuntimeError(f"the slot at {slot.offset} is given back twice")

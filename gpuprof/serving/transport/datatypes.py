@@ -75,10 +75,7 @@ _LENGTH = struct.Struct("<I")
 def datatype_of(onnx_type: str, where: str) -> str:
     """Return the protocol's name of a type as ONNX Runtime names it, ``"tensor(float)"``.
 
-    Raises
-    ------
-    InputError
-        For what the protocol has no word for: sequences, maps, 8-bit floats, …
+    Raises `InputError` for what the protocol has no word for: sequences, maps, 8-bit floats, ….
     """
     if onnx_type not in FROM_ONNX:
         raise InputError(
@@ -91,10 +88,7 @@ def datatype_of(onnx_type: str, where: str) -> str:
 def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[bytes]:
     """Return the ``count`` strings of a BYTES tensor: each is preceded by its length, 4 bytes, little endian.
 
-    Raises
-    ------
-    ValueError
-        When the lengths do not add up.
+    Raises `ValueError` when the lengths do not add up.
     """
     strings = []
     position = 0
@@ -119,10 +113,7 @@ def join_strings(strings: Sequence[bytes]) -> bytes:
 def to_bytes(values: list[Any], datatype: str) -> bytes:
     """Return JSON values, flat, as the bytes of a tensor.
 
-    Raises
-    ------
-    ValueError
-        When a value is not of the type or out of its range.
+    Raises `ValueError` when a value is not of the type or out of its range.
     """
     if datatype == "BYTES":
         if not all(isinstance(value, str) for value in values):
@@ -143,10 +134,7 @@ def to_bytes(values: list[Any], datatype: str) -> bytes:
 def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> list[Any]:
     """Return the elements of a tensor as flat JSON values; NaN and infinities become null, bad UTF-8 is replaced.
 
-    Raises
-    ------
-    ValueError
-        For BF16.
+    Raises `ValueError` for BF16.
     """
     if datatype == "BYTES":
         return [text.decode(errors="replace") for text in split_strings(data, count)]

@@ -122,10 +122,7 @@ class Inference:
     def charge_inputs(self, arena: Arena) -> None:
         """Have the inputs that lie outside the arena count until `release`.
 
-        Raises
-        ------
-        RefusedError
-            When there is no memory for them.
+        Raises `RefusedError` when there is no memory for them.
         """
         size = sum(len(tensor.data) for tensor in self.inputs if not isinstance(tensor.data, tuple))
         if not arena.charge(size):

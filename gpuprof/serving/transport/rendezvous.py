@@ -90,10 +90,7 @@ class Rendezvous:
     ) -> RendezvousKey:
         """Listen on any free port of ``host``, with ``certificate`` where ``context`` has it loaded.
 
-        Raises
-        ------
-        OSError
-            When it cannot be listened there.
+        Raises `OSError` when it cannot be listened there.
         """
         server = await asyncio.get_running_loop().create_server(
             self._make_connection, host, 0, ssl=context, backlog=1024
@@ -180,10 +177,7 @@ class _UnknownPeer:
 def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> BlockingStream:
     """Come to the rendezvous as ``peer``, saying also what ``hello`` holds; return the connection.
 
-    Raises
-    ------
-    OSError
-        When nobody opens.
+    Raises `OSError` when nobody opens.
     """
     connection = _open_socket(key)
     stream = BlockingStream(connection)
@@ -201,10 +195,7 @@ def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> Blo
 async def connect(key: RendezvousKey, connection: FrameConnection) -> None:
     """Bring ``connection`` to the rendezvous; its receiver is asked who it is by a `Kind.CHALLENGE`.
 
-    Raises
-    ------
-    OSError
-        When nobody opens.
+    Raises `OSError` when nobody opens.
     """
     loop = asyncio.get_running_loop()
     kind, _, where = key.address.partition(":")

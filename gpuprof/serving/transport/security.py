@@ -45,17 +45,9 @@ OPEN = Security()
 def server_security(token_file: Path | None, certificate: Path | None, key: Path | None) -> Security:
     """Read what a server is to ask and show.
 
-    Parameters
-    ----------
-    token_file : Path or None
-        None: the token is in the environment (``GPUPROF_TOKEN``), or there is none.
-    certificate, key : Path or None
-        PEM files: the chain, and its private key without a passphrase.
-
-    Raises
-    ------
-    InputError
-        When a file cannot be read or they do not belong together, or everybody can read the token or the key.
+    ``token_file``: none: the token is in the environment (``GPUPROF_TOKEN``), or there is none; ``certificate`` and
+    ``key``: PEM files: the chain, and its private key without a passphrase. Raises `InputError` when a file cannot be
+    read or they do not belong together, or everybody can read the token or the key.
     """
     token = read_token(token_file)
     os.environ.pop(TOKEN_VARIABLE, None)  # workers need not know it
@@ -84,10 +76,7 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 def client_context(authority: Path | None) -> ssl.SSLContext:
     """Return what a client trusts: the certificates in ``authority`` (PEM), by default those that the system trusts.
 
-    Raises
-    ------
-    InputError
-        When it holds none.
+    Raises `InputError` when it holds none.
     """
     if authority is None:
         return ssl.create_default_context()
@@ -105,11 +94,8 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
 def read_token(file: Path | None) -> str:
     """Return the token in ``file``, else that of the environment, else an empty one.
 
-    Raises
-    ------
-    InputError
-        When the file cannot be read, or everybody can read it, or the token is too short to be a secret or has other
-        than visible characters.
+    Raises `InputError` when the file cannot be read, or everybody can read it, or the token is too short to be a secret
+    or has other than visible characters.
     """
     where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
     token = (_secret_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
@@ -126,10 +112,7 @@ def read_token(file: Path | None) -> str:
 def check_exposure(host: str, security: Security, insecure: bool) -> None:
     """Refuse to listen where others can reach it without a token and TLS, unless that is wanted.
 
-    Raises
-    ------
-    InputError
-        Naming what is missing.
+    Raises `InputError` naming what is missing.
     """
     if insecure or is_loopback(host):
         return

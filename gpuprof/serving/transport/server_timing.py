@@ -22,10 +22,7 @@ def write_timing(times: StageTimes, total_s: float) -> bytes:
 def read_total_ms(value: bytes) -> float:
     """Return what a server says that it took for an answer, ms; `UNTOLD_MS` where it does not say.
 
-    Parameters
-    ----------
-    value : bytes
-        Of the header, in lower case; other servers may tell of other times, too.
+    ``value``: of the header, in lower case; other servers may tell of other times, too.
     """
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))

@@ -94,10 +94,7 @@ class FrameBuffer:
     def take(self, count: int) -> list[Frame]:
         """Return the frames that are whole now that ``count`` bytes more have been received.
 
-        Raises
-        ------
-        ValueError
-            When the bytes are no frame.
+        Raises `ValueError` when the bytes are no frame.
         """
         self._filled += count
         if self._large is not None:

@@ -39,14 +39,11 @@ FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": Text
 def configure_logging(form: str) -> None:
     """Send the server's log to stderr: warnings, as JSON information, too, since programs filter for themselves.
 
+    Raises `InputError` for another form.
+
     Parameters
     ----------
     form : {"text", "json"}
-
-    Raises
-    ------
-    InputError
-        For another form.
     """
     if form not in FORMATTERS:
         raise unknown_name("form of log", form, list(FORMATTERS))

@@ -133,19 +133,14 @@ def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
 def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     """Return a tracer that sends to a collector.
 
+    Raises `InputError` when that is no address; `UnavailableError` when OpenTelemetry is not installed.
+
     Parameters
     ----------
     url : str
         ``http://host:4318``; with a path, just there.
     sampled : float
         Part of the requests, in [0, 1].
-
-    Raises
-    ------
-    InputError
-        When that is no address.
-    UnavailableError
-        When OpenTelemetry is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

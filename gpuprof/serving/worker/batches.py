@@ -49,10 +49,7 @@ class Batches:
     def begin(self, frame: Frame) -> Begun:
         """Put the inputs of a batch together, where there is a device on it.
 
-        Raises
-        ------
-        ModelError
-            When they cannot be.
+        Raises `ModelError` when they cannot be.
         """
         number, requests = frame.head
         parts = [Part(*request) for request in requests]
@@ -69,12 +66,8 @@ class Batches:
     def finish(self, begun: Begun) -> tuple[Any, list[Any]]:
         """Run the model and return the head and the payload of the answer.
 
-        The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request].
-
-        Raises
-        ------
-        ModelError
-            When the model cannot work on the inputs.
+        The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request]. Raises
+        `ModelError` when the model cannot work on the inputs.
         """
         gathered = time.perf_counter_ns()
         if isinstance(begun.inputs, Staged):

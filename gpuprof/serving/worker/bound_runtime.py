@@ -45,13 +45,7 @@ class BoundRuntime(OnnxRuntime):
         self._can_bind = not own & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
 
     def stage(self, inputs: Sequence[Array]) -> Staged:
-        """Copy inputs to the device.
-
-        Raises
-        ------
-        ModelError
-            When the device has no memory left for them.
-        """
+        """Copy inputs to the device. Raises `ModelError` when the device has no memory left for them."""
         import numpy as np
         import onnxruntime as ort
 
@@ -69,10 +63,7 @@ class BoundRuntime(OnnxRuntime):
     def run_staged(self, staged: Staged, wanted: Sequence[int]) -> list[Array]:
         """Run the model on inputs that were staged; return the outputs at the positions ``wanted``, on the host.
 
-        Raises
-        ------
-        ModelError
-            When the model cannot work on them.
+        Raises `ModelError` when the model cannot work on them.
         """
         if staged.binding is None:
             return super().run(staged.inputs, wanted)

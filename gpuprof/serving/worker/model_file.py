@@ -11,16 +11,8 @@ from gpuprof.errors import InputError
 def check_model_file(path: Path, planned_sha256: str) -> None:
     """Check that a file, with the data that it keeps outside, is the one that was profiled and placed.
 
-    Parameters
-    ----------
-    path : Path
-    planned_sha256 : str
-        As the map has it; empty: it does not say.
-
-    Raises
-    ------
-    InputError
-        When it is another: what was predicted of its times and its memory does not hold for it.
+    ``planned_sha256``: as the map has it; empty: it does not say. Raises `InputError` when it is another: what was
+    predicted of its times and its memory does not hold for it.
     """
     if not planned_sha256:
         return

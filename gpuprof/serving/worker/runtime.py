@@ -47,10 +47,7 @@ class Runtime(Protocol):
 def null_bytes(path: str) -> int:
     """Return the bytes of a row of the null model ``null:4``, ``null:600k`` or ``null:1m``.
 
-    Raises
-    ------
-    InputError
-        For any other form, and for sizes of nothing or beyond a gigabyte.
+    Raises `InputError` for any other form, and for sizes of nothing or beyond a gigabyte.
     """
     match = _NULL_SIZE.fullmatch(path.removeprefix(NULL_PREFIX).lower())
     size = int(match[1]) * {"": 1, "k": 1000, "m": 1_000_000}[match[2]] if match else 0

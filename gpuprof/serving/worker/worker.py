@@ -124,10 +124,7 @@ def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
 def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int, provider: str) -> Runtime:
     """Load what stands at ``path``: an ONNX file, or ``null:SIZE``.
 
-    Raises
-    ------
-    InputError
-        When it cannot be loaded, or cannot take batches of ``batch``.
+    Raises `InputError` when it cannot be loaded, or cannot take batches of ``batch``.
     """
     if path.startswith(NULL_PREFIX):
         return NullRuntime(name, version, null_bytes(path), batch)
