@@ -86,6 +86,15 @@ _STAGE_COLUMNS = (
     Column("scatter_ms", "scatter ms", number(2)),
     Column("batches", "batches by size", lambda value: _histogram(value)),
 )
+_SLOWEST_COLUMNS = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("slowest_ms", "latency ms", number(2)),
+    Column("slowest_late_ms", "sent late ms", number(2)),
+    Column("slowest_network_ms", "network ms", number(2)),
+    Column("slowest_router_ms", "router ms", number(2)),
+    Column("slowest_queue_ms", "queue ms", number(2)),
+    Column("slowest_infer_ms", "model ms", number(2)),
+)
 
 
 @with_groups
@@ -161,6 +170,9 @@ def _show(result: LoadResult, chosen: Format) -> None:
         if any(len(stage) > 1 for stage in stages):
             print_text("")
             print_rows(stages, _columns_with_values(stages, _STAGE_COLUMNS), chosen)
+        if told := [row for row in rows if row["slowest_ms"] is not None]:
+            print_text("")
+            print_rows(told, _SLOWEST_COLUMNS, chosen, "Where the slowest 1% of the answers took their time, mean")
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
             say_note(f"predicted: {PREDICTED_BY[by]}")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gpuprof.machine.scheduling import answer_quickly
 from gpuprof.serving.load.closed_loop import ClosedLoop
 from gpuprof.serving.load.payload import Payload
-from gpuprof.serving.transport.server_timing import NAME, UNTOLD_MS, read_total_ms
+from gpuprof.serving.transport.server_timing import NAME, UNTOLD_MS, ToldTimes, read_times
 
 if TYPE_CHECKING:
     from gpuprof.serving.load.target import Target
@@ -72,8 +72,11 @@ class SentRequests:
     models: array[int] = field(default_factory=lambda: array("h"))
     windows: int = 0  #: How many windows were measured, where a rule says when it ends.
     is_stable: bool = False  #: Whether the last of them agree.
-    #: What the server says that it took; `UNTOLD_MS` where it does not, and empty where nobody asked.
+    #: ``server_ms``, ``queue_ms``, ``infer_ms``: What the server says that it took, and of it for waiting and for the
+    #: model; `UNTOLD_MS` where it does not, and empty where nobody asked.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
+    queue_ms: array[float] = field(default_factory=lambda: array("d"))
+    infer_ms: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Connection:
@@ -87,7 +90,7 @@ class Connection:
     """
 
     __slots__ = (
-        "_payload", "_position", "closing", "expected", "head", "number", "received", "server_ms", "socket", "unread"
+        "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "told", "unread"
     )  # fmt: skip
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
@@ -106,7 +109,7 @@ class Connection:
         self.received = 0
         self.head = b""
         self.closing = False
-        self.server_ms = UNTOLD_MS
+        self.told = ToldTimes()
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for select."""
@@ -167,7 +170,7 @@ class Connection:
         fields = dict(line.split(b":", 1) for line in head.split(b"\r\n")[1:])
         self.expected = end + 4 + int(fields[b"content-length"])
         self.closing = fields.get(b"connection", b"").strip() == b"close"
-        self.server_ms = read_total_ms(fields.get(NAME, b""))
+        self.told = read_times(fields.get(NAME, b""))
 
 
 class LoadClient:
@@ -201,7 +204,8 @@ class LoadClient:
         self._payloads = [[Payload(request, encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
-        self.sent.server_ms = array("d", [UNTOLD_MS]) * count
+        untold = array("d", [UNTOLD_MS]) * count
+        self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = untold, untold[:], untold[:]
 
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
@@ -250,7 +254,8 @@ class LoadClient:
         self.sent.sent_s.append(0.0)
         self.sent.done_s.append(-1.0)
         self.sent.status.append(_LOST)
-        self.sent.server_ms.append(UNTOLD_MS)
+        for told in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
+            told.append(UNTOLD_MS)
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
@@ -348,7 +353,7 @@ class LoadClient:
         number, now = connection.number, time.monotonic() - start
         self.sent.done_s[number] = now
         self.sent.status[number] = status
-        self.sent.server_ms[number] = connection.server_ms
+        self.sent.queue_ms[number], self.sent.infer_ms[number], self.sent.server_ms[number] = connection.told
         if self._watch is not None and status == _OK:
             closed = bool(self._schedule.in_flight)
             due = self.sent.sent_s[number] if closed else self._schedule.times[number]

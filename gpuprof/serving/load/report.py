@@ -63,6 +63,16 @@ class ModelResult:
     server_mean_ms: float | None = None
     server_p50_ms: float | None = None
     server_p99_ms: float | None = None
+    #: ``slowest_ms``, ``slowest_late_ms``, ``slowest_network_ms``, ``slowest_router_ms``, ``slowest_queue_ms``,
+    #: ``slowest_infer_ms``: Mean latency of the slowest hundredth of the answered, and where it went: sent late by the
+    #: client, client and network, router and copies, waiting, the model. None where there is no p99, or the server
+    #: does not say it of every answer.
+    slowest_ms: float | None = None
+    slowest_late_ms: float | None = None
+    slowest_network_ms: float | None = None
+    slowest_router_ms: float | None = None
+    slowest_queue_ms: float | None = None
+    slowest_infer_ms: float | None = None
 
     @property
     def client_is_limit(self) -> bool:
@@ -81,9 +91,10 @@ def summarize(
     """Return the figures of one model; ``span`` is the part of the schedule that counts, in seconds."""
     import numpy as np
 
-    due, sent, done, status, server_ms = _columns(schedules, results, model, span)
+    due, sent, done, status, told_ms = _columns(schedules, results, model, span)
     latency = 1000.0 * (done - due)
-    answered = latency[status == 200]
+    found = status == 200
+    answered = latency[found]
     seconds = span[1] - span[0]
     in_slo = int((answered <= slo_ms).sum())
     percentiles = _find_percentiles(np.sort(answered))
@@ -101,8 +112,26 @@ def summarize(
         mean_ms=float(answered.mean()) if len(answered) else None,
         **percentiles,
         lag_p99_ms=float(1000.0 * np.quantile(sent - due, 0.99)) if len(due) else 0.0,
-        **_find_server_times(server_ms[status == 200]),
+        **_find_server_times(told_ms[0, found]),
+        **_divide_slowest(answered, 1000.0 * (sent - due)[found], told_ms[:, found], percentiles["p99_ms"]),
     )
+
+
+def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
+    """Return where the time of the answers from the 99th percentile on went, where the server says so of all."""
+    if p99_ms is None or (told_ms == UNTOLD_MS).any():
+        return {}
+    slowest = latency_ms >= p99_ms
+    server_ms, queue_ms, infer_ms = told_ms[:, slowest]
+    parts = {
+        "": latency_ms[slowest],
+        "late_": late_ms[slowest],
+        "network_": latency_ms[slowest] - late_ms[slowest] - server_ms,
+        "router_": server_ms - queue_ms - infer_ms,
+        "queue_": queue_ms,
+        "infer_": infer_ms,
+    }
+    return {f"slowest_{name}ms": float(values.mean()) for name, values in parts.items()}
 
 
 def _find_server_times(told_ms: Floats) -> dict[str, Any]:
@@ -129,6 +158,7 @@ def _find_percentiles(ordered: Floats) -> dict[str, Any]:
 def _columns(
     schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return by request when it was due, sent and answered, its status, and what the server told (three rows)."""
     import numpy as np
 
     due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
@@ -136,10 +166,13 @@ def _columns(
     sent = np.concatenate([np.asarray(result.sent_s) for result in results])
     done = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
-    told = [result.server_ms or [UNTOLD_MS] * len(result.sent_s) for result in results]
-    server_ms = np.concatenate([np.asarray(one, float) for one in told])
+    told = [
+        [one or [UNTOLD_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
+        for result in results
+    ]
+    told_ms = np.concatenate([np.asarray(one, float) for one in told], axis=1)
     own = (models == model) & (due >= span[0]) & (due < span[1])
-    return due[own], sent[own], done[own], status[own], server_ms[own]
+    return due[own], sent[own], done[own], status[own], told_ms[:, own]
 
 
 def report_row(

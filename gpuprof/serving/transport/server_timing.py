@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from gpuprof.serving.transport.inference import StageTimes
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 NAME = b"server-timing"
 #: What a server took of which nobody was told.
 UNTOLD_MS = -1.0
-_TOTAL = b"total"
+_METRICS = (b"queue", b"infer", b"total")
 
 
 def write_timing(times: StageTimes, total_s: float) -> bytes:
@@ -19,21 +20,25 @@ def write_timing(times: StageTimes, total_s: float) -> bytes:
     return b"Server-Timing: queue;dur=%.3f, infer;dur=%.3f, total;dur=%.3f\r\n" % (queue_ms, infer_ms, 1e3 * total_s)
 
 
-def read_total_ms(value: bytes) -> float:
-    """Return what a server says that it took for an answer, ms; `UNTOLD_MS` where it does not say.
+class ToldTimes(NamedTuple):
+    """What a server says that it took for an answer, ms; `UNTOLD_MS` where it does not say."""
 
-    ``value``: of the header, in lower case; other servers may tell of other times, too.
-    """
+    queue_ms: float = UNTOLD_MS  #: Waiting for a batch.
+    infer_ms: float = UNTOLD_MS  #: The model.
+    total_ms: float = UNTOLD_MS
+
+
+def read_times(value: bytes) -> ToldTimes:
+    """Return what a server says that it took; ``value``: of the header, in lower case, with or without other times."""
+    told = dict.fromkeys(_METRICS, UNTOLD_MS)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))
-        if name != _TOTAL:
+        if name not in told:
             continue
         for parameter in parameters:
             key, _, text = parameter.partition(b"=")
             if key.strip() == b"dur":
-                try:
+                with suppress(ValueError):
                     duration_ms = float(text.strip(b' "'))
-                except ValueError:
-                    return UNTOLD_MS
-                return duration_ms if 0.0 <= duration_ms < float("inf") else UNTOLD_MS
-    return UNTOLD_MS
+                    told[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNTOLD_MS
+    return ToldTimes(*told.values())

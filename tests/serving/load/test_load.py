@@ -124,6 +124,7 @@ def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 1.0, 2.0], [0, 0, 0])
     came = sent_requests([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
     came.server_ms.extend([4.0, 6.0, -1.0])
+    assert not came.queue_ms  # of other servers only the total is known
     got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
     assert got.mean_ms == pytest.approx(15.0)
     assert (got.server_mean_ms, got.server_p50_ms, got.server_p99_ms) == (5.0, 5.0, None)
@@ -135,6 +136,26 @@ def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     silent = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
     assert silent.server_mean_ms is None
     assert stage_row(silent, {"inference_stats": ns, "batch_stats": []}, after)["network_ms"] is None
+
+
+def test_the_slowest_hundredth_of_the_answers_is_divided_into_where_its_time_went() -> None:
+    due = [float(second) for second in range(200)]
+    schedule = Schedule("h", 1, ((b"",),), due, [0] * 200)
+    # All take 10 ms but two: one was sent 5 ms late and waited, the other's batch took long.
+    sent, done = list(due), [second + 0.010 for second in due]
+    sent[50], done[50], done[70] = due[50] + 0.005, due[50] + 0.040, due[70] + 0.060
+    came = sent_requests([(begin, end, 200) for begin, end in zip(sent, done, strict=True)])
+    came.server_ms.extend([9.0] * 200)
+    came.queue_ms.extend([1.0] * 200)
+    came.infer_ms.extend([7.0] * 200)
+    came.server_ms[50], came.queue_ms[50] = 32.0, 20.0
+    came.server_ms[70], came.infer_ms[70] = 58.0, 50.0
+    got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 200.0))
+    assert got.slowest_ms == pytest.approx(50.0)
+    assert (got.slowest_late_ms, got.slowest_network_ms) == pytest.approx((2.5, 2.5))
+    assert (got.slowest_router_ms, got.slowest_queue_ms, got.slowest_infer_ms) == pytest.approx((6.0, 10.5, 28.5))
+    came.infer_ms[3] = -1.0  # a server that does not say it of every answer
+    assert summarize([schedule], [came], 0, "m", 100.0, (0.0, 200.0)).slowest_ms is None
 
 
 def test_stages_count_the_warm_up_on_both_sides_so_that_no_part_of_a_request_takes_less_than_nothing() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.serving.transport.inference import StageTimes
-from gpuprof.serving.transport.server_timing import UNTOLD_MS, read_total_ms, write_timing
+from gpuprof.serving.transport.server_timing import UNTOLD_MS, ToldTimes, read_times, write_timing
 
 
 def test_what_is_written_is_what_is_read() -> None:
     line = write_timing(StageTimes(queue=1_500_000, infer=2_250_000), 0.0042)
     assert line == b"Server-Timing: queue;dur=1.500, infer;dur=2.250, total;dur=4.200\r\n"
     name, _, value = line.lower().partition(b":")
-    assert name == b"server-timing" and read_total_ms(value.strip()) == pytest.approx(4.2)
+    assert name == b"server-timing" and read_times(value.strip()) == ToldTimes(1.5, 2.25, 4.2)
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_what_is_written_is_what_is_read() -> None:
     ],
 )
 def test_only_a_total_that_can_be_one_is_read_from_other_servers(value: bytes, total_ms: float) -> None:
-    assert read_total_ms(value) == total_ms
+    assert read_times(value) == ToldTimes(total_ms=total_ms)
