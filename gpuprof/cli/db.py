@@ -97,6 +97,9 @@ def sql(
     chosen = chosen_format(as_json, as_csv)
     result = query_database(statement, db=db)
     rows = result.rows()
+    if chosen is Format.TABLE and not rows:
+        say_note("no row answers the query")
+        return
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
@@ -171,10 +174,16 @@ def _columns(
             name,
             number(4) if _has_numbers(name, rows) else _plain,
             right=_has_numbers(name, rows),
-            role=ColumnRole.KEY if name in keys else ColumnRole.FIGURE,
+            role=ColumnRole.KEY if name in keys else _role_of(name, rows),
         )
         for name in names
     ]
+
+
+def _role_of(name: str, rows: Sequence[Mapping[str, object]]) -> ColumnRole:
+    """Return that a column may be left out where the terminal is narrow when no row has anything in it."""
+    empty = bool(rows) and all(row[name] is None for row in rows)
+    return ColumnRole.DERIVED if empty else ColumnRole.FIGURE
 
 
 def _has_numbers(name: str, rows: Sequence[Mapping[str, object]]) -> bool:

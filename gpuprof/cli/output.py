@@ -233,7 +233,12 @@ def _show_column(column: Column, values: Sequence[object]) -> list[str]:
 def _above(texts: Sequence[ColumnText], layout: TableLayout) -> str:
     """Return what is the same in every row, without what no row has."""
     shown = ((position, texts[position].cells[0]) for position in layout.above)
-    return ", ".join(f"{_full_heading(texts, position)} {cell}" for position, cell in shown if cell.strip(" –"))
+    return ", ".join(_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –"))
+
+
+def _name_cell(heading: str, cell: str) -> str:
+    """Return a cell with its heading as people say it: ``"share 25%"`` where the heading is "share %"."""
+    return f"{heading.removesuffix(' %')} {cell}%" if heading.endswith(" %") else f"{heading} {cell}"
 
 
 def _full_heading(texts: Sequence[ColumnText], position: int) -> str:

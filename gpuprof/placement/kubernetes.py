@@ -7,8 +7,7 @@ its own. The plugin's own MPS sharing is not used: it gives all pods the same pa
 from __future__ import annotations
 
 import hashlib
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import InputError
-from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, label, slug
+from gpuprof.placement.bundle import Bundle, UniqueNames, label, slug
 from gpuprof.placement.node_bundle import served_models, start_node_bundle
+from gpuprof.placement.pod_resources import PodResources, ask_machine
 
 Manifest = dict[str, Any]
 HTTP_PORT, GRPC_PORT = 8000, 8001
@@ -38,7 +38,7 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
 
     Raises `InputError` when the image is not one name, or the map is larger than Kubernetes keeps.
     """
-    bundle, podded = _start_bundle(deployment, image, base)
+    bundle, podded, asked = _start_bundle(deployment, image, base)
     names = UniqueNames()
     manifests = [_config_map(podded), _volume_claim(bundle)]
     for node in podded.nodes:
@@ -54,12 +54,12 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
                     "selector": {"matchLabels": {"app": "gpuprof", "gpuprof/node": label(node.name)}},
                     "template": {
                         "metadata": {"labels": _pod_labels(podded, node), "annotations": _annotations(podded)},
-                        "spec": _pod(node, image),
+                        "spec": _pod(node, image, asked[node.name].requirements()),
                     },
                 },
             }
         )
-    return _finish_bundle(bundle, podded, manifests, "gpuprof.yaml")
+    return _finish_bundle(bundle, podded, manifests, asked, "gpuprof.yaml")
 
 
 def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
@@ -67,10 +67,12 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
 
     Raises `InputError` as `kubernetes` does.
     """
-    bundle, podded = _start_bundle(deployment, image, base)
+    bundle, podded, asked = _start_bundle(deployment, image, base)
     names = UniqueNames()
     manifests = [_config_map(podded), _volume_claim(bundle)]
     for node in podded.nodes:
+        # KServe itself would limit a container without limits to one core and 2 GiB.
+        resources = asked[node.name].requirements(limited=True)
         manifests.append(
             {
                 "apiVersion": "serving.kserve.io/v1beta1",
@@ -87,20 +89,27 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
                         "maxReplicas": 1,
                         "deploymentStrategy": {"type": "Recreate"},
                         "labels": _pod_labels(podded, node),
-                        **_pod(node, image, container="kserve-container"),
+                        **_pod(node, image, resources, container="kserve-container"),
                     }
                 },
             }
         )
-    return _finish_bundle(bundle, podded, manifests, "kserve.yaml")
+    return _finish_bundle(bundle, podded, manifests, asked, "kserve.yaml")
 
 
-def _finish_bundle(bundle: Bundle, deployment: DeploymentMap, manifests: Sequence[Manifest], name: str) -> Bundle:
+def _finish_bundle(
+    bundle: Bundle,
+    deployment: DeploymentMap,
+    manifests: Sequence[Manifest],
+    asked: Mapping[str, PodResources],
+    name: str,
+) -> Bundle:
     """Add the manifests with a Service a model, which KServe makes for nodes alone, and how to deploy them."""
     services = [_service(model) for model in _service_names(deployment).values()]
     bundle.files[name] = _to_yaml([*manifests, *services])
-    bundle.files["README.md"] = _readme(deployment, name)
+    bundle.files["README.md"] = _readme(deployment, asked, name)
     bundle.notes += _uneven_services(deployment)
+    bundle.notes.append("the processor time and memory that pods request are assumptions in part: README.md says which")
     return bundle
 
 
@@ -119,8 +128,13 @@ def _to_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:
     return yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
 
 
-def _start_bundle(deployment: DeploymentMap, image: str, base: Path) -> tuple[Bundle, DeploymentMap]:
-    """Return a bundle with the models' files, and the map as pods see it: paths in the volume, GPUs by number."""
+def _start_bundle(
+    deployment: DeploymentMap, image: str, base: Path
+) -> tuple[Bundle, DeploymentMap, dict[str, PodResources]]:
+    """Return a bundle with the models' files, the map as pods see it, and what the pod of each node asks for.
+
+    In the map, paths are those in the volume, and GPUs are numbered from 0.
+    """
     if image.split() != [image]:
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
     bundle, podded = start_node_bundle(deployment, base, _MODELS)
@@ -130,7 +144,20 @@ def _start_bundle(deployment: DeploymentMap, image: str, base: Path) -> tuple[Bu
             f"the map has {size:,} bytes, and Kubernetes keeps {_LARGEST_MAP_BYTES:,} in a ConfigMap",
             "place fewer nodes in a map",
         )
-    return bundle, podded
+    file_bytes = _measure_files(bundle, podded)
+    return bundle, podded, {node.name: ask_machine(node, file_bytes) for node in podded.nodes}
+
+
+def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
+    """Return the bytes of each model's files, those of its external data too, where they are here."""
+    paths = {name: model.path for name, model in deployment.models.items()}
+    paths |= {name: merge.path for name, merge in deployment.merges.items()}
+    folders = {name: Path(path).parent for name, path in paths.items() if path is not None}
+    sizes = {
+        name: sum(file.stat().st_size for path, file in bundle.models.items() if folder in Path("/", path).parents)
+        for name, folder in folders.items()
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _annotations(deployment: DeploymentMap) -> dict[str, str]:
@@ -151,7 +178,7 @@ def _service_names(deployment: DeploymentMap) -> dict[str, str]:
     return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
 
 
-def _pod(node: Node, image: str, container: str = "serve") -> Manifest:
+def _pod(node: Node, image: str, resources: Manifest, container: str = "serve") -> Manifest:
     """Return the specification of the pod that serves a node of the map."""
     arguments = ["serve", f"{_CONFIGURATION}/map.json", "--node", node.name, "--host", "0.0.0.0"]
     arguments += ["--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT), "--drain-s", str(_DRAIN_S)]
@@ -183,7 +210,7 @@ def _pod(node: Node, image: str, container: str = "serve") -> Manifest:
                 "command": ["gpuprof"],
                 "args": arguments,
                 "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT}],
-                "resources": {"limits": _resources(node)},
+                "resources": resources,
                 **_probes(),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
@@ -221,19 +248,6 @@ def _probes() -> Manifest:
     }
 
 
-def _resources(node: Node) -> dict[str, int]:
-    """Return the devices of the node as the device plugin offers them; a plus is none of a resource's letters."""
-    wanted: Counter[str] = Counter()
-    for gpu in node.gpus:
-        if cores := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device):
-            wanted["cpu"] += int(cores[1])
-        elif not is_cpu(gpu) and not gpu.device.startswith("sim:"):
-            instances = [part.mig.profile for part in gpu.partitions if part.mig is not None and part.replicas]
-            wanted.update(f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in instances)
-            wanted.update([] if instances else ["nvidia.com/gpu"])
-    return dict(sorted(wanted.items()))
-
-
 def _service(name: str) -> Manifest:
     return {
         "apiVersion": "v1",
@@ -242,8 +256,9 @@ def _service(name: str) -> Manifest:
         "spec": {
             "selector": {"app": "gpuprof", f"gpuprof.serves/{name}": "true"},
             "ports": [
-                {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
-                {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc"},
+                # Named by its protocol, too, without which servers of Kubernetes 1.20 apply no Service themselves.
+                {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
+                for name, port in (("http", HTTP_PORT), ("grpc", GRPC_PORT))
             ],
         },
     }
@@ -284,11 +299,15 @@ def _uneven_services(deployment: DeploymentMap) -> list[str]:
     ]
 
 
-def _readme(deployment: DeploymentMap, manifest: str) -> str:
+def _readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str) -> str:
     nodes = "\n".join(
         f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
     )
     services = "\n".join(f"| {model} | {name} |" for model, name in _service_names(deployment).items())
+    requests = "\n".join(
+        f"| {node} | {one.cpu} | {one.memory} | processor: {one.cores_from}; memory: {one.memory_from} |"
+        for node, one in asked.items()
+    )
     return f"""# To deploy this map
 
 1. Build the `Containerfile` of gpuprof's repository and push the image that `{manifest}` names.
@@ -302,11 +321,22 @@ def _readme(deployment: DeploymentMap, manifest: str) -> str:
 
        kubectl create secret generic {SECRET} --from-file=token --from-file=tls.crt --from-file=tls.key
 
-4. `kubectl apply -f {manifest}`, then copy `models/` into the volume `{VOLUME_CLAIM}`. Pods start again and again
-   until they find their files. A volume class without ReadWriteMany serves a single node: change the access mode.
-   On a CPU only shares that are whole cores can be kept in such a pod.
+4. Apply the manifests on the server's side: by itself `kubectl apply` keeps a copy of each object in an annotation of
+   256 KiB at most, and a large map is more.
+
+       kubectl apply --server-side -f {manifest}
+
+   Then copy `models/` into the volume `{VOLUME_CLAIM}`. Pods start again and again until they find their files. A
+   volume class without ReadWriteMany serves a single node: change the access mode. On a CPU only shares that are whole
+   cores can be kept in such a pod.
 
 | model | Service |
 |---|---|
 {services}
+
+What the pod of each node requests, which decides where it fits and what is kept for it:
+
+| node | CPU | memory | what that rests on |
+|---|---|---|---|
+{requests}
 """

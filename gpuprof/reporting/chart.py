@@ -88,6 +88,12 @@ class Chart:
                 by_name.setdefault(name, mark)
         return by_name
 
+    def is_marked(self, line: Line) -> bool:
+        """Return whether marks stand along a line: its points, or such as tell several lines apart."""
+        if self.points:
+            return any(series_of(one) == series_of(line) for one in self.points)
+        return not line.dashed and sum(not one.dashed for one in self.lines) > 1
+
 
 def series_of(mark: Line | Points | Box) -> str:
     """Return the name in the legend of what a mark belongs to, empty for none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,7 @@ Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
 _MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
 _MOST_BARS = 40
+_NO_MODEL = 7  #: Black on white, white on black.
 
 
 def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
@@ -24,23 +27,41 @@ def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) 
 
 
 def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
-    """Return the distribution of each model's latency, and its SLO as an upright line."""
+    """Return the distribution of each model's latency, and each SLO as an upright line."""
     lines = []
+    models_by_slo: dict[float, dict[str, int]] = defaultdict(dict)
     for i, row in enumerate(series):
         if row["latency_ms"]:
             percent = tuple(100.0 * fraction for fraction in row["fraction"])
             # From nothing upwards: where many requests take the least time, the first point is far above it.
             times = (row["latency_ms"][0], *row["latency_ms"])
             lines.append(Line(row["model"], times, (0.0, *percent), i))
-            slo_ms = slos_ms[row["model"]]
-            lines.append(Line(f"{row['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, True, row["model"]))
+            models_by_slo[slos_ms[row["model"]]][row["model"]] = i
+    lines += [_slo_line(slo_ms, models) for slo_ms, models in sorted(models_by_slo.items())]
+    shared = any(len(models) > 1 for models in models_by_slo.values())
     return Chart(
         "Latency: how many requests were answered within a time",
         Axis("latency in ms", log=True),
         Axis("requests in %", low=0.0, high=100.0),
         lines=tuple(lines),
-        note="Upright dashed lines: the SLOs, in the colour of their model.",
+        note="Upright dashed lines: the SLOs, in the colour of their model"
+        f"{'; those of several models have a key of their own' if shared else ''}.",
     )
+
+
+def _slo_line(slo_ms: float, models: Mapping[str, int]) -> Line:
+    """Return the upright line of an SLO, part of its model's series or, where several have it, of one of its own.
+
+    Parameters
+    ----------
+    models : mapping of str to int
+        The models that have it, with the numbers of their series.
+    """
+    ends = (slo_ms, slo_ms), (0.0, 100.0)
+    if len(models) == 1:
+        ((model, number),) = models.items()
+        return Line(f"{model} SLO: {show_number(slo_ms)} ms", *ends, number, True, model)
+    return Line(f"SLO of {len(models)} models: {show_number(slo_ms)} ms", *ends, _NO_MODEL, True)
 
 
 def goodput_figure(rows: Sequence[Row]) -> Chart:
@@ -207,7 +228,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
     parts: dict[str, Sequence[float | None]] = {p: [errors.get((group, p)) for group in groups] for p in predictors}
     upright = group_bars(groups, parts, "%")
-    boxes = tuple(Box(b.name, b.y0, b.y1, b.x0, b.x1, b.tip, b.color) for b in upright)
+    boxes = tuple(replace(b, x0=b.y0, x1=b.y1, y0=b.x0, y1=b.x1) for b in upright)
     return Chart(
         "Median error of estimates, by what was left out",
         Axis("error in %", low=0.0),
@@ -226,7 +247,7 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
         What ``compare --json`` prints.
     subject : str
         Key of what was compared.
-    what : str
+    noun : str
         What it is called.
     """
     placed = [row for row in rows if row["gpus"] is not None]

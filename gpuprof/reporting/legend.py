@@ -31,7 +31,7 @@ def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
             f'<g class="key" data-key="{number}" tabindex="0" role="button" aria-pressed="true">'
             f"<title>{escape(name)}</title>"
             f'<rect class="area" x="{x - 3:.0f}" y="{y - 11:.0f}" width="{width - 6:.0f}" height="17"/>'
-            f'{_swatch(mark, x, y)}<text class="faint" x="{x + _SWATCH - 3:.0f}" y="{y + 3:.0f}">'
+            f'{_swatch(chart, mark, x, y)}<text class="faint" x="{x + _SWATCH - 3:.0f}" y="{y + 3:.0f}">'
             f"{escape(shown)}</text></g>"
         )
         x += width
@@ -62,7 +62,7 @@ def shorten(text: str, letters: int) -> str:
     return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
 
 
-def _swatch(mark: Line | Points | Box, x: float, y: float) -> str:
+def _swatch(chart: Chart, mark: Line | Points | Box, x: float, y: float) -> str:
     if isinstance(mark, Box):
         shade = f' fill-opacity="{mark.shade:.3g}"' if mark.shade < 1.0 else ""
         return f'<rect class="f{mark.color % COLORS}"{shade} x="{x + 4:.0f}" y="{y - 6:.0f}" width="10" height="10"/>'
@@ -71,4 +71,4 @@ def _swatch(mark: Line | Points | Box, x: float, y: float) -> str:
     dash = "4 2" if mark.dashed else dash_of(mark.color)
     stroke = f' stroke-dasharray="{dash}"' if dash else ""
     line = f'<line class="s{mark.color % COLORS}"{stroke} x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 1}" y2="{y - 1}"/>'
-    return line if mark.dashed else f"{line}{mark_of(mark.color, x + 9, y - 1)}/>"
+    return f"{line}{mark_of(mark.color, x + 9, y - 1)}/>" if chart.is_marked(mark) else line

@@ -199,15 +199,22 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     axes = f"{chart.y.label}; {chart.x.label}"
     targets = "".join(
         f'<circle class="target f{color}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="5" opacity="0"'
-        f"{_end_with_tip('circle', f'{line.name}: {show_number(b)} at {show_number(a)} ({axes})')}"
+        f"{_end_with_tip('circle', _describe_point(line, a, b, axes))}"
         for a, b in zip(line.x[::every], line.y[::every], strict=True)
     )
     return f'<polyline class="s{color}"{dash} points="{points}"/>{_line_marks(line, x, y, chart)}{targets}'
 
 
+def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
+    """Return what a point of a line says: its values, but on an upright line, whose name says its own."""
+    if len(set(line.x)) == 1 < len(line.x):
+        return line.name
+    return f"{line.name}: {show_number(y)} at {show_number(x)} ({axes})"
+
+
 def _line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     """Return some marks along a line where there are several; each begins elsewhere, so that they stand apart."""
-    if line.dashed or sum(not one.dashed for one in chart.lines) < 2 or chart.points:
+    if chart.points or not chart.is_marked(line):
         return ""
     every = max(1, len(line.x) // _MARKS)
     first = line.color * every // max(2, len(chart.lines)) % every

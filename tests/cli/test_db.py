@@ -49,6 +49,34 @@ def test_sql_answers_as_csv_and_numbers_columns_of_one_name(capsys: pytest.Captu
     assert capsys.readouterr().out == "a,a_2\n1,2\n"
 
 
+def test_sql_answers_times_with_their_zone(capsys: pytest.CaptureFixture[str]) -> None:
+    """For these DuckDB imports a package that it does not bring."""
+    assert main(["db", "sql", "select run_id, started_at from runs order by run_id", "--csv"]) == 0
+    _, first, *_ = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"r1,\d{4}-\d\d-\d\d \d\d:\d\d:\d\d.*\+00:00", first)
+
+
+def test_where_all_columns_do_not_fit_those_without_a_value_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "select 'net' as model, null as power_w, 'long-enough-for-two-lines' as a, 'long-enough-for-two-lines' as b"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["db", "sql", query]) == 0
+    printed = capsys.readouterr()
+    assert "power_w" not in printed.out and "not shown at this width: power_w" in printed.err
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["db", "sql", query]) == 0
+    assert "power_w" in capsys.readouterr().out
+
+
+def test_a_query_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "sql", "select model from models where batch = 12345"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == "gpuprof: no row answers the query\n"
+    assert main(["db", "sql", "select model from models where batch = 12345", "--csv"]) == 0
+    assert capsys.readouterr().out == "model\n"
+
+
 def test_verify_says_what_is_damaged_and_where(database: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["db", "verify"]) == 0
     (database.path / "r1" / "models.parquet").write_bytes(b"xx")

@@ -132,6 +132,22 @@ def test_errors_of_estimates_have_one_form_and_a_line_each(
     assert len(lines) == (4 if width == 80 else 2)
 
 
+def test_a_percentage_above_a_table_has_its_sign_behind_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuprof.cli.table import ColumnRole
+
+    columns = [
+        Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+        Column("share_pct", "share %", number(), role=ColumnRole.KEY),
+        Column("source", "from", right=False),
+    ]
+    rows = [{"model": name, "share_pct": 25.0, "source": name * 12} for name in ("net", "cat")]
+    monkeypatch.setenv("COLUMNS", "40")
+    print_rows(rows, columns, Format.TABLE)
+    assert capsys.readouterr().out.splitlines()[0].strip() == "share 25%"
+
+
 def test_a_seldom_batch_size_is_not_shown_as_none() -> None:
     from gpuprof.cli.load import _histogram
 

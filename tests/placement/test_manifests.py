@@ -51,16 +51,16 @@ def test_the_schema_would_refuse_a_field_that_kubernetes_lacks() -> None:
 def test_a_pod_a_node_asks_for_the_devices_that_the_map_has_there() -> None:
     pods = [one["spec"]["template"]["spec"] for one in _of_kind(_manifests(MAP), "Deployment")]
     assert [pod["containers"][0]["resources"]["limits"] for pod in pods] == [
-        {"nvidia.com/mig-3g.40gb": 2},
-        {"nvidia.com/gpu": 1},  # two replicas share it by an MPS daemon of the pod's own
+        {"nvidia.com/mig-3g.40gb": "2"},
+        {"nvidia.com/gpu": "1"},  # two replicas share it by an MPS daemon of the pod's own
     ]
     assert [pod["nodeSelector"] for pod in pods] == [{"gpuprof.node": "node0"}, {"gpuprof.node": "node1"}]
     assert all("hostIPC" not in pod and "hostPID" not in pod for pod in pods)
     odd = [one["spec"]["template"]["spec"]["containers"][0] for one in _of_kind(_manifests(awkward()), "Deployment")]
     assert [one["resources"]["limits"] for one in odd] == [
-        {"nvidia.com/mig-1g.10gb.me": 1},
-        {"nvidia.com/gpu": 1},
-        {"cpu": 2},
+        {"nvidia.com/mig-1g.10gb.me": "1"},
+        {"nvidia.com/gpu": "1"},
+        {"cpu": "2"},
     ]
 
 
@@ -111,7 +111,7 @@ def test_gpus_are_numbered_as_the_pod_sees_them() -> None:
 
 
 def test_models_and_their_data_lie_where_the_map_of_the_pods_looks_for_them(tmp_path: Path) -> None:
-    (tmp_path / "b.onnx").write_bytes(_model_with_external_data(tmp_path))
+    (tmp_path / "b.onnx").write_bytes(model_with_external_data(tmp_path))
     content = json.loads(MAP.to_json())
     content["models"]["b"]["path"] = "b.onnx"
     bundle = export(parse_map(content, "map"), "k8s", IMAGE, tmp_path)
@@ -161,6 +161,21 @@ def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(
         assert any(service["spec"]["selector"].items() <= one.items() for one in labels)
 
 
+@pytest.mark.parametrize("target", ["k8s", "kserve"])
+def test_manifests_are_applied_on_the_servers_side_which_alone_takes_large_maps(target: str) -> None:
+    """By itself kubectl keeps each object in an annotation, and an API server refused a map of 457 KB for it."""
+    assert "kubectl apply --server-side -f" in export(MAP, target, IMAGE).files["README.md"]
+    services = _of_kind(_manifests(MAP, target), "Service")
+    ports = [port for one in services for port in one["spec"]["ports"]]
+    assert ports and all(port["protocol"] == "TCP" for port in ports)  # 1.20 applies no port without it
+
+
+def test_quantities_are_texts_so_that_applying_a_manifest_again_changes_nothing() -> None:
+    for deployment in _of_kind(_manifests(awkward()), "Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert all(isinstance(value, str) for part in container["resources"].values() for value in part.values())
+
+
 @pytest.mark.parametrize("target", ["k8s", "kserve", "ray-serve", "triton"])
 def test_commands_below_the_steps_of_a_readme_are_blocks_of_code(target: str) -> None:
     """Markdown counts four spaces from where the text of a list begins, three letters in."""
@@ -178,7 +193,7 @@ def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.Monke
         export(MAP, "k8s", IMAGE)
 
 
-def _model_with_external_data(folder: Path) -> bytes:
+def model_with_external_data(folder: Path) -> bytes:
     import numpy as np
     import onnx
     from onnx import helper, numpy_helper

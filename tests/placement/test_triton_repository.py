@@ -21,7 +21,7 @@ from gpuprof.pipeline.export import MapExportResult
 from gpuprof.placement.bundle import Bundle
 from gpuprof.placement.export import export
 from tests.placement.test_export import MAP
-from tests.placement.test_manifests import _model_with_external_data
+from tests.placement.test_manifests import model_with_external_data
 from tests.small_models import write_classifier
 
 
@@ -49,7 +49,7 @@ def _save_identity(path: Path, *dims: int | str) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_the_model_and_its_external_data_are_in_the_repository_and_can_be_loaded(tmp_path: Path, copy: bool) -> None:
-    (tmp_path / "b.onnx").write_bytes(_model_with_external_data(tmp_path))
+    (tmp_path / "b.onnx").write_bytes(model_with_external_data(tmp_path))
     bundle = export(_with_file("My.Net", "b.onnx"), "triton", base=tmp_path)
     folder = tmp_path / "out"
     for _ in range(2):  # the second export replaces the first

@@ -175,6 +175,35 @@ def test_24_lines_differ_in_colour_and_dashes_and_neighbours_in_their_marks_too(
     assert all(len(mark) == 1 for mark in marks) and all(a != b for a, b in itertools.pairwise(marks))
 
 
+def test_a_key_has_a_mark_where_its_line_has_marks_and_nowhere_else() -> None:
+    x = (1.0, 2.0)
+    lines = (Line("equal", x, x, 6), Line("10% off", x, x, 6, True), Line("net", x, x, 0))
+    points = (Points("p50", x, x, ("", ""), 1), Points("", x, x, ("", ""), 0, "net"))
+    assert _marked_keys(Chart("With points", Axis("x"), Axis("y"), lines, points)) == ["net", "p50"]
+    assert _marked_keys(Chart("Lines alone", Axis("x"), Axis("y"), lines)) == ["equal", "net"]
+    assert _marked_keys(Chart("One line and a bound", Axis("x"), Axis("y"), lines[:2])) == []
+
+
+def _marked_keys(chart: Chart) -> list[str]:
+    """Return the series whose keys show a mark, and assert that just these have marks in the drawing."""
+    root = ElementTree.fromstring(standalone([chart]))
+    keys = {key.get("data-key"): key for key in root.iter(f"{SVG}g") if key.get("class") == "key"}
+    marked = {number for number, key in keys.items() if next(key.iter(f"{SVG}path"), None) is not None}
+    drawn = {
+        group.get("data-series")
+        for group in root.iter(f"{SVG}g")
+        if group.get("data-series") and next(group.iter(f"{SVG}path"), None) is not None
+    }
+    assert marked == drawn
+    return sorted("".join(keys[number].find(f"{SVG}title").itertext()) for number in marked)  # type: ignore[union-attr]
+
+
+def test_an_upright_line_says_its_name_alone_where_it_is_pointed_at() -> None:
+    line = Line("net SLO: 20 ms", (20.0, 20.0), (0.0, 100.0), 0, True)
+    drawn = standalone([Chart("c", Axis("latency in ms"), Axis("requests in %"), (line,))])
+    assert 'data-tip="net SLO: 20 ms"' in drawn
+
+
 def test_each_series_has_one_key_which_its_bounds_share() -> None:
     root = ElementTree.fromstring(standalone([many_lines(3)]))
     keys = [group for group in root.iter(f"{SVG}g") if group.get("class") == "key"]

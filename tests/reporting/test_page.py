@@ -346,6 +346,20 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
     assert "Predictions come from: the same requests, replayed through the simulator" in section.text
 
 
+def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
+    from gpuprof.reporting.figures import cdf_figure
+
+    series = [{"model": f"m{i}", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]} for i in range(24)]
+    chart = cdf_figure(series, {f"m{i}": 20.0 for i in range(24)})
+    assert [line.name for line in chart.lines if line.dashed] == ["SLO of 24 models: 20 ms"]
+    assert list(chart.legend()) == [*(f"m{i}" for i in range(24)), "SLO of 24 models: 20 ms"]
+    chart = cdf_figure(series[:3], {"m0": 20.0, "m1": 5.0, "m2": 20.0})
+    own, shared = (line for line in chart.lines if line.dashed)
+    assert (own.name, own.series, own.color, own.x) == ("m1 SLO: 5 ms", "m1", 1, (5.0, 5.0))
+    assert (shared.name, shared.series, shared.x) == ("SLO of 2 models: 20 ms", "", (20.0, 20.0))
+    assert list(chart.legend()) == ["m0", "m1", "m2", "SLO of 2 models: 20 ms"]
+
+
 def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
     rows = [EVALUATION[0] | {"median_pct": value, "p95_pct": None} for value in (64.422, 66.0, 6.8241)]
     (section,) = sections_of(rows, "x.json")[0]
