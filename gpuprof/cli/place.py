@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.option_groups import with_groups
@@ -57,17 +59,18 @@ def place(
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    chosen = chosen_format(as_json, as_csv)
+    chosen, began_s = chosen_format(as_json, as_csv), time.monotonic()
     asked = demands.read_file()
     from gpuprof.pipeline.place import place as place_models
 
+    options = rules.planning_options(policy.time_limit, policy.seed, demands.dims(), output.created)
     with show_progress() as show:
         result = place_models(
             asked,
             fleet=demands.devices(),
             db=demands.db,
             policy=policy.make_policy(),
-            options=rules.planning_options(policy.time_limit, policy.seed, demands.dims(), output.created),
+            options=replace(options, limit_since_s=began_s),
             previous=output.previous,
             output=output.map_output(),
             progress=show,

@@ -35,7 +35,8 @@ class PolicyOptions:
         typer.Option("-O", "--policy-option", help="Option of the policy as KEY=VALUE; may be repeated."),
     ] = None
     time_limit: Annotated[
-        float | None, typer.Option(help="Longest search in seconds; the best map so far is taken; with --gpus any 3.")
+        float | None,
+        typer.Option(help="Seconds for reading and search; the best map so far is taken; with --gpus any 3."),
     ] = None
     seed: PolicySeedOption = 0
 

@@ -215,3 +215,16 @@ def batch_times(
     if isinstance(estimator, BatchSeriesEstimator):
         return estimator.batch_times(model, device, batches, share, processes)
     return tuple(estimator.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+
+
+@runtime_checkable
+class SlowingEstimator(Estimator, Protocol):
+    """An estimator that knows what neighbours do at least, whoever they are."""
+
+    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
+        """Return a time alone as it is at least where something else runs in the same partition.
+
+        Never more, at either end of its interval, than ``latency_ms`` of `estimate` beside any neighbours of a workload
+        that has a part of the device or instance only.
+        """
+        ...

@@ -138,6 +138,11 @@ class DatabaseEstimator:
             times.append(self._alone(identity, workload)[0])
         return tuple(times)
 
+    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
+        """Return a time alone as it is at least beside others; see `gpuprof.domain.estimate.SlowingEstimator`."""
+        derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
+        return alone if derived else self._colocations.slow_any(alone, device)
+
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
         known = self.known.find_model(model)

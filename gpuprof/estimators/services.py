@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns, rename_workloads
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
@@ -61,6 +61,11 @@ class ServiceEstimator:
         if len(parts) == 1:
             return batch_times(self._models, parts[0][0], device, batches, share, processes)
         return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+
+    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
+        """Return a time alone as it is at least beside others; of several sizes it is slowed as each of them is."""
+        models = self._models
+        return models.slow_beside_any(device, alone) if isinstance(models, SlowingEstimator) else alone
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""

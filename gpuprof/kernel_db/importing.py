@@ -54,7 +54,7 @@ class Imported:
 
     path: Path
     form: str  #: A key of `IMPORTERS`; empty for a file that was passed over.
-    device: str
+    device: str  #: What it was measured on; of a file with several devices their names, joined by ``", "``.
     #: Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
     rows: int
     note: str = ""
@@ -93,7 +93,8 @@ def import_files(
             read = list(IMPORTERS[name].read_runs(source, device))
             runs += read
             rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
-            outcomes.append(Imported(path, name, read[0].run.device, rows))
+            measured_on = ", ".join(dict.fromkeys(run.run.device for run in read))
+            outcomes.append(Imported(path, name, measured_on, rows))
     # Only now, when every file has been read.
     for run in runs:
         database.append(run)

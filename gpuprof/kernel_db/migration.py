@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
+
+if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+    import pyarrow as pa
 
 #: Version → table → old name of a column → its name in the next version. Columns that a version merely added
 #: need no entry: in older rows they are null.
@@ -44,6 +44,8 @@ def version_of(schema: pa.Schema, path: str) -> int:
 
 def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
     """Return the rows of ``old``, of any older version, with the present schema of ``table``."""
+    import pyarrow as pa
+
     oldest = version_of(old.schema, path)
     for version in range(oldest, SCHEMA_VERSION):
         renamed = RENAMED.get(version, {}).get(table, {})
@@ -61,6 +63,9 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
 
 def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
     """Add to old rows what the runs of their segment say of how they were executed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     if not runs.is_file() or "run_id" not in rows.column_names:
         return rows
     known = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}

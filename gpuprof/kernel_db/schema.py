@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-import pyarrow as pa
-import pyarrow.compute as pc
+if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+    import pyarrow as pa
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
 SCHEMA_VERSION = 4
@@ -333,12 +333,12 @@ TABLES: Mapping[str, type[Row]] = types.MappingProxyType(
     }
 )
 
-_ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), datetime: pa.timestamp("us", "UTC")}
-
 
 @cache
 def arrow_schema(table: str) -> pa.Schema:
     """Return the Arrow schema of ``table``: a column for each field of its dataclass, and the version."""
+    import pyarrow as pa
+
     row_type = TABLES[table]
     hints = get_type_hints(row_type)
     columns = [_arrow_field(field.name, hints[field.name]) for field in fields(row_type)]
@@ -351,6 +351,8 @@ LEAST: Mapping[str, int] = types.MappingProxyType({"batch": 1, "processes": 1, "
 
 def find_impossible(rows: pa.Table) -> str | None:
     """Return in words the first value that no measurement can give, such as a batch below one; None: there is none."""
+    import pyarrow.compute as pc
+
     for name, least in LEAST.items():
         if name in rows.column_names and rows.num_rows:
             smallest = pc.min(rows.column(name)).as_py()
@@ -361,6 +363,8 @@ def find_impossible(rows: pa.Table) -> str | None:
 
 def to_arrow(table: str, rows: Iterable[Row]) -> pa.Table:
     """Return ``rows`` as an Arrow table with the schema of ``table``."""
+    import pyarrow as pa
+
     schema = arrow_schema(table)
     rows = list(rows)  # column by column: a dictionary for each row takes ten times as long
     columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema]
@@ -386,7 +390,11 @@ def workload_label(model: str, batch: int, sm_share_pct: float, mig_profile: str
 
 
 def _arrow_field(name: str, hint: Any) -> pa.Field:
+    import pyarrow as pa
+
+    arrow = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    arrow[datetime] = pa.timestamp("us", "UTC")
     if get_origin(hint) in (types.UnionType, Union):
         kind = next(part for part in get_args(hint) if part is not type(None))
-        return pa.field(name, _ARROW[kind])
-    return pa.field(name, _ARROW[hint], nullable=False)
+        return pa.field(name, arrow[kind])
+    return pa.field(name, arrow[hint], nullable=False)

@@ -8,12 +8,13 @@ import shutil
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
+
+if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+    import pyarrow as pa
 
 TEMPORARY_PREFIX = ".tmp-"
 #: In a segment: the CRC-32 of each Parquet file's footer. Pages carry checksums of their own, footers do not.
@@ -121,6 +122,8 @@ def _footer_checksum(path: Path) -> int:
 
 
 def _write_parquet(rows: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
     sorted_integers = [name for name in _SORTED_INTEGERS if name in rows.column_names]
     pq.write_table(
         rows,

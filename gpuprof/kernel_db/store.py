@@ -15,9 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from gpuprof.domain.file_access import find_write_obstacle
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.migration import migrate_table, version_of
@@ -36,7 +33,9 @@ from gpuprof.kernel_db.schema import (
 )
 from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_error, write_segment
 
-if TYPE_CHECKING:  # imports pandas, half a second that whoever has no database does without
+if TYPE_CHECKING:  # imported where they are used: whoever has no database does without the half second they take
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
 #: In a segment that compaction made: the names of the segments whose rows it holds.
@@ -226,6 +225,8 @@ class KernelDb:
 def _read_table(
     table: str, segments: Sequence[Path], columns: Sequence[str] | None, condition: pc.Expression | None
 ) -> pa.Table:
+    import pyarrow as pa
+
     schema = arrow_schema(table)
     files = [file for segment in segments if (file := _table_file(segment, table)) is not None]
     if not files:
@@ -318,6 +319,8 @@ def replaced_names(segments: Iterable[Path]) -> set[str]:
 
 
 def _expression(where: Mapping[str, object]) -> pc.Expression | None:
+    import pyarrow.compute as pc
+
     condition: pc.Expression | None = None
     for name, value in where.items():
         term = _term(pc.field(name), value)
@@ -326,6 +329,8 @@ def _expression(where: Mapping[str, object]) -> pc.Expression | None:
 
 
 def _term(column: Any, value: object) -> pc.Expression:
+    import pyarrow.compute as pc
+
     if value is None:
         return column.is_null()
     if isinstance(value, Collection) and not isinstance(value, str):
@@ -335,6 +340,7 @@ def _term(column: Any, value: object) -> pc.Expression:
 
 def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
     """Return an error that names the file that cannot be read."""
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
     for file in files:
@@ -347,6 +353,8 @@ def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
 
 def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) -> InputError:
     """Return an error that names the file with a value that no measurement gives."""
+    import pyarrow as pa
+
     for file in files:
         rows = pa.concat_tables([part.to_table() for part in _parts(table, [file])])
         if found := find_impossible(rows):

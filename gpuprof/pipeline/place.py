@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +41,10 @@ from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
 
 #: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
-#: first maps and their bound come by then, and the output says how to search longer. The search gets the second figure
-#: at least, however long it takes to read the models.
-_ANY_LIMIT_S, _LEAST_SEARCH_S = 3.0, 1.5
+#: first maps and their bound come by then, and the output says how to search longer.
+_ANY_LIMIT_S = 3.0
+#: Seconds that the search gets of any limit, however long it takes to read the models.
+_LEAST_SEARCH_S = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +159,12 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
-    given, options, reading = options, limit_search(fleet, options), Limit()
+    options, began_s = limit_search(fleet, options), options.limit_since_s or time.monotonic()
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
-    if options.time_limit_s is not None and given.time_limit_s is None:
-        left_s = max(_LEAST_SEARCH_S, options.time_limit_s - reading.spent_s)
+    if options.time_limit_s is not None:
+        left_s = max(min(_LEAST_SEARCH_S, options.time_limit_s), options.time_limit_s - (time.monotonic() - began_s))
         problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)

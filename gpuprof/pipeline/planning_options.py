@@ -38,7 +38,10 @@ class PlanningOptions:
     overhead_ms : float or None
         Time of a request outside its replica; None: as ``profile`` measured it.
     time_limit_s : float or None
-        After so long, policies that search take the best map so far.
+        After so long, policies that search take the best map so far. `gpuprof.place` counts reading the models towards
+        it, but leaves 1.5 s of it to the search.
+    limit_since_s : float or None
+        What ``time.monotonic()`` said when the limit of `gpuprof.place` began; None: when it is called.
     seed : int
         Of policies that draw random numbers.
     created : str or None
@@ -62,6 +65,7 @@ class PlanningOptions:
     max_processes: int | None = None
     overhead_ms: float | None = None
     time_limit_s: float | None = None
+    limit_since_s: float | None = None
     seed: int = 0
     created: str | None = None
     precision: str | None = None

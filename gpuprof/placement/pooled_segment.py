@@ -27,7 +27,7 @@ from gpuprof.placement.segment import Segments
 #: Of the rate that a replica serves at most, what a first guess takes it to serve among others.
 _LIKELY = 0.85
 #: A replica that does not serve the whole rate serves less, by so much at least.
-_LESS = 1.0 - 1e-6
+LESS = 1.0 - 1e-6
 #: Times that the number of replicas and what each of them serves are adapted to one another.
 _ROUNDS = 3
 #: Of probabilities: a bound must also hold for maps that keep a percentile but for rounding.
@@ -75,11 +75,15 @@ class BoundingSegments(Segments):
         most = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
         if most < demand.rate_rps:
             return most
+        return demand.rate_rps * (1.0 if self.serves_alone(demand, server) else LESS)
+
+    def serves_alone(self, demand: Demand, server: BatchServer) -> bool:
+        """Whether one replica answers all requests of a demand within its SLO."""
         if demand.rate_rps >= server.capacity_rps:
-            return demand.rate_rps * _LESS
+            return False
+        self.problem.limits.check_time()
         alone = queue_of(self.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,)).whole
-        in_time = alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
-        return demand.rate_rps * (1.0 if in_time else _LESS)
+        return alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
 
     def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
         return self._capacity_rps(demand, device, workload, beside, 0.0) >= demand.rate_rps
@@ -155,7 +159,7 @@ class PooledSegments(Segments):
         parts = _parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - _SLACK:
             return 0.0  # of equal replicas none makes up for what the others are late with
-        each = min(least_rps or _LIKELY * ceiling, rate * _LESS)
+        each = min(least_rps or _LIKELY * ceiling, rate * LESS)
         if least_rps and not self._groups.bears(server, demand, _count(rate, each), each / capacity):
             return 0.0  # less will not be taken (see `make`), and more need not be looked for
         count, best = 0, 0.0
@@ -166,7 +170,7 @@ class PooledSegments(Segments):
             count = needed
             guess = min(each, _LIKELY * ceiling) / capacity
             load = self._groups.load(server, demand, count, guess)
-            each = min(load * capacity, rate * _LESS)
+            each = min(load * capacity, rate * LESS)
             if each <= NEARLY_IDLE * ceiling:
                 return 0.0
             best = each

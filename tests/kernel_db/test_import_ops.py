@@ -92,6 +92,12 @@ def test_whole_models_are_apart_by_runtime(tmp_path: Path) -> None:
     assert found == {"cuda, eager": 694.46, "cuda, torch.compile": 600.0}
 
 
+def test_of_a_file_with_several_gpus_each_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "models.csv").write_text(f"{MODELS}v100-pcie-32,bert_large,512,8,False,257.1,\n")
+    (done,) = import_files(KernelDb.create(tmp_path / "db"), [tmp_path / "models.csv"])
+    assert (done.device, done.rows) == ("t4, v100-pcie-32", 3)
+
+
 def test_a_label_of_neusight_lies_below_its_gpu(tmp_path: Path) -> None:
     (tmp_path / "Tesla T4").mkdir()
     label = '{"num_layer": 24, "e2e_latency": 694.5}'

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_the_search_among_all_gpus_ends_by_itself_unless_told_otherwise() -> Non
     assert limit_search("l4,t4", PlanningOptions()).time_limit_s is None
 
 
-def test_reading_counts_towards_the_limit_of_any_and_not_towards_one_that_is_given(here: Path) -> None:
+def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(here: Path) -> None:
     limits = []
 
     class Recording(FirstFitDecreasing):
@@ -91,10 +92,16 @@ def test_reading_counts_towards_the_limit_of_any_and_not_towards_one_that_is_giv
             limits.append(problem.options.time_limit_s or math.inf)
             return super().place(problem)
 
-    for options in (PlanningOptions(max_batch=2), replace(FAST, time_limit_s=7.0)):
+    def limit_of(options: PlanningOptions) -> float:
+        limits.clear()
         gpuprof.place(demands(here), fleet="any", policy=Recording(), options=options)
+        return limits[0]
+
     given = limit_search("any", PlanningOptions()).time_limit_s or 0.0
-    assert 1.5 <= limits[0] < given and 7.0 in limits
+    assert 1.5 <= limit_of(PlanningOptions(max_batch=2)) < given
+    assert 100.0 < limit_of(replace(FAST, time_limit_s=500.0)) < 500.0
+    assert limit_of(replace(FAST, time_limit_s=7.0, limit_since_s=time.monotonic() - 6.0)) == 1.5
+    assert limit_of(FAST) == FAST.time_limit_s == 1.0
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:

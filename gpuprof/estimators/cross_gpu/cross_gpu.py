@@ -67,6 +67,7 @@ class KernelsByBatch:
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._grids: dict[int, tuple[int, ...]] = {}
+        self._lists: dict[int, tuple[int, ...]] = {}
         self._host_s: dict[int, float] = {}
 
     @property
@@ -81,7 +82,10 @@ class KernelsByBatch:
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the batches up to ``most`` that are predicted; none where every batch would be."""
-        return tuple(one for one in range(1, most + 1) if self.grid(one) == (one,)) if self._is_linear() else ()
+        if most not in self._lists:  # asked for with every batch under every share
+            points = (one for one in range(1, most + 1) if self.grid(one) == (one,)) if self._is_linear() else ()
+            self._lists[most] = tuple(points)
+        return self._lists[most]
 
     def find_distinct(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of the kernels at ``batch`` that are unlike all before them, and which of them each is."""

@@ -117,8 +117,14 @@ class Colocations:
                     return _slow_figure(alone, factor, source, model.low, model.high)
                 source = f"{source} ({BEYOND_SEEN}: {_describe_beyond(beyond)})"
                 return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
-        low = alone.value if alone.low is None else alone.low
-        return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
+        return _widen_unknown(alone)
+
+    def slow_any(self, alone: Figure, device: Device) -> Figure:
+        """Return the latency that `beside` never goes below for whoever has less than all SMs, whatever the others.
+
+        It says something only where nothing is known of the device: then all neighbours are alike.
+        """
+        return alone if device.name in self._slowdowns or self.rank_models(device) else _widen_unknown(alone)
 
     def has_seen(self, device: Device, model: str) -> bool:
         """Return whether ``model`` took part in a co-location on ``device``."""
@@ -201,6 +207,12 @@ class Colocations:
 
 def _describe_beyond(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _widen_unknown(alone: Figure) -> Figure:
+    """Return a latency beside others of which nothing is known."""
+    low = alone.value if alone.low is None else alone.low
+    return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
 
 
 def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
+
+if TYPE_CHECKING:  # imported where it is used: iGniter's coefficients are read by these words, too
+    import pyarrow.parquet as pq
 
 PARQUET = ".parquet"
 #: A file is held in memory as a whole, and its rows once more as Python objects.
@@ -102,6 +102,9 @@ class Source:
 
     @contextmanager
     def _parquet(self) -> Iterator[pq.ParquetFile]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         try:
             yield pq.ParquetFile(io.BytesIO(self.content))
         except (pa.ArrowException, OSError) as error:
