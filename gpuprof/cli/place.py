@@ -37,6 +37,7 @@ _COLUMNS = (
     Column("mig", "MIG", right=False, role=ColumnRole.KEY),
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("share_pct", "share %", number(), role=ColumnRole.KEY),
+    Column("turns", "turns", role=ColumnRole.KEY),
     Column("processes", "procs", role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("rate_rps", "req/s", number(4)),

@@ -81,9 +81,10 @@ class ReplicaPrediction(_Part):
     """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
 
     ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
+    ``throughput_rps`` is that of full batches, of whose time ``overlapped_ms`` can pass while the one before runs.
     """
 
-    left_away = ("creq", "mreq")
+    left_away = ("creq", "mreq", "overlapped_ms")
 
     latency_ms: NonNegative
     latency_ms_interval: Interval | None = None
@@ -94,6 +95,7 @@ class ReplicaPrediction(_Part):
     p95_ms: NonNegative | None = None
     p99_ms: NonNegative | None = None
     p99_ms_interval: Interval | None = None
+    overlapped_ms: NonNegative = 0.0
     throughput_rps: NonNegative
     throughput_rps_interval: Interval | None = None
     goodput_rps: NonNegative
@@ -123,9 +125,13 @@ class Replica(_Part):
     Where ``merged`` names models, ``model`` is one of the map's ``merges``: one graph that serves all of them. Their
     requests wait in one queue, a batch is the oldest ``batch`` of them whichever model they are for, and ``rate_rps``
     is the sum of their rates.
+
+    Replicas of a partition with one number of ``turns`` above 0 have one share together and take turns in it: one
+    batch runs at a time, in the order in which they were sent. Their batch times are those with the longest wait, a
+    full batch of each of the others; a full batch of their own takes ``turn_ms`` once its turn has come.
     """
 
-    left_away = ("merged",)
+    left_away = ("merged", "turns", "turn_ms")
 
     model: str
     batch: Annotated[int, Field(ge=1, le=65536)]
@@ -137,6 +143,26 @@ class Replica(_Part):
     batch_latency_ms: tuple[NonNegative, ...] | None = None
     predicted: ReplicaPrediction
     merged: tuple[MergedRate, ...] = ()
+    turns: Annotated[int, Field(ge=0, le=4096)] = 0
+    turn_ms: NonNegative | None = None
+
+    @property
+    def wait_for_turn_ms(self) -> float:
+        """What of its predicted batch time is the longest wait for its turn; 0 where it takes none."""
+        return 0.0 if self.turn_ms is None else max(0.0, self.predicted.latency_ms - self.turn_ms)
+
+    @property
+    def part_of_cycle(self) -> float:
+        """The part of a cycle that is its own turn; 1 where it takes none."""
+        if self.turn_ms is None or not self.predicted.latency_ms > 0.0:
+            return 1.0
+        return min(1.0, self.turn_ms / self.predicted.latency_ms)
+
+    def own_batch_ms(self) -> tuple[float, ...] | None:
+        """Return ``batch_latency_ms`` without waits for a turn; never less than nothing, whatever the map says."""
+        if self.batch_latency_ms is None or self.turn_ms is None:
+            return self.batch_latency_ms
+        return tuple(max(0.0, ms - self.wait_for_turn_ms) for ms in self.batch_latency_ms)
 
     def rates(self) -> dict[str, float]:
         """Return the rate in requests/s that is planned for each model that it serves."""

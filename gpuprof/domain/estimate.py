@@ -93,6 +93,9 @@ class Workload:
     batch: int
     share: Share
     processes: int = 1
+    #: Workloads with one number above 0 have one share together and take turns in it: one batch runs at a time.
+    #: Estimators are never asked about turns, see `gpuprof.rules.turns`.
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import is_observed
+from gpuprof.domain.plural import count_of
 
 #: Relative: sums of costs and rates differ by rounding.
 _ROUNDING = 1e-6
@@ -91,6 +92,21 @@ def describe_unshared(deployment: DeploymentMap) -> str | None:
     return f"No replica is held to a share{where}: each may use all SMs of its device"
 
 
+def describe_turns(deployment: DeploymentMap) -> str | None:
+    """Return how many replicas take turns in how many shares, without a full stop; None where none does."""
+    replicas = [
+        (node.name, gpu.index, number, replica.turns)
+        for node in deployment.nodes
+        for gpu in node.gpus
+        for number, partition in enumerate(gpu.partitions)
+        for replica in partition.replicas
+        if replica.turns
+    ]
+    if not replicas:
+        return None
+    return f"{count_of(len(replicas), 'replica')} take turns in {count_of(len(set(replicas)), 'share')}"
+
+
 def _describe_unused(deployment: DeploymentMap) -> str:
     predicted = deployment.predicted
     if predicted.internal_slack is None or predicted.external_fragmentation is None or not predicted.gpus:
@@ -100,8 +116,9 @@ def _describe_unused(deployment: DeploymentMap) -> str:
     whole = noun if predicted.gpus == 1 else f"{noun}s"
     if unshared := describe_unshared(deployment):
         return f"{unshared}."
+    turns = describe_turns(deployment)
     return (
-        f"Unused: {100 * predicted.internal_slack:.0f}% of allocated shares; "
+        f"{turns + '. ' if turns else ''}Unused: {100 * predicted.internal_slack:.0f}% of allocated shares; "
         f"{100 * predicted.external_fragmentation:.0f}% of the {whole} unallocated."
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.map_sources import describe_basis
-from gpuprof.domain.map_summary import describe_unshared
+from gpuprof.domain.map_summary import describe_turns, describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
@@ -119,6 +119,8 @@ def export(
     notes.add(*bundle.notes)
     if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
         notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
+    if to == "triton" and (turns := describe_turns(resolved)):
+        notes.add(f"{turns[0].lower()}{turns[1:]}, and Triton's servers know nothing of one another: they run at once")
     if basis := describe_basis(resolved):
         notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimator, Workload
+    from gpuprof.domain.estimate import Estimator
     from gpuprof.simulator.cluster import PlacedInstance
     from gpuprof.simulator.interference import Interference
 
@@ -27,28 +27,21 @@ def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str
 
 
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
-    """Return the time of a batch beside some neighbours over that beside all of its partition, by an estimator."""
+    """Return the time of a batch beside some neighbours over that beside all of its partition, by an estimator.
+
+    Of replicas that take turns it is the time of a turn: the simulator plays the waits.
+    """
+    from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+    from gpuprof.rules.turns import own_turn
 
     def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
-        others = [_workload(place, i) for i, one in enumerate(place.partition.replicas) if one is not place.replica]
-        running = [_workload(other, other.partition.replicas.index(other.replica)) for other in beside]
-        return _batch_ms(estimator, devices, place, running) / _batch_ms(estimator, devices, place, others)
+        own = replica_workload(place.partition, place.replica, place.replica.batch)
+        others = neighbour_workloads(place.partition, place.replica)
+        running = [replica_workload(one.partition, one.replica, one.replica.batch) for one in beside]
+        some, every = (
+            ask_estimator(estimator, devices[place.gpu.device], own, own_turn(own, group)).latency_ms.value
+            for group in (running, others)
+        )
+        return some / every
 
     return ask
-
-
-def _workload(place: PlacedInstance, position: int) -> Workload:
-    from gpuprof.domain.deployment import share_of
-    from gpuprof.domain.estimate import Workload
-
-    replica = place.partition.replicas[position]
-    return Workload(replica.model, replica.batch, share_of(place.partition, replica), replica.processes)
-
-
-def _batch_ms(
-    estimator: Estimator, devices: dict[str, Device], place: PlacedInstance, beside: Sequence[Workload]
-) -> float:
-    own = _workload(place, place.partition.replicas.index(place.replica))
-    device = devices[place.gpu.device]
-    said = estimator.estimate(own.model, device, own.batch, own.share, sorted(beside), own.processes)
-    return said.latency_ms.value

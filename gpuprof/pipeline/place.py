@@ -211,6 +211,7 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             "mig": None if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}",
             "model": replica.model,
             "share_pct": replica.sm_share_pct,
+            "turns": replica.turns or None,
             "processes": replica.processes,
             "batch": replica.batch,
             "rate_rps": replica.rate_rps,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals
@@ -19,6 +19,7 @@ from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
+from gpuprof.rules.turns import held_shares
 
 #: By how much rate and SLO are changed to see what would follow.
 CHANGE = 0.10
@@ -147,18 +148,24 @@ def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocat
             continue
         mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
         others = [other for other in partition.replicas if other is not replica]
-        free = 100.0 - sum(one.sm_share_pct for one in partition.replicas)
+        free = 100.0 - sum(held_shares((one.sm_share_pct, one.turns) for one in partition.replicas))
         locations.append(
             ReplicaLocation(
                 where=f"{node.name} {gpu.device} {gpu.index}{mig}",
                 share=str(share_of(partition, replica)),
                 batch=replica.batch,
                 rate_rps=replica.rate_rps,
-                beside=tuple(f"{other.model} {other.sm_share_pct:g}%" for other in others),
+                beside=tuple(_describe_other(replica, other) for other in others),
                 free_pct=max(0.0, free),
             )
         )
     return tuple(locations)
+
+
+def _describe_other(replica: Replica, other: Replica) -> str:
+    if replica.turns and other.turns == replica.turns:
+        return f"{other.model} in the same share, by turns"
+    return f"{other.model} {other.sm_share_pct:g}%"
 
 
 def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:

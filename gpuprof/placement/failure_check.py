@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, Partition, Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun
@@ -18,7 +19,7 @@ def check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
     """Yield replicas that ask for no less, and have no more, than something that is known to have failed."""
     alone = [failed for failed in evidence.tried.failed if not failed.beside]
     for node, gpu, partition, replica in deployment.places():
-        runs, device = replica_workload(partition, replica, replica.batch), evidence.devices[gpu.device]
+        runs, device = _plain_workload(partition, replica), evidence.devices[gpu.device]
         if (device.name, runs) in evidence.tried.measured:
             continue
         failure = next((failed for failed in alone if _contain(device, [runs], [failed.workload], failed)), None)
@@ -28,13 +29,18 @@ def check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
     for node in deployment.nodes if groups else ():
         for gpu in node.gpus:
             for partition in gpu.partitions:
-                held = [replica_workload(partition, replica, replica.batch) for replica in partition.replicas]
+                held = [_plain_workload(partition, replica) for replica in partition.replicas]
                 if (gpu.device, tuple(sorted(held))) in evidence.tried.together:
                     continue
                 for failed in groups:
                     if _contain(evidence.devices[gpu.device], held, [failed.workload, *failed.beside], failed):
                         yield Violation("failed", f"{node.name} gpu {gpu.index}", str(failed))
                         break
+
+
+def _plain_workload(partition: Partition, replica: Replica) -> Workload:
+    """Return what a replica runs, as it is recorded of runs: nobody took turns in those."""
+    return replace(replica_workload(partition, replica, replica.batch), turns=0)
 
 
 def _contain(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:

@@ -22,6 +22,7 @@ from gpuprof.placement.failure_check import check_failures
 from gpuprof.placement.map_queues import MOST_BATCH, map_servers, upper_ms
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.prediction_check import check_predictions
+from gpuprof.placement.turn_check import check_turns
 
 __all__ = ["Evidence", "Violation", "check", "check_layout"]
 
@@ -149,7 +150,9 @@ def _instances(where: str, partitions: Sequence[Partition], device: Device) -> I
 
 
 def _partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
-    shares = math.fsum(replica.sm_share_pct for replica in partition.replicas)
+    yield from check_turns(where, partition)
+    taken = {(replica.turns or -number): replica.sm_share_pct for number, replica in enumerate(partition.replicas)}
+    shares = math.fsum(taken.values())
     if partition.unshared:
         yield from _find_false_unshared(where, partition, device)
     elif shares > 100.0 + _TOLERANCE:

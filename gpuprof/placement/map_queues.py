@@ -13,6 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+from gpuprof.rules.turns import held_shares
 
 #: Every size up to a replica's batch is looked at; nobody serves larger ones.
 MOST_BATCH = 4096
@@ -34,10 +35,12 @@ def map_servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServ
     ]
     known = [(place, server) for place, server in zip(places, servers, strict=True) if not isinstance(server, str)]
     one_machine = len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1
-    shares = math.fsum(replica.sm_share_pct for *_, replica in places)
+    shares = math.fsum(held_shares((replica.sm_share_pct, replica.turns) for *_, replica in places))
     if not one_machine or len(known) < len(places) or shares > 100.0 + _TOLERANCE:
         return servers  # too large a share is told of elsewhere
-    running = [LoadedReplica(server, replica.rate_rps, replica.sm_share_pct) for (*_, replica), server in known]
+    running = [
+        LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns) for (*_, replica), server in known
+    ]
     return list(disturb_servers(evidence.host, running, evidence.queueing))
 
 

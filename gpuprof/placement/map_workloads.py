@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gpuprof.domain.deployment import Partition, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.errors import InputError
+from gpuprof.rules.turns import are_turns_taken, estimate_in_turn
 
 
 def replica_workload(partition: Partition, replica: Replica, batch: int) -> Workload:
     """Return what a replica runs with batches of ``batch``."""
-    return Workload(replica.model, batch, share_of(partition, replica), replica.processes)
+    return Workload(replica.model, batch, share_of(partition, replica), replica.processes, replica.turns)
 
 
 def neighbour_workloads(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
@@ -31,6 +33,8 @@ def ask_estimator(
     """
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
+    if are_turns_taken(workload, beside):
+        return estimate_in_turn(partial(ask_estimator, estimator, device), workload, beside)
     return estimator.estimate(
         workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
     )

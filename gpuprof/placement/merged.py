@@ -49,12 +49,15 @@ class MergeOffer:
 
 
 def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, ...]]]:
-    """Yield every partition in which replicas of several models stand that are not merged yet, with the models."""
+    """Yield every partition in which replicas of several models stand that are not merged yet, with the models.
+
+    Where replicas take turns all stay as they are: one batch of those runs at a time already.
+    """
     for n, node in enumerate(deployment.nodes):
         for g, gpu in enumerate(node.gpus):
             for p, partition in enumerate(gpu.partitions):
                 models = tuple(dict.fromkeys(r.model for r in partition.replicas if not r.merged))
-                if len(models) > 1:
+                if len(models) > 1 and not any(r.turns for r in partition.replicas):
                     yield Spot(n, g, p), models
 
 
@@ -137,6 +140,7 @@ class Merging:
             latency_cv=estimate.latency_cv,
             pause_factor=estimate.pause_factor,
             pause_cv=estimate.pause_cv,
+            overlapped_ms=estimate.overlapped_ms,
             throughput_rps=estimate.throughput_rps.value,
             goodput_rps=rate,
             utilization=rate / estimate.throughput_rps.value,

@@ -14,6 +14,7 @@ from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, 
 from gpuprof.placement.problem import Problem
 
 TOGETHER = "measured together"
+TURNS = "waits for its turn"
 UNKNOWN = "nothing is known"
 
 
@@ -31,7 +32,8 @@ class NeighbourEffect:
     beside_ms: float
     added_ms: float  #: What the batch would take less without these neighbours, beside the others.
     interval_ms: tuple[float, float] | None  #: 90% interval of ``beside_ms``.
-    #: Where the slow-down comes from: `TOGETHER`, `UNKNOWN`, or the source of the time, with the model of the effect.
+    #: Where the slow-down comes from: `TOGETHER`, `TURNS`, `UNKNOWN`, or the source of the time, with the model of the
+    #: effect.
     basis: str
 
 
@@ -76,7 +78,7 @@ def _list_effects(
             beside_ms=beside.value,
             added_ms=beside.value - without.value,
             interval_ms=interval,
-            basis=_describe_basis(alone, beside),
+            basis=TURNS if workload.turns and neighbour.turns == workload.turns else _describe_basis(alone, beside),
         )
 
 

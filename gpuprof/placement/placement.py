@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuprof.domain.deployment import Unplaced
 from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.share import Share
+from gpuprof.rules.turns import held_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class PlacedReplica:
     #: What it was taken to require of the device in percent, by ``creq_metric``; None where no policy asked for it.
     creq: Figure | None = None
     creq_metric: str | None = None
+    #: Replicas of a partition with one number above 0 have one share together and take turns in it.
+    turns: int = 0
 
     @property
     def workload(self) -> Workload:
         """What runs, in the words of an estimator."""
-        return Workload(self.model, self.batch, self.share, self.processes)
+        return Workload(self.model, self.batch, self.share, self.processes, self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,11 @@ class PlacedPartition:
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
         """Return what runs in this partition besides ``replica``; instances do not disturb one another."""
         return tuple(other.workload for other in self.replicas if other is not replica)
+
+    @property
+    def taken_pct(self) -> float:
+        """Percent of the partition that belongs to some share; those who take turns in one have it together."""
+        return math.fsum(held_shares((one.share.sm_pct, one.turns) for one in self.replicas))
 
 
 @dataclass(frozen=True, slots=True)

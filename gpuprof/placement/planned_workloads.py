@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
@@ -18,6 +19,7 @@ from gpuprof.placement.alike import find_alike
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.rules.host_work import disturb_at_worst
+from gpuprof.rules.turns import are_turns_taken, estimate_in_turn
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
@@ -85,9 +87,12 @@ class PlannedWorkloads:
         if key not in self._estimates:
             self.problem.limits.check_time()
             try:
-                self._estimates[key] = self.problem.estimator.estimate(
-                    workload.model, device, workload.batch, workload.share, key[2], workload.processes
-                )
+                if are_turns_taken(workload, key[2]):
+                    self._estimates[key] = estimate_in_turn(partial(self.estimate, device), workload, key[2])
+                else:
+                    self._estimates[key] = self.problem.estimator.estimate(
+                        workload.model, device, workload.batch, workload.share, key[2], workload.processes
+                    )
             except InputError as error:
                 self._refusals[key] = error.with_traceback(None)
                 raise

@@ -21,6 +21,7 @@ from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+from gpuprof.rules.turns import own_turn
 
 Interval = tuple[float, float]
 _CALM: Mapping[PlacedReplica, BatchServer] = {}
@@ -100,7 +101,7 @@ class Predictor:
         device = self._problem.device(gpus[0].device)
         placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
         running = [
-            LoadedReplica(self._undisturbed_server(device, one, beside), one.rate_rps, one.workload.share.sm_pct)
+            LoadedReplica(self._undisturbed_server(device, one, beside), one.rate_rps, one.share.sm_pct, one.turns)
             for one, beside in placed
         ]
         found = disturb_servers(work, running, self._problem.queueing)
@@ -125,6 +126,7 @@ class Predictor:
             latency_cv=estimate.latency_cv,
             pause_factor=estimate.pause_factor,
             pause_cv=estimate.pause_cv,
+            overlapped_ms=estimate.overlapped_ms,
             throughput_rps=estimate.throughput_rps.value,
             throughput_rps_interval=_interval(estimate.throughput_rps),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),
@@ -154,7 +156,15 @@ class Predictor:
             rate_rps=rate_rps,
             batch_latency_ms=latencies,
             predicted=prediction,
+            turns=placed.turns,
+            turn_ms=self._turn_ms(device, placed.workload, beside),
         )
+
+    def _turn_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float | None:
+        """Return the time of a full batch while it has its turn, None where it takes none."""
+        if not workload.turns:
+            return None
+        return self._segments.estimate(device, workload, own_turn(workload, beside)).latency_ms.value
 
     def model(self, name: str) -> ModelPrediction:
         """Return what is predicted of a model over all its replicas."""

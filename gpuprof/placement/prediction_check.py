@@ -34,7 +34,7 @@ from gpuprof.placement.queue_check import check_queues
 _RELATIVE = 1e-3
 _ABSOLUTE = 1e-6
 #: Loading the next batch while one runs (iGniter, equation 2) at most doubles what the time of a batch says.
-_OVERLAP = 2.0
+_MOST_OVERLAPPED = 0.5
 #: What queues that are simulated differ by: a pool's figures and its parts', its busy time and the batches'.
 _SIMULATED = 0.05
 
@@ -75,10 +75,12 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
     if not predicted.latency_ms > 0.0:
         yield "no time is predicted for a batch"
         return
-    full_rps = 1000.0 * replica.batch * replica.processes / predicted.latency_ms
-    if not full_rps * (1.0 - _RELATIVE) <= predicted.throughput_rps <= _OVERLAP * full_rps:
-        throughput, latency = f"{predicted.throughput_rps:.4g}/s", f"{predicted.latency_ms:.4g} ms"
-        yield f"a throughput of {throughput} does not follow from {latency} a batch"
+    each_ms = predicted.latency_ms - predicted.overlapped_ms
+    if predicted.overlapped_ms > _MOST_OVERLAPPED * predicted.latency_ms:
+        yield f"{predicted.overlapped_ms:.4g} of {predicted.latency_ms:.4g} ms of a batch are said to overlap another"
+    elif not _is_near(predicted.throughput_rps, 1000.0 * replica.batch * replica.processes / each_ms):
+        throughput, latency = f"{predicted.throughput_rps:.4g}/s", f"{each_ms:.4g} ms"
+        yield f"a throughput of {throughput} does not follow from {latency} a batch of {replica.batch}"
     if predicted.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield f"a goodput of {predicted.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
     if max(predicted.latency_cv, predicted.pause_cv or 0.0) > MOST_VARIATION:
@@ -181,12 +183,14 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
     for name, value, true in (
         ("latency_ms", predicted.latency_ms, known.latency_ms.value),
         ("throughput_rps", predicted.throughput_rps, known.throughput_rps.value),
+        ("overlapped_ms", predicted.overlapped_ms, known.overlapped_ms),
         ("latency_cv", predicted.latency_cv, known.latency_cv),
         ("pause_factor", predicted.pause_factor, known.pause_factor),
         ("pause_cv", predicted.pause_cv, known.latency_cv if known.pause_cv is None else known.pause_cv),
     ):
         if value is not None and true is not None and not _is_near(value, true):
             yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
+    yield from _told_turn(replica, replica_workload(partition, replica, replica.batch), beside, device, evidence)
     yield from _told_intervals(predicted, known, merged=bool(replica.merged))
     yield from _told_memory(replica, known, evidence)
     yield from _told_compute(replica, device, evidence.estimator)
@@ -200,6 +204,18 @@ def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
             true = smaller.latency_ms.value
             yield f"batch_latency_ms of {size} is {value:.4g} ms in the map and {true:.4g} ms by the estimator"
             return
+
+
+def _told_turn(
+    replica: Replica, workload: Workload, beside: Sequence[Workload], device: Device, evidence: Evidence
+) -> Iterator[str]:
+    """Yield a time of a turn that is not the estimator's beside what runs at once with it."""
+    if not replica.turns or replica.turn_ms is None or evidence.estimator is None:
+        return
+    at_once = [one for one in beside if one.turns != replica.turns]
+    true_ms = ask_estimator(evidence.estimator, device, workload, at_once).latency_ms.value
+    if not _is_near(replica.turn_ms, true_ms):
+        yield f"turn_ms is {replica.turn_ms:.4g} in the map and {true_ms:.4g} by the estimator"
 
 
 def _told_intervals(predicted: ReplicaPrediction, known: Estimate, *, merged: bool) -> Iterator[str]:
@@ -296,7 +312,7 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     yield from _ends(deployment, evidence)
     if predicted.external_fragmentation is not None:
         left = _unused_part(deployment, evidence)
-        if abs(predicted.external_fragmentation - left) > _RELATIVE:
+        if abs(predicted.external_fragmentation - left) > _ABSOLUTE:
             yield _wrong(f"{predicted.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
     if predicted.internal_slack is not None:
         idle = _idle_part(deployment, evidence)
@@ -346,10 +362,14 @@ def _unused_part(deployment: DeploymentMap, evidence: Evidence) -> float:
     units, every = 0.0, 0.0
     for node in deployment.nodes:
         for gpu in node.gpus:
-            held = [(part, one) for part in gpu.partitions for one in part.replicas]
+            held = {
+                (number, one.turns or -place): share_of(part, one)  # those who take turns have one share together
+                for number, part in enumerate(gpu.partitions)
+                for place, one in enumerate(part.replicas)
+            }
             device = evidence.devices[gpu.device]
             every += device.compute_units if held else 0
-            units += sum(device.fraction(share_of(part, one)) * device.compute_units for part, one in held)
+            units += sum(device.fraction(share) * device.compute_units for share in held.values())
     return max(0.0, 1.0 - units / every) if every else 0.0
 
 
@@ -362,6 +382,8 @@ def _idle_part(deployment: DeploymentMap, evidence: Evidence) -> float:
         part = predicted.utilization
         if part is None:
             part = replica.rate_rps / predicted.throughput_rps if predicted.throughput_rps else 0.0
+        if replica.turn_ms is not None and predicted.latency_ms > 0.0:
+            units_held *= replica.turn_ms / predicted.latency_ms  # of a cycle it has the share for its own turn
         units += units_held
         busy += units_held * min(1.0, part)
     return 1.0 - busy / units if units else 0.0

@@ -7,6 +7,7 @@ from gpuprof.domain.estimate import Estimator, Figure
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.rules.turns import own_turn
 
 
 def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
@@ -52,6 +53,7 @@ def _retime_replica(
             "latency_cv": full.latency_cv,
             "pause_factor": full.pause_factor,
             "pause_cv": full.pause_cv,
+            "overlapped_ms": full.overlapped_ms,
             "throughput_rps": full.throughput_rps.value,
             "throughput_rps_interval": _interval(full.throughput_rps),
             "utilization": replica.rate_rps / full.throughput_rps.value,
@@ -62,7 +64,11 @@ def _retime_replica(
     )
     handover_ms = evidence.host.handover_ms
     times = None if replica.batch_latency_ms is None else tuple(one.latency_ms.value + handover_ms for one in estimates)
-    return replica.model_copy(update={"predicted": predicted, "batch_latency_ms": times})
+    changed: dict[str, object] = {"predicted": predicted, "batch_latency_ms": times}
+    if replica.turns:
+        workload = replica_workload(partition, replica, replica.batch)
+        changed["turn_ms"] = ask_estimator(estimator, device, workload, own_turn(workload, beside)).latency_ms.value
+    return replica.model_copy(update=changed)
 
 
 def _interval(figure: Figure) -> Interval | None:

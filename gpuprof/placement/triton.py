@@ -106,9 +106,10 @@ def _say_mig(partition: Partition) -> str:
 
 
 def _say_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
+    turns = f", by turns {replica.turns}" if replica.turns else ""
     if is_cpu(gpu):
-        return f"{replica.sm_share_pct:g}% of the cores"
-    return "none" if partition.unshared else f"{replica.sm_share_pct:g}%"
+        return f"{replica.sm_share_pct:g}% of the cores{turns}"
+    return "none" if partition.unshared else f"{replica.sm_share_pct:g}%{turns}"
 
 
 def has_leading_batch(file: Path) -> bool:

@@ -143,7 +143,7 @@ def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) 
 
 
 def _free_pct(gpu: PlacedGpu) -> float:
-    return 100.0 - math.fsum(replica.share.sm_pct for replica in gpu.replicas())
+    return 100.0 - math.fsum(partition.taken_pct for partition in gpu.partitions)
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:

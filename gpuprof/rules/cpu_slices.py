@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.errors import InputError
+from gpuprof.rules.turns import held_shares
 
 #: Cores, or percent: a third of three cores, as a rounded percentage, comes out a little beside one whole core.
 _EPSILON = 1e-6
@@ -45,6 +46,25 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
         In the order of ``shares_pct``.
     """
     return _cut(shares_pct, cores)[0]
+
+
+def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
+    """Return the slice of each replica by its share and the number of its turns: who takes turns has one with others.
+
+    Raises
+    ------
+    InputError
+        As `plan_slices`.
+    """
+    slices = iter(plan_slices(held_shares(shares), cores))
+    planned: list[CpuSlice] = []
+    of_turns: dict[int, CpuSlice] = {}
+    for _, turns in shares:
+        own = of_turns.get(turns) or next(slices)
+        planned.append(own)
+        if turns:
+            of_turns[turns] = own
+    return tuple(planned)
 
 
 def spare_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
-from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
 
 #: Requests a second at which the cost is measured: hardly any work meets other work, and much of it does.
 CALM_RPS, BUSY_RPS = 60.0, 600.0
@@ -82,11 +82,12 @@ NO_HOST_WORK = HostWork()
 
 @dataclass(frozen=True, slots=True)
 class LoadedReplica:
-    """A replica at its rate: ``server`` as it is undisturbed, ``share_pct`` of the CPU."""
+    """A replica at its rate: ``server`` as it is undisturbed, ``share_pct`` of the CPU, ``turns`` that it takes."""
 
     server: BatchServer
     rate_rps: float
     share_pct: float
+    turns: int = 0
 
 
 def recorded_work(planned_with: PlannedWith) -> HostWork:
@@ -95,12 +96,12 @@ def recorded_work(planned_with: PlannedWith) -> HostWork:
     return HostWork(host.handover_ms, host.host_ms, host.host_cores, host.host_ms_busy)
 
 
-def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
-    """Return the cores of each replica, numbered from 0, as the workers will hold them.
+def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice, ...]:
+    """Return the cores of each replica, by share and turns, numbered from 0, as the workers will hold them.
 
     Raises `InputError` when the shares are more than the machine.
     """
-    return plan_slices(shares_pct, tuple(range(cores)))
+    return plan_shared_slices(shares, tuple(range(cores)))
 
 
 def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
@@ -112,7 +113,7 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     if not work.disturbs or not replicas:
         return tuple(one.server for one in replicas)
     work = work.at(math.fsum(one.rate_rps for one in replicas))
-    slices = cores_of([one.share_pct for one in replicas], work.host_cores)
+    slices = cores_of([(one.share_pct, one.turns) for one in replicas], work.host_cores)
     alone = [min(1.0, queueing.sojourn(Arrivals(one.rate_rps), one.server).utilization) for one in replicas]
     offered = work.host_ms / 1000.0 * math.fsum(one.rate_rps for one in replicas)
     lost = [0.0] * len(replicas)

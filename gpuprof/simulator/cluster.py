@@ -109,6 +109,7 @@ def build_cluster(
     replicas = [place.replica for place in places]
     of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
     latency = _latencies(replicas)
+    turns = _number_turns(places)
     wait = np.array(
         [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
     )
@@ -130,6 +131,8 @@ def build_cluster(
         replica_model=of_model,
         batch=np.array([replica.batch for replica in replicas], np.int64),
         latency_ms=latency,
+        turns=turns,
+        turn_ms=_turn_times(replicas, latency) if (turns >= 0).any() else latency,
         max_wait_ms=wait,
         cv=np.array([replica.predicted.latency_cv for replica in replicas]),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
@@ -156,6 +159,26 @@ def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:
         row[: replica.batch] = replica.batch_latency_ms or replica.predicted.latency_ms
         row[replica.batch :] = row[replica.batch - 1]
     return rows
+
+
+def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
+    """Return the number of the group that each replica takes turns with, in the whole map; -1 where it takes none."""
+    numbers: dict[tuple[str, int], int] = {}
+    return np.array(
+        [
+            numbers.setdefault((one.name, one.replica.turns), len(numbers)) if one.replica.turns else -1
+            for one in places
+        ],
+        np.int64,
+    )
+
+
+def _turn_times(replicas: Sequence[Replica], latency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the times of batches without waits for a turn."""
+    waits = np.array([replica.wait_for_turn_ms for replica in replicas])
+    least = 1e-6  # a batch takes some time, whatever a map says
+    own: NDArray[np.float64] = np.maximum(latency - waits[:, None], least)
+    return own
 
 
 def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.disturbs or not replicas:
         return nothing
-    slices = cores_of([one.sm_share_pct for one in replicas], host.host_cores)
+    slices = cores_of([(one.sm_share_pct, one.turns) for one in replicas], host.host_cores)
     first = np.concatenate([[0], np.cumsum([one.processes for one in replicas])]).tolist()
     on = [
         [process for i, own in enumerate(slices) if core in own.cores for process in range(first[i], first[i + 1])]
@@ -63,3 +63,6 @@ def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
         process = cluster.core_process[i]
         if state.done_at[process] >= 0:
             state.done_at[process] += requests * cluster.host_event[0]
+            turns = cluster.turns[cluster.process_replica[process]]
+            if turns >= 0:
+                state.turn_until[turns] = max(state.turn_until[turns], state.done_at[process])

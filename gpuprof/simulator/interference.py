@@ -105,6 +105,7 @@ def _kind_of(place: PlacedInstance) -> tuple[Hashable, ...]:
         replica.batch,
         replica.sm_share_pct,
         replica.processes,
+        replica.turns,
         replica.batch_latency_ms or (replica.predicted.latency_ms,),
     )
 

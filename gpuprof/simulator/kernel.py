@@ -291,14 +291,18 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
     if state.held[replica] > 0:
         _forget_holding(state, process, size, cluster.latency_ms[replica, size - 1], now)
         state.held[replica] = 0
-    mean = cluster.latency_ms[replica, size - 1] * 1e6
+    expected = cluster.latency_ms[replica, size - 1] * 1e6
     _forecast(cluster, state, replica, cluster.latency_ms[replica, size - 1], now)
     factor = slowdown * _spread(cluster, state, replica, now > state.freed_at[process])
-    done = now + int(mean * factor + 0.5)
+    takes, turns, begins = int(cluster.turn_ms[replica, size - 1] * 1e6 * factor + 0.5), cluster.turns[replica], now
+    if turns >= 0:  # behind those that were sent before
+        begins = max(now, state.turn_until[turns])
+        state.turn_until[turns] = begins + takes
+    done = begins + takes
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     # The router knows the mean, and not how long this very batch takes.
-    state.expected_at[process] = now + int(mean + 0.5)
+    state.expected_at[process] = now + int(expected + 0.5)
     # Neighbours are slowed by a replica, however many of its processes run: its first batch counts it in.
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]

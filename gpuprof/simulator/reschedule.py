@@ -210,7 +210,7 @@ def _index_by_key(deployment: DeploymentMap) -> dict[_ReplicaIdentity, tuple[Nod
     for node, gpu, partition, replica in deployment.places():
         mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
-        shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.max_wait_ms, *times)
+        shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.turns, replica.max_wait_ms, *times)
         key = _ReplicaIdentity(node.name, gpu.index, gpu.device, mig, replica.model, shape)
         seen[key] += 1
         keyed[replace(key, ordinal=seen[key])] = (node, gpu, partition, replica)

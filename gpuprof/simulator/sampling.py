@@ -106,8 +106,9 @@ def shrink(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[st
         if to_keep[kind]:
             to_keep[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
-            # Alone on a device: its batch times in the map regard its neighbours already.
-            partition = Partition(mig=place.partition.mig, replicas=(replica,))
+            # Alone on a device: its batch times in the map regard its neighbours already, and waits for its turn.
+            alone = replica.model_copy(update={"turns": 0, "turn_ms": None})
+            partition = Partition(mig=place.partition.mig, replicas=(alone,))
             gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
             nodes.append(Node(name=place.node.name, gpus=(gpu,)))
     fractions = {model: capacity[model] / total if total else 1.0 for model, total in all_capacity.items()}

@@ -44,7 +44,11 @@ class ClusterArrays(NamedTuple):
     #: ``replica_model``, ``batch``: Shape (R,).
     replica_model: Ints
     batch: Ints
-    latency_ms: Floats  #: Shape (R, B). Mean time of a batch by how many are in it.
+    #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by how many are in it, with the longest wait for
+    #: its turn, and without.
+    latency_ms: Floats
+    turn_ms: Floats
+    turns: Ints  #: Shape (R,). Replicas with one number run one batch at a time; -1: takes no turns.
     #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). As in `gpuprof.domain.sojourn.BatchServer`.
     max_wait_ms: Floats
     cv: Floats
@@ -147,6 +151,7 @@ class State(NamedTuple):
     #: ``flight``, ``batch_size``: Shape (P,). The first request of its batch, and how many are in it.
     flight: Ints
     batch_size: Ints
+    turn_until: Ints  #: By number of ``turns``: when all batches that were sent to those replicas will be done.
     # Of the whole machine.
     router_until: Ints  #: Shape (1,). When the router has done all that it was given.
     #: Shape (3,). How many answers router and clients have to hand on now, the number that is drawn from, and the core
@@ -240,6 +245,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         batch_size=np.zeros(processes, np.int64),
         turn=np.zeros(models, np.int64),
         places_capped=np.zeros(1, np.int64),
+        turn_until=np.zeros(int(cluster.turns.max(initial=-1)) + 1, np.int64),
         router_until=np.zeros(1, np.int64),
         host=np.array([0, 1, 0], np.int64),
         store=np.zeros((models, store), np.int64),

@@ -19,7 +19,7 @@ densenet121,10,300
 
 
 @pytest.mark.slow
-def test_turns_are_simulated_as_predicted(
+def test_turns_are_simulated_no_later_than_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -31,14 +31,18 @@ def test_turns_are_simulated_as_predicted(
         assert main(words) == 0
         gpus[name] = json.loads(Path(f"{name}.json").read_text())["predicted"]["gpus"]
     assert gpus == {"apart": 2, "turns": 1}
+    assert "take turns in" in capsys.readouterr().out
     assert main(["check", "turns.json", "--db", "db"]) == 0
+    assert main(["check", "turns.json"]) == 0
+    assert main(["explain", "turns.json", "alexnet", "--db", "db"]) == 0
+    assert "in the same share, by turns" in capsys.readouterr().out
+    assert main(["export", "turns.json", "--to", "triton", "-o", "triton"]) == 0
+    said = capsys.readouterr()
+    assert "know nothing of one another: they run at once" in " ".join((said.out + said.err).split())
     models = json.loads(Path("turns.json").read_text())["models"]
     capsys.readouterr()
-    for options, is_exact in (([], True), (["--interference", "--db", "db"], False)):
+    for options in ([], ["--interference", "--db", "db"]):
         assert main(["simulate", "turns.json", "--duration", "300s", "--json", *options]) == 0
         for one in json.loads(capsys.readouterr().out)["models"]:
-            predicted = models[one["model"]]["predicted"]
             assert one["in_time"] >= 0.99 * one["requests"]
-            assert one["p99_ms"] <= 1.1 * predicted["p99_ms"]  # at the worst neighbours take turns
-            if is_exact:
-                assert one["p99_ms"] == pytest.approx(predicted["p99_ms"], rel=0.1)
+            assert one["p99_ms"] <= 1.02 * models[one["model"]]["predicted"]["p99_ms"]  # with the longest waits

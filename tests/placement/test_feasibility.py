@@ -233,6 +233,7 @@ def test_the_check_shares_no_code_with_any_policy() -> None:
         "map_workloads",
         "prediction_check",
         "queue_check",
+        "turn_check",
     )
     for name in own:
         path = Path(feasibility.__file__).with_name(f"{name}.py")

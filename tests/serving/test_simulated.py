@@ -71,3 +71,18 @@ def test_a_batch_at_hand_behind_another_counts_as_queued(tmp_path: Path) -> None
     # Each waits for all before it, 40 ms a piece, less the 1 ms that it comes later. 40 ms of each, but for the first,
     # are spent at hand behind another.
     assert queued_ms > 0.85 * sum(39.0 * number for number in range(10))
+
+
+def test_replicas_that_take_turns_run_one_batch_at_a_time(tmp_path: Path) -> None:
+    turns = {"latency_ms": 80.0, "turns": 1, "turn_ms": 40.0}  # either waits for 40 ms at most
+    replicas = [replica("a", **turns), replica("b", **turns), replica("c", latency_ms=40.0)]
+    document = map_of(dict.fromkeys("abc", "nowhere.onnx"), replicas, slo_ms=60_000.0)
+    with running(tmp_path, document, "--simulate") as server:
+        settings = LoadSettings(duration_s=0.01, warmup_s=0.0, arrivals="constant", clients=1)
+        streams = [RequestStream(name, 500.0, 60_000.0) for name in "abc"]  # five of each within 10 ms
+        outcome = run_load(Target.parse(server.url), streams, settings)
+    a, b, c = outcome.results
+    assert all(result.answered == result.sent >= 4 for result in outcome.results)
+    took = [one.server_mean_ms or 0.0 for one in (a, b, c)]
+    # Of five requests at once the last is answered after 200 ms, of two models by turns after 400.
+    assert took[0] + took[1] > 1.5 * 2.0 * took[2] > 0.0

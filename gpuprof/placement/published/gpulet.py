@@ -1,10 +1,13 @@
-"""gpu-lets: at most two partitions on a GPU, of the size that gives most throughput for it (Choi et al., ATC'22)."""
+"""gpu-lets: at most two partitions on a GPU, of the size that gives most throughput for it (Choi et al., ATC'22).
+
+With temporal sharing several models take turns in a gpu-let, see `gpuprof.placement.published.duty_cycle`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
@@ -13,11 +16,11 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.duty_cycle import TurnDemand, list_duty_cycles
-from gpuprof.placement.published.requirement import require_gpus
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -25,17 +28,26 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 SIZES_PCT = (20.0, 40.0, 50.0, 60.0, 80.0, 100.0)
 
 
+#: Duty cycles of a gpu-let that are looked at, those with most time to spare first: queues are solved for each.
+_MOST_CYCLES = 3
+
+
 @dataclass(slots=True)
 class _Gpu:
     entry: FleetEntry
-    replicas: list[PlacedReplica] = field(default_factory=list)
+    #: By gpu-let: one replica, or several that take turns.
+    lets: list[tuple[PlacedReplica, ...]] = field(default_factory=list)
     free_pct: float = 100.0
-    unshared: bool = False
+
+    @property
+    def replicas(self) -> tuple[PlacedReplica, ...]:
+        """All that stand on it so far."""
+        return tuple(one for let in self.lets for one in let)
 
     @property
     def partition(self) -> PlacedPartition:
         """The whole device with the replicas that it has so far."""
-        return PlacedPartition(tuple(self.replicas), unshared=self.unshared)
+        return PlacedPartition(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +61,17 @@ class Gpulet:
     paper's linear model.
     """
 
-    #: Whether models may also share a gpu-let in time (`duty_cycle`). A map holds replicas to a share each or to none,
-    #: so that only whole devices are shared so, and their partitions are unshared. Where no free part suits a workload,
-    #: it takes turns with those of a device before another is opened, with its whole rate or not at all. The cycle is
-    #: by times alone; beside one another all must also keep their SLOs by what the estimator says of neighbours without
-    #: shares, who at the worst slow one another as turns do.
+    #: Whether models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
+    #: not at all, in the first gpu-let that keeps all SLOs: in one as large as it is, else in a free part, else in one
+    #: that takes the free part of its GPU, too. Cycles are chosen by times alone; all must also keep their SLOs beside
+    #: the other gpu-let, with the longest wait for their turn.
     temporal: bool = False
     #: False asks nobody whether two workloads bear each other, as gpu-lets+ in iGniter's §5, whose throughputs are
     #: those of workloads alone. Its maps need not be sound.
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
-        """Return the placement. Raises `InputError` with ``temporal`` where a device of the fleet is no GPU."""
-        if self.temporal:
-            require_gpus("gpulet", problem, "temporal")
+        """Return the placement."""
         segments = Segments(problem, capped=False)
         filling = _Filling(problem, segments, self.temporal, self.aware)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
@@ -102,8 +111,12 @@ class _Filling:
             if not segments:
                 continue
             model = segments[0].model
-            served = self._beside(entry, segments, missing_rps) or self._in_turn(entry, model, missing_rps)
-            served = served or self._fresh(entry, _ideal(segments, missing_rps), missing_rps)
+            served = (
+                self._in_turn(entry, model, missing_rps, larger=False)
+                or self._beside(entry, segments, missing_rps)
+                or self._in_turn(entry, model, missing_rps, larger=True)
+                or self._fresh(entry, _ideal(segments, missing_rps), missing_rps)
+            )
             if served:
                 return served
         return 0.0
@@ -122,54 +135,88 @@ class _Filling:
                 )
             chosen = rests[gpu.free_pct]
             if chosen is not None and self._bears(gpu, chosen[1]):
-                gpu.replicas.append(chosen[1])
+                gpu.lets.append((chosen[1],))
+                gpu.free_pct = 0.0
                 del halves[index]
                 return min(missing_rps, chosen[0].capacity_rps)
         return 0.0
 
-    def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float) -> float:
-        """Let the workload take turns with those of a device; return what it serves there, 0 where none suits."""
+    def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float, *, larger: bool) -> float:
+        """Let the workload take turns in a gpu-let, ``larger`` than it is; return what it serves, 0 where it cannot."""
         for gpu in self.gpus if self.temporal else ():
             if gpu.entry is not entry or any(one.model == model for one in gpu.replicas):
                 continue
-            together = self._take_turns(
-                entry.device, [*((one.model, one.rate_rps) for one in gpu.replicas), (model, missing_rps)]
-            )
-            if together is not None:
-                self._halves[entry.device.name] = [
-                    one for one in self._halves.get(entry.device.name, []) if one is not gpu
-                ]
-                gpu.replicas, gpu.free_pct, gpu.unshared = list(together.replicas), 0.0, True
-                return missing_rps
+            for number, let in enumerate(gpu.lets):
+                size = let[0].share.sm_pct
+                sizes = [one for one in SIZES_PCT if size < one <= size + gpu.free_pct] if larger else [size]
+                rates = [*((one.model, one.rate_rps) for one in let), (model, missing_rps)]
+                for share in map(Share, sizes):
+                    together = self._take_turns(gpu, number, share, rates)
+                    if together is not None:
+                        self._replace_let(gpu, number, together)
+                        return missing_rps
         return 0.0
 
-    def _take_turns(self, device: Device, rates: Sequence[tuple[str, float]]) -> PlacedPartition | None:
-        """Return the models as replicas that take turns on the whole device, None where no cycle keeps all SLOs."""
-        asked = [self._turn_demand(device, model, rate_rps) for model, rate_rps in rates]
-        for cycle in list_duty_cycles(asked) if all(one.latency_ms for one in asked) else ():
-            replicas = []
-            for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True):
-                memory = self.segments.memory_bytes(self.segments.estimate(device, Workload(model, batch, Share())))
-                replicas.append(PlacedReplica(model, batch, 1, Share(), rate_rps, memory_bytes=memory))
-            together = PlacedPartition(tuple(replicas), unshared=True)
-            fits = sum(one.memory_bytes or 0 for one in replicas) <= device.dram_bytes
-            if fits and self._keep_alone(device, replicas) and self.segments.holds(device, together):
-                return together
+    def _replace_let(self, gpu: _Gpu, number: int, together: tuple[PlacedReplica, ...]) -> None:
+        name, grown_pct = gpu.entry.device.name, together[0].share.sm_pct - gpu.lets[number][0].share.sm_pct
+        gpu.lets[number] = together
+        if grown_pct:
+            self._halves[name] = [one for one in self._halves.get(name, []) if one is not gpu]
+            gpu.free_pct -= grown_pct
+            if gpu.free_pct > 0.0:
+                insort(self._halves[name], gpu, key=_free)
+
+    def _take_turns(
+        self, gpu: _Gpu, number: int, share: Share, rates: Sequence[tuple[str, float]]
+    ) -> tuple[PlacedReplica, ...] | None:
+        """Return the models as replicas that take turns in a gpu-let, None where no cycle keeps all SLOs."""
+        device = gpu.entry.device
+        asked = [self._turn_demand(device, share, model, rate_rps) for model, rate_rps in rates]
+        if not all(one.latency_ms for one in asked):
+            return None
+        others = [one for place, let in enumerate(gpu.lets) if place != number for one in let]
+        for cycle in list_duty_cycles(asked)[:_MOST_CYCLES]:
+            replicas = tuple(
+                self._replica_in_turn(device, Workload(model, batch, share, turns=number + 1), rate_rps)
+                for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True)
+            )
+            if self._all_keep(device, PlacedPartition((*others, *replicas))):
+                return replicas
         return None
 
-    def _turn_demand(self, device: Device, model: str, rate_rps: float) -> TurnDemand:
+    def _turn_demand(self, device: Device, share: Share, model: str, rate_rps: float) -> TurnDemand:
         times = {}
-        for batch in self.segments.menu.listed_batches(model, device, Share()):
+        for batch in self.segments.menu.listed_batches(model, device, share):
             try:
-                times[batch] = self.segments.latency_ms(device, Workload(model, batch, Share()))
+                times[batch] = self.segments.latency_ms(device, Workload(model, batch, share))
             except InputError:
                 continue
         return TurnDemand(rate_rps, self.problem.demand(model).slo.latency_ms, times)
 
-    def _keep_alone(self, device: Device, replicas: Sequence[PlacedReplica]) -> bool:
-        """Whether each keeps its SLO alone: `Segments.holds` takes that for known."""
-        meets = self.segments.meets
-        return all(meets(self.problem.demand(one.model), device, one.workload, one.rate_rps) for one in replicas)
+    def _replica_in_turn(self, device: Device, workload: Workload, rate_rps: float) -> PlacedReplica:
+        memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
+        named = workload.model, workload.batch, 1, workload.share, rate_rps
+        return PlacedReplica(*named, memory_bytes=memory, turns=workload.turns)
+
+    def _all_keep(self, device: Device, partition: PlacedPartition) -> bool:
+        """Whether memory suffices, and each keeps its SLO with the waits for its turn, beside all others if asked."""
+        held = sum(one.memory_bytes or 0 for one in partition.replicas)
+        if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
+            return False
+        try:
+            return all(
+                self.segments.meets(self.problem.demand(one.model), device, one.workload, one.rate_rps, beside)
+                for one, beside in self._list_neighbours(partition)
+            )
+        except InputError:  # nothing is known of one beside the others, or they failed so
+            return False
+
+    def _list_neighbours(self, partition: PlacedPartition) -> Iterator[tuple[PlacedReplica, tuple[Workload, ...]]]:
+        for one in partition.replicas:
+            beside = partition.beside(one)
+            if not self.aware:
+                beside = tuple(other for other in beside if one.turns and other.turns == one.turns)
+            yield one, beside
 
     def _fresh(self, entry: FleetEntry, segment: Segment, missing_rps: float) -> float:
         """Open a GPU for the segment if there is one left."""
@@ -179,7 +226,7 @@ class _Filling:
         replica = _just_enough(self.segments, entry, segment, missing_rps)
         if not self._bears(gpu, replica):
             return 0.0
-        gpu.replicas.append(replica)
+        gpu.lets.append((replica,))
         gpu.free_pct -= segment.share.sm_pct
         self.gpus.append(gpu)
         self._used[name] += 1
@@ -190,6 +237,8 @@ class _Filling:
     def _bears(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
         """Whether memory suffices and both workloads keep their SLOs beside each other."""
         together = (*gpu.replicas, replica)
+        if any(one.turns for one in together):
+            return self._all_keep(gpu.entry.device, PlacedPartition(together))
         if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
             return False
         if not self.aware:

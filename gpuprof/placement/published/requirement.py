@@ -87,7 +87,7 @@ def _required_pct(creq: Figure) -> float:
     return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - _EPSILON))
 
 
-def require_gpus(policy: str, problem: Problem, option: str = "unshared") -> None:
+def require_gpus(policy: str, problem: Problem) -> None:
     """Raise when a device of the fleet cannot be shared without shares: on a CPU they are cores.
 
     Raises `InputError` naming the device.
@@ -96,7 +96,7 @@ def require_gpus(policy: str, problem: Problem, option: str = "unshared") -> Non
         if entry.device.kind != "gpu":
             raise InputError(
                 f"{policy} cannot leave {entry.device.name} unshared: its replicas are held to cores",
-                f"leave out -O {option}, or name a GPU",
+                "leave out -O unshared, or name a GPU",
             )
 
 

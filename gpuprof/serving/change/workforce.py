@@ -159,8 +159,10 @@ class Workforce:
             while name in taken:
                 name, number = f"{planned.model}/{number}", number + 1
             taken.add(name)
-            group = planned.orders[0].group.removesuffix(planned.plan.name) + name
-            orders = tuple(replace(order, group=group) for order in planned.orders)
+            orders = planned.orders
+            if not orders[0].turns:  # who takes turns has a group with others
+                group = orders[0].group.removesuffix(planned.plan.name) + name
+                orders = tuple(replace(order, group=group) for order in orders)
             renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
         return renamed
 

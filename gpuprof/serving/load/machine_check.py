@@ -16,7 +16,7 @@ from gpuprof.machine.busy_cores import busy_cores
 from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.machine.lost_time import StolenTime, measure_lateness
-from gpuprof.rules.cpu_slices import plan_slices
+from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import recorded_work
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
@@ -89,14 +89,14 @@ def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
     if len(deployment.nodes) != 1:
         return frozenset()
     shares = [
-        replica.sm_share_pct
+        (replica.sm_share_pct, replica.turns)
         for gpu in deployment.nodes[0].gpus
         if gpu.device.startswith("cpu") and not gpu.index
         for partition in gpu.partitions
         for replica in partition.replicas
     ]
     try:
-        return frozenset(core for part in plan_slices(shares, own_cores()) for core in part.cores)
+        return frozenset(core for part in plan_shared_slices(shares, own_cores()) for core in part.cores)
     except InputError:
         return frozenset()
 
@@ -131,8 +131,8 @@ def expected_ms(deployment: DeploymentMap, model: str, handover_ms: float) -> fl
     """Return the time of a batch of one that finds its worker at rest, without its handover; None: not one time."""
     replicas: list[Replica] = [replica for *_, replica in deployment.places() if model in replica.rates()]
     times = {
-        round(replica.batch_latency_ms[0] * replica.predicted.pause_factor, 9)
+        round(own_ms[0] * replica.predicted.pause_factor, 9)
         for replica in replicas
-        if replica.batch_latency_ms and replica.model == model
+        if (own_ms := replica.own_batch_ms()) and replica.model == model
     }
     return max(0.0, times.pop() - handover_ms) or None if len(times) == 1 else None

@@ -92,7 +92,7 @@ def _laws(
     ]
     overhead_ms = deployment.planned_with.overhead_ms
     running = [
-        LoadedReplica(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct)
+        LoadedReplica(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct, replica.turns)
         for replica, own in zip(known, sent, strict=True)
     ]
     servers = tuple(one.server for one in running)

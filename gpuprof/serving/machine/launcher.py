@@ -29,6 +29,7 @@ class WorkerOrder:
     cores: tuple[int, ...] = ()  #: It runs on these; empty: it is not held to any.
     quota_cores: float | None = None  #: CPU seconds a second that all workers of ``group`` may take together.
     group: str = ""  #: Name of the control group for the quota.
+    turns: str = ""  #: Workers with one name here run one batch at a time; empty: it runs whenever it has one.
     #: Set before the process starts: MPS and MIG are bound so.
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Part of a GPU that it is to be held to; becomes ``environment`` when the GPU's MPS daemon runs.

@@ -10,7 +10,7 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Repli
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import gpu_provider
 from gpuprof.serving.machine.gpu_places import find_gpu
@@ -137,10 +137,14 @@ class _Planning:
 
     def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
         """Yield the replicas of a node; ``node`` names the machine that is to keep their workers."""
-        spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], machine.cores)
+        shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
+        spare = Spare(shares, machine.cores)
         for place, mig, replica, part in placed:
             name = self._next_name(replica.model)
             order = self._order(replica, part, f"{self._group}-{name}", node)
+            if replica.turns:  # those who take them have the quota of their cores together, too
+                turns = f"{self._group}-{place}-{mig}-turns{replica.turns}"
+                order = replace(order, turns=turns, group=turns)
             plan = _plan(replica, name, place, mig)
             extra_pct = self._shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
@@ -253,7 +257,7 @@ def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> t
         raise UnavailableError(
             f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one", "plan with --gpus cpu:1"
         )
-    return plan_slices([replica.sm_share_pct for replica in placed], machine.cores)
+    return plan_shared_slices([(replica.sm_share_pct, replica.turns) for replica in placed], machine.cores)
 
 
 def _gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
@@ -297,7 +301,7 @@ def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group:
             batch=replica.batch,
             provider=SIMULATED_PROVIDER,
             group=group,
-            latency_ms=_latency_ms(replica),
+            latency_ms=_latency_ms(replica, own_turn=True),
             latency_cv=replica.predicted.latency_cv,
         )
     return WorkerOrder(
@@ -325,13 +329,18 @@ def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
     )
 
 
-def _latency_ms(replica: Replica) -> tuple[float, ...]:
-    """Return the predicted time of a batch of 1, 2, …; on a straight line where the map has only the full one."""
-    if replica.batch_latency_ms:
-        return _pad_times(replica.batch_latency_ms, replica.batch)
-    full_ms = replica.predicted.latency_ms
+def _latency_ms(replica: Replica, *, own_turn: bool = False) -> tuple[float, ...]:
+    """Return the predicted time of a batch of 1, 2, …; on a straight line where the map has only the full one.
+
+    With ``own_turn`` it is the time without waits for a turn.
+    """
+    times = replica.own_batch_ms() if own_turn else replica.batch_latency_ms
+    if times:
+        return _pad_times(times, replica.batch)
+    full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
     # Half of it is taken not to depend on the rows: an assumption, until the router has seen batches.
-    return tuple(full_ms * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1))
+    own = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
+    return tuple(own if own_turn else (ms + waits_ms for ms in own))
 
 
 def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:

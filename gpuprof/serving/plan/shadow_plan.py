@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.rules.cpu_slices import CpuSlice, spare_cores
+from gpuprof.rules.turns import held_shares
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
@@ -43,17 +44,18 @@ class Spare:
 
     Parameters
     ----------
-    placed : sequence of (str, str, float)
-        Place, MIG instance and share in percent of every replica.
+    placed : sequence of (str, str, float, int)
+        Place, MIG instance, share in percent and number of turns of every replica.
     cores : sequence of int
         Of this machine.
     """
 
-    def __init__(self, placed: Sequence[tuple[str, str, float]], cores: Sequence[int]) -> None:
+    def __init__(self, placed: Sequence[tuple[str, str, float, int]], cores: Sequence[int]) -> None:
         self._cores = cores
-        self._shares: dict[tuple[str, str], list[float]] = {}
-        for place, mig, share in placed:
-            self._shares.setdefault((place, mig), []).append(share)
+        shares: dict[tuple[str, str], list[tuple[float, int]]] = {}
+        for place, mig, share, turns in placed:
+            shares.setdefault((place, mig), []).append((share, turns))
+        self._shares = {where: held_shares(of_all) for where, of_all in shares.items()}
 
     def standby(self, plan: ReplicaPlan, order: WorkerOrder, processes: int, extra_pct: float) -> Standby | None:
         """Return a standby with ``extra_pct`` more of the device, or with all that is left; None if that is nothing."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SIMULATED_PROVIDER = "simulated"
 _DATATYPES = {onnx: datatype for datatype, onnx in ONNX_NAMES.items()}
 _zeros = bytearray(INLINE_BYTES)
+#: When all batches of those that take turns will be done, by their name, on the clock of the event loop.
+_turns_until: dict[str, float] = {}
 
 
 class SimulatedLink:
@@ -54,7 +56,10 @@ class SimulatedLink:
         batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
         self.sent[batch.number] = batch
         takes_s = self._takes_ms(rows) / 1000.0
-        self._free_at = max(now, self._free_at) + takes_s
+        turns = self._order.turns
+        self._free_at = max(now, self._free_at, _turns_until.get(turns, 0.0)) + takes_s
+        if turns:
+            _turns_until[turns] = self._free_at
         delay = self._free_at - now
         self._timers[batch.number] = self._loop.call_later(delay, self._finish, batch, int(1e9 * takes_s))
         return batch

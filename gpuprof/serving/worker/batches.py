@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,13 @@ class Batches:
     runtime : Runtime
     arena : memoryview
         Shared with the router.
+    turn : context manager, optional
+        Held while the model runs: its turn among the workers that share a part of a device in time.
     """
 
-    def __init__(self, runtime: Runtime, arena: memoryview) -> None:
+    def __init__(self, runtime: Runtime, arena: memoryview, turn: AbstractContextManager[object] | None = None) -> None:
         self._runtime = runtime
+        self._turn = nullcontext() if turn is None else turn
         merged = runtime.merged
         self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
         self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
@@ -69,13 +72,14 @@ class Batches:
         The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request]. Raises
         `ModelError` when the model cannot work on the inputs.
         """
-        gathered = time.perf_counter_ns()
-        if isinstance(begun.inputs, Staged):
-            assert isinstance(self._runtime, BoundRuntime)
-            outputs = self._runtime.run_staged(begun.inputs, begun.wanted)
-        else:
-            outputs = self._runtime.run(begun.inputs, begun.wanted)
-        ran = time.perf_counter_ns()
+        with self._turn:
+            gathered = time.perf_counter_ns()
+            if isinstance(begun.inputs, Staged):
+                assert isinstance(self._runtime, BoundRuntime)
+                outputs = self._runtime.run_staged(begun.inputs, begun.wanted)
+            else:
+                outputs = self._runtime.run(begun.inputs, begun.wanted)
+            ran = time.perf_counter_ns()
         self._check_rows(begun, outputs)
         described, payload = self._outputs.scatter(begun.parts, begun.wanted, outputs)
         scattered = time.perf_counter_ns()

@@ -38,6 +38,7 @@ from gpuprof.serving.worker.runtime import (
     example_inputs,
     null_bytes,
 )
+from gpuprof.serving.worker.turn import open_turns
 
 
 def main(arguments: list[str]) -> int:
@@ -77,6 +78,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
     with ExitStack() as held:
         try:
             runtime = _start(order, held)
+            turn = held.enter_context(open_turns(order["turns"])) if order["turns"] else None
         except GpuprofError as error:
             stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
             return error.exit_code
@@ -85,7 +87,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
         stream.send(FrameKind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
         (serve_overlapped if overlapped else serve_one_by_one)(
-            stream, Batches(runtime, memoryview(b"") if arena is None else arena)
+            stream, Batches(runtime, memoryview(b"") if arena is None else arena, turn)
         )
     return 0
 

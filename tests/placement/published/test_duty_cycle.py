@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.deployment import Replica
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.errors import InputError
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
+from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, solve_and_check
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.published.duty_cycle import DutyCycle, TurnDemand, list_duty_cycles
 from gpuprof.placement.published.gpulet import Gpulet
@@ -44,20 +46,45 @@ def test_rates_that_fill_more_than_all_the_time_have_no_cycle() -> None:
     assert list_duty_cycles(exceeds) == ()
 
 
-def test_models_of_low_rates_take_turns_on_one_device() -> None:
+def test_models_of_low_rates_take_turns_in_one_part_of_a_device() -> None:
     given = problem(LOW_RATES, estimator=LinearEstimator(slowdown=1.0))
     placement, deployment = solve_and_check(Gpulet(temporal=True), given)
     assert placement.unplaced == () and len(placement.gpus) == 1
     (partition,) = deployment.nodes[0].gpus[0].partitions
-    assert partition.unshared and {one.sm_share_pct for one in partition.replicas} == {100.0}
+    assert not partition.unshared
+    groups = {(one.turns, one.sm_share_pct) for one in partition.replicas}
+    assert len(groups) <= 2 and math.fsum(share for _, share in groups) <= 100.0
     assert len(solve_and_check(Gpulet(), given)[0].gpus) == 5
 
 
-def test_nobody_takes_turns_where_a_neighbour_would_break_an_slo() -> None:
-    given = problem([demand(f"m{number}", 50.0, 40.0) for number in range(3)], estimator=LinearEstimator(slowdown=5.0))
+def test_a_batch_is_planned_to_wait_for_one_of_each_of_the_others() -> None:
+    _, deployment = solve_and_check(Gpulet(temporal=True), problem(LOW_RATES, estimator=LinearEstimator(slowdown=0.5)))
+    groups: dict[int, list[Replica]] = {}
+    for *_, replica in deployment.places():
+        groups.setdefault(replica.turns, []).append(replica)
+    turns = [group for number, group in groups.items() if number and len(group) > 1]
+    assert turns
+    for group in turns:
+        cycle_ms = math.fsum(one.turn_ms or 0.0 for one in group)
+        for one in group:
+            assert one.predicted.latency_ms == pytest.approx(cycle_ms)
+            assert one.own_batch_ms()[-1] == pytest.approx(one.turn_ms)  # type: ignore[index]
+
+
+def test_what_slows_neighbours_down_is_no_matter_for_those_who_take_turns() -> None:
+    demands = [demand(f"m{number}", 2.0, 300.0) for number in range(3)]
+    given = problem(demands, estimator=LinearEstimator(slowdown=50.0))
+    placement, deployment = solve_and_check(Gpulet(temporal=True), given)
+    assert len(placement.gpus) == 1 and {one.turns for *_, one in deployment.places()} == {1}
+    assert len(solve_and_check(Gpulet(), given)[0].gpus) == 3
+
+
+def test_nobody_takes_turns_where_a_cycle_is_longer_than_an_slo() -> None:
+    # A batch of one takes 3 ms; waiting for another's, p99 is above 8.
+    given = problem([demand(f"m{number}", 50.0, 8.0) for number in range(3)], estimator=LinearEstimator(slowdown=5.0))
     placement, deployment = solve_and_check(Gpulet(temporal=True), given)
     assert len(placement.gpus) == 3
-    assert "unshared" not in deployment.to_json()
+    assert "turns" not in deployment.to_json()
 
 
 def test_memory_ends_how_many_take_turns() -> None:
@@ -66,8 +93,36 @@ def test_memory_ends_how_many_take_turns() -> None:
     assert [len(list(gpu.replicas())) for gpu in placement.gpus] == [3, 3, 3]
 
 
-def test_the_option_is_read_from_the_command_line_and_refused_for_cores() -> None:
+def test_the_option_is_read_from_the_command_line() -> None:
     assert make_policy("gpulet", {"temporal": "true"}) == Gpulet(temporal=True)
-    cpu = Fleet((FleetEntry(replace(plain_device(), kind="cpu"), 1),))
-    with pytest.raises(InputError, match=r"held to cores \(leave out -O temporal, or name a GPU\)"):
-        Gpulet(temporal=True).place(replace(problem(LOW_RATES), fleet=cpu))
+
+
+def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
+    cpu = replace(plain_device(), kind="cpu")
+    given = replace(problem(LOW_RATES), fleet=Fleet((FleetEntry(cpu, None),)))
+    placement, deployment = solve_and_check(Gpulet(temporal=True), given)
+    assert placement.unplaced == () and any(one.turns for *_, one in deployment.places())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sm_share_pct": 60.0}, "it must be one"),
+        ({"processes": 2}, "it must be one process of one"),
+        ({"turn_ms": None}, "has no time"),
+        ({"turn_ms": 1.0}, "ms at most, and turns 1 take"),
+        ({"turns": 0}, "takes no turns"),
+    ],
+)
+def test_the_check_refuses_turns_that_cannot_be_taken(change: dict[str, object], said: str) -> None:
+    given = problem(LOW_RATES[:3])
+    _, deployment = solve_and_check(Gpulet(temporal=True), given)
+    node, gpu, partition, first = next(iter(deployment.places()))
+    assert first.turns == 1
+    replicas = (first.model_copy(update=change), *partition.replicas[1:])
+    changed = partition.model_copy(update={"replicas": replicas})
+    nodes = (node.model_copy(update={"gpus": (gpu.model_copy(update={"partitions": (changed,)}),)}),)
+    broken = deployment.model_copy(update={"nodes": nodes})
+    known = evidence(given)
+    for one in (known, replace(known, estimator=None)):
+        assert any(said in str(violation) for violation in check(broken, one))

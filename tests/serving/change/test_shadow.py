@@ -31,7 +31,7 @@ pytestmark = serves_in_real_time
 
 
 def plan_standby(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
-    placed = [("n/d:0", "", share) for share in (share_pct, *others)]
+    placed = [("n/d:0", "", share, 0) for share in (share_pct, *others)]
     plan = ReplicaPlan("m/0", 1, 0.0, (10.0,), place="n/d:0", share_pct=share_pct)
     return Spare(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
 

@@ -26,7 +26,7 @@ pytestmark = serves_in_real_time
 
 ORDER = {
     "model": "m", "version": "1", "path": "null:4", "batch": 2, "threads": 1, "provider": "CPUExecutionProvider",
-    "cores": [], "quota_cores": None, "group": "m", "sha256": "",
+    "cores": [], "quota_cores": None, "group": "m", "turns": "", "sha256": "",
 }  # fmt: skip
 
 

@@ -1,0 +1,87 @@
+"""Turns of worker processes that share one part of a device in time: one batch runs at once, first come, first served.
+
+The processes meet in a file, by locks of its bytes, which the kernel releases for whoever dies. Each takes the next
+number, locks the byte of that number, and waits for the byte of the number before: a queue in which nobody overtakes,
+also not the worker that has just had its turn. Plain locks of a whole file have no such order.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+#: Bytes that are locked: by whoever uses the file at all, takes a number, or runs a batch; then those of the numbers.
+_USERS, _NUMBERS, _RUNNING, _FIRST = 0, 1, 2, 3
+_NUMBER_BYTES = 8
+
+
+class Turn:
+    """The turn of this process, as a context: enter it to wait for the turn, leave it to pass it on.
+
+    Parameters
+    ----------
+    file : int
+        Descriptor of the file that all share. No other descriptor of the file may be closed in this process: that
+        releases its locks.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._number = 0
+
+    def __enter__(self) -> Turn:
+        """Wait until all who came before have had their turns."""
+        self._lock(_NUMBERS)
+        try:
+            self._number = int.from_bytes(os.pread(self._file, _NUMBER_BYTES, 0), "little")
+            os.pwrite(self._file, (self._number + 1).to_bytes(_NUMBER_BYTES, "little"), 0)
+            self._lock(_FIRST + self._number)  # before anybody can take the number after it
+        finally:
+            self._release(_NUMBERS)
+        if self._number:
+            self._lock(_FIRST + self._number - 1)
+            self._release(_FIRST + self._number - 1)
+        self._lock(_RUNNING)  # whoever died while it waited has let us pass one that still runs
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Pass the turn on."""
+        self._release(_RUNNING)
+        self._release(_FIRST + self._number)
+
+    def _lock(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
+
+    def _release(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+
+@contextmanager
+def open_turns(group: str) -> Iterator[Turn]:
+    """Give this process its place among those of a group on this machine; the last that leaves removes the file."""
+    path = Path(tempfile.gettempdir()) / f"gpuprof-turns-{os.getuid()}-{sha256(group.encode()).hexdigest()[:16]}"
+    file = _open_shared(path)
+    try:
+        yield Turn(file)
+    finally:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _USERS)
+        except OSError:
+            pass  # others use it
+        else:
+            path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _open_shared(path: Path) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(file, fcntl.LOCK_SH, 1, _USERS)
+        if os.fstat(file).st_nlink:
+            return file
+        os.close(file)  # removed by the last of those before us, after we opened it
