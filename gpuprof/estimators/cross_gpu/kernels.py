@@ -60,6 +60,11 @@ class LaunchMode(StrEnum):
     FUSED = "fused"
 
 
+#: Part of the images of convolutions in half precision and below that is put in order for tensor cores, channels last:
+#: compilers keep them so from end to end, cuDNN takes either order in part. In TF32 all of them are.
+_CONVERTED = {LaunchMode.EAGER: 0.5, LaunchMode.FUSED: 0.0}
+
+
 @dataclass(frozen=True, slots=True)
 class KernelList:
     """The kernels of a graph."""
@@ -103,6 +108,7 @@ class _Walk:
         self._absorbed: dict[int, int] = {}
         self._find_biases()
         self._find_gelus()
+        self._find_swishes()
         if runtime is LaunchMode.FUSED:
             self._find_chains()
         self._groups: dict[int, list[int]] = defaultdict(list)
@@ -110,6 +116,10 @@ class _Walk:
             self._groups[self._anchor(place)].append(place)
         self._attention = self._find_attention() if runtime is LaunchMode.FUSED and self._narrow else {}
         self._inside = {place for group in self._attention.values() for place in group}
+        for last, group in self._attention.items():
+            self._inside |= self._list_strided(group[-2], last)
+        self._width_between = self._operand if precision == "int8" else self._width
+        self._converted = (_CONVERTED[runtime] if self._narrow else 1.0) if self._tensor else 0.0
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
@@ -178,6 +188,15 @@ class _Walk:
                 if halves is not None and halves not in self._absorbed and self._is_scaling(halves, chain[-1]):
                     self._absorbed[halves] = chain[-1]
 
+    def _find_swishes(self) -> None:
+        """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write one activation as two ops."""
+        for place, op in enumerate(self._ops):
+            reader = self._only_reader(place) if op.op_type in ("Sigmoid", "HardSigmoid") else None
+            if reader is None or self._ops[reader].op_type != "Mul":
+                continue
+            if op.inputs[0].name in {tensor.name for tensor in self._ops[reader].inputs}:
+                self._absorbed[place] = reader
+
     def _is_scaling(self, place: int, reader: int) -> bool:
         return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
 
@@ -225,6 +244,37 @@ class _Walk:
 
     def _is_pair(self, before: int, after: int) -> bool:
         return all(self._ops[p].op_type in _PRODUCTS and len(self._ops[p].inputs[1].shape) > 2 for p in (before, after))
+
+    def _list_strided(self, first: int, last: int) -> set[int]:
+        """Return what only moves queries, keys and values to an attention, and its result away: it reads and writes
+        in strides. A scaling of the queries is its own, too.
+        """
+        moved: set[int] = set()
+        waiting = [*self._ops[first].inputs[:2], self._ops[last].inputs[1]]
+        while waiting:
+            place = self._maker.get(waiting.pop().name)
+            if place is None or place in moved or not self._is_moving(place):
+                continue
+            moved.add(place)
+            waiting.extend(self._ops[place].inputs[:1])
+        inside = self._inside | {first, last}
+        while others := {
+            place
+            for place in moved
+            if any(r not in moved and r not in inside for t in self._ops[place].outputs for r in self._readers[t.name])
+        }:
+            moved -= others
+        after = self._only_reader(last)
+        while after is not None and self._ops[after].op_type in _VIEWS | {"Transpose"}:
+            moved.add(after)
+            after = self._only_reader(after)
+        return moved
+
+    def _is_moving(self, place: int) -> bool:
+        op = self._ops[place]
+        scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
+        scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
+        return scaling or op.op_type in _VIEWS | {"Transpose", "Split", "Gather", "Slice"}
 
     def _attention_row(self, place: int) -> _Row:
         first = self._ops[self._attention[place][-2]]
@@ -297,20 +347,21 @@ class _Walk:
         groups = int(op.attributes.get("group", 1) or 1)  # type: ignore[call-overload]
         taps, outs = float(prod(weight.shape[1:])), float(out.shape[1])
         pixels = out.elements / outs
-        moved = (
-            self._width * (image.elements + out.elements) + self._operand * weight.elements + self._extra_bytes(place)
-        )
+        made = self._width_between * out.elements
+        moved = self._width_between * image.elements + made + self._operand * weight.elements + self._extra_bytes(place)
         if groups > 1 and weight.shape[1] == 1:
-            row = {"read_bytes": _DEPTHWISE_TRAFFIC * moved - self._width * out.elements}
-            return "movement", {**row, **self._measure_output(out), "flops": 2.0 * out.elements * taps}
+            row = {**self._measure_output(out), "read_bytes": _DEPTHWISE_TRAFFIC * moved - made, "written_bytes": made}
+            return "movement", {**row, "flops": 2.0 * out.elements * taps}
         if op.op_type == "ConvTranspose":
             pixels, outs, taps = image.elements / image.shape[1], taps, float(image.shape[1])
         stride = max(int(s) for s in op.attributes.get("strides", (1,)) or (1,))  # type: ignore[attr-defined]
         row = {
-            **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps, "width": self._operand},
+            **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps},
             "flops": 2.0 * pixels * outs * taps,
-            "read_bytes": moved - self._width * out.elements + self._layout_bytes(image, out),
-            **self._measure_output(out),
+            "read_bytes": moved - made + self._layout_bytes(image, out),
+            "written_bytes": made,
+            "elements": float(out.elements),
+            "width": self._width,  # products of 8 bits that were measured make their operands first; these are there
             "kernel": float(weight.shape[-1]),
             "stride": float(stride),
             "image": float(out.shape[-1]),
@@ -319,7 +370,7 @@ class _Walk:
 
     def _layout_bytes(self, image: Tensor, out: Tensor) -> float:
         """Return what is moved to put the channels last for tensor cores, and first again behind the convolution."""
-        return 2.0 * self._width * (image.elements + out.elements) if self._tensor else 0.0
+        return 2.0 * self._converted * self._width * (image.elements + out.elements)
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
         """Yield the product for the inputs of all steps, and a step."""

@@ -146,3 +146,71 @@ def test_a_chain_of_thousands_of_ops_is_more_than_one_kernel_and_far_fewer_than_
     assert set(kernels.op_types) == {"Relu"} and len(kernels.op_types) == -(-5000 // 64)
     assert set(kernels.ops.read_bytes) == set(kernels.ops.written_bytes) == {8 * 16 * 4.0}
     assert len(list_kernels(_graph(*chain), "float32", LaunchMode.EAGER).op_types) == 5000
+
+
+IMAGE, TAPS, MADE = _t("image", 4, 64, 28, 28), _t("taps", 128, 64, 3, 3), _t("made", 4, 128, 28, 28)
+CONVOLUTION = _op("Conv", [IMAGE, TAPS], MADE, [TAPS], kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+ELEMENTS, WEIGHTS = 4 * (64 + 128) * 28 * 28, 128 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("precision", "runtime", "traffic"),
+    [
+        ("float32", LaunchMode.EAGER, 4 * ELEMENTS + 4 * WEIGHTS),
+        ("tfloat32", LaunchMode.EAGER, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
+        ("tfloat32", LaunchMode.FUSED, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
+        ("float16", LaunchMode.EAGER, 2 * 2 * ELEMENTS + 2 * WEIGHTS),
+        ("float16", LaunchMode.FUSED, 2 * ELEMENTS + 2 * WEIGHTS),
+        ("float8", LaunchMode.FUSED, 2 * ELEMENTS + WEIGHTS),
+        ("int8", LaunchMode.FUSED, ELEMENTS + WEIGHTS),
+    ],
+)
+def test_images_are_put_in_order_for_tensor_cores_by_no_compiler(
+    precision: str, runtime: LaunchMode, traffic: float
+) -> None:
+    ops = list_kernels(_graph(CONVOLUTION), precision, runtime).ops
+    assert ops.bytes_moved[0] == traffic
+
+
+def test_an_activation_times_its_own_sigmoid_is_one_kernel_in_either_runtime() -> None:
+    gate, swish = _t("gate", 4, 128, 28, 28), _t("swish", 4, 128, 28, 28)
+    graph = _graph(CONVOLUTION, _op("Sigmoid", [MADE], gate), _op("Mul", [MADE, gate], swish))
+    assert list_kernels(graph, "float16", LaunchMode.EAGER).op_types == ("Conv", "Mul")
+    scaled = _graph(CONVOLUTION, _op("Sigmoid", [_t("other", 4, 128, 28, 28)], gate), _op("Mul", [MADE, gate], swish))
+    assert list_kernels(scaled, "float16", LaunchMode.EAGER).op_types == ("Conv", "Sigmoid", "Mul")
+
+
+def _attention_of_one_projection(*, kept: bool = False) -> ModelGraph:
+    """Return queries, keys and values cut from one tensor, as timm's networks are exported."""
+    packed, turned = _t("packed", 8, 197, 3, 12, 64), _t("turned", 3, 8, 12, 197, 64)
+    parts = [_t(name, 8, 12, 197, 64) for name in "qkv"]
+    scale, scaled, keys = _t("scale", 1), _t("qs", 8, 12, 197, 64), _t("kt", 8, 12, 64, 197)
+    score, part = _t("score", 8, 12, 197, 197), _t("part", 8, 12, 197, 197)
+    mixed, back, flat = _t("mixed", 8, 12, 197, 64), _t("back", 8, 197, 12, 64), _t("flat", 8, 197, 768)
+    out = _t("out", 768, 768)
+    ops = [
+        _op("Transpose", [packed], turned),
+        *(_op("Gather", [turned, _t(f"at{one.name}")], one) for one in parts),
+        _op("Mul", [parts[0], scale], scaled),
+        _op("Transpose", [parts[1]], keys),
+        _op("MatMul", [scaled, keys], score),
+        _op("Softmax", [score], part),
+        _op("MatMul", [part, parts[2]], mixed),
+        _op("Transpose", [mixed], back),
+        _op("Reshape", [back], flat),
+        _op("MatMul", [flat, out], _t("y", 8, 197, 768), [out]),
+    ]
+    return _graph(*ops, *([_op("Relu", [turned], _t("copy", 3, 8, 12, 197, 64))] if kept else []))
+
+
+def test_fused_attention_reads_its_operands_where_they_lie() -> None:
+    fused = list_kernels(_attention_of_one_projection(), "float16", LaunchMode.FUSED)
+    assert fused.op_types == ("MatMul", "MatMul")
+    assert [FAMILIES[family] for family in fused.ops.family] == ["attention", "matmul"]
+    eager = list_kernels(_attention_of_one_projection(), "float16", LaunchMode.EAGER).op_types
+    assert eager.count("Gather") == 3 and "Transpose" in eager
+
+
+def test_what_others_read_too_is_written_beside_fused_attention() -> None:
+    kinds = list_kernels(_attention_of_one_projection(kept=True), "float16", LaunchMode.FUSED).op_types
+    assert "Transpose" in kinds
