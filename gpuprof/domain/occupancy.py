@@ -227,7 +227,7 @@ def _columns(*values: ArrayLike) -> list[Integers]:
 
 def _register_limit(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
     a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-    limit = _held_by_partitions(sm, _partitions(capability), warps, a_warp)
+    limit = _held_by_partitions(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
     if capability == (6, 0):
         # A block that the other Pascals cannot run is refused here too, though it would fit.
         limit = np.where(_held_by_partitions(sm, 4, warps, a_warp) > 0, limit, 0)
@@ -240,10 +240,6 @@ def _held_by_partitions(sm: SmLimits, partitions: int, warps: Integers, a_warp: 
     warps_of_a_partition = (sm.registers // partitions) // np.maximum(a_warp, 1)
     held = warps_of_a_partition * partitions // warps
     return np.where(spread_evenly > sm.max_registers_per_block, 0, held)
-
-
-def _partitions(capability: tuple[int, int]) -> int:
-    return 2 if capability == (6, 0) else 4
 
 
 def _shared_limit(sm: SmLimits, capability: tuple[int, int], wanted: Integers, carveout_pct: int | None) -> Integers:

@@ -41,7 +41,7 @@ def usable_cores(processors: int, quota_cores: float | None) -> int:
 def _own_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's group of the controller and all groups around it, whose limits hold too."""
     mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(","):
@@ -78,10 +78,6 @@ def _quota(group: Path) -> float | None:
 def _memory(group: Path) -> int | None:
     text = read_text(group / "memory.max").strip() or read_text(group / "memory.limit_in_bytes").strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
-
-
-def _lines(path: Path) -> list[str]:
-    return read_text(path).splitlines()
 
 
 def read_text(path: Path) -> str:

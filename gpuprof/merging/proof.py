@@ -217,7 +217,7 @@ class _Prover:
         fed, expected = self._feed_call(batches, seed)
         for i, batch in enumerate(batches):
             if batch is None and rows:
-                fed |= _rows(self._described, i, rows)
+                fed |= replace(self._described.members[i], absent_rows=rows).nothing()
         present = list(expected)
         call = ", ".join(
             f"{member.name} {'absent' if batch is None else f'× {batch}'}"
@@ -261,7 +261,3 @@ class _Prover:
             key = (member.name, value.name)
             if key not in self.worst or not self.worst[key].relative >= apart:
                 self.worst[key] = difference
-
-
-def _rows(described: MergedModel, member: int, rows: int) -> dict[str, Array]:
-    return replace(described.members[member], absent_rows=rows).nothing()

@@ -391,7 +391,7 @@ class _Walk:
         op = self._ops[place]
         group = {place, *self._groups[place]}
         inputs = {t.name: t for p in group for t in self._ops[p].inputs if self._maker.get(t.name) not in group}
-        final = self._final(place)
+        final = self._ops[max([place, *self._groups[place]])].outputs[0]
         read = sum(map(self._bytes, inputs.values()))
         if op.op_type in ("Gather", "Slice", "GatherElements", "GatherND", "Compress", "Split"):
             read = min(read, sum(map(self._bytes, op.outputs)) + 8.0 * _SMALL)
@@ -404,10 +404,6 @@ class _Walk:
             row["row"] = float(shape[int(axis)] if shape and isinstance(axis, int) else 1)
             return ("softmax" if op.op_type in _SOFTMAXES else "norm"), row
         return ("elementwise" if op.op_type in _ELEMENTWISE else "movement"), row
-
-    def _final(self, place: int) -> Tensor:
-        """Return what the group of a node gives in the end: what its last op in the order of the graph does."""
-        return self._ops[max([place, *self._groups[place]])].outputs[0]
 
     def _extra_bytes(self, place: int) -> float:
         """Return what the ops fused into a product read besides what it gives."""

@@ -163,13 +163,9 @@ def memory_matrix(cases: Sequence[ModelCase]) -> tuple[Array, Array, Array, tupl
     """Return features, target log(peak / least), least and groups of the cases whose memory was measured."""
     known = [case for case in cases if case.memory_bytes]
     features = np.array([memory_features(case.graph) for case in known]).reshape(len(known), len(MEMORY_FEATURES))
-    least = np.array([_least_bytes(case.graph) for case in known])
+    least = np.array([math.expm1(memory_features(case.graph)[0]) for case in known])
     target = np.log(np.array([case.memory_bytes or 1.0 for case in known]) / least)
     return features, target, least, tuple(case.architecture for case in known)
-
-
-def _least_bytes(graph: ModelGraph) -> float:
-    return math.expm1(memory_features(graph)[0])
 
 
 def graph_facts(graph: ModelGraph) -> list[OpFacts]:

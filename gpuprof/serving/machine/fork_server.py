@@ -69,7 +69,7 @@ class ForkServer:
 
     def run(self) -> None:
         """Fork workers until the machine closes the socket."""
-        self._reply({"threads": _threads()})
+        self._reply({"threads": len(list(Path("/proc/self/task").iterdir()))})
         while True:
             readable, _, _ = select.select([*self._children, self._machine.fileno()], [], [])
             for descriptor in readable:
@@ -123,10 +123,6 @@ class ForkServer:
     def _reply(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         with suppress(ConnectionError):  # the machine has gone, as the next look at the socket tells
             socket.send_fds(self._machine, [json.dumps(message).encode()], descriptors or [])
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def main(arguments: list[str]) -> int:

@@ -161,7 +161,7 @@ class MemberReplica:
         whole = next(worker.spec for worker in self.workers if worker.spec is not None)
         inference.member_request = _MemberRequest(self, inference.inputs, inference.wanted, inference.batch_key)
         own = {merged: tensor for (_, merged), tensor in zip(self.member.inputs, inference.inputs, strict=True)}
-        inference.inputs = [own.get(spec.name) or _nothing(spec) for spec in whole.inputs]
+        inference.inputs = [own.get(spec.name) or InputTensor([0, *spec.shape[1:]], b"") for spec in whole.inputs]
         positions = [whole.output_index[merged] for _, merged in self.member.outputs]
         wanted = range(len(positions)) if inference.wanted is None else inference.wanted
         inference.wanted = [positions[position] for position in wanted]
@@ -250,8 +250,3 @@ class _Owners:
 
 def _member_request(inference: Inference) -> _MemberRequest:
     return cast("_MemberRequest", inference.member_request)
-
-
-def _nothing(spec: TensorSpec) -> InputTensor:
-    """Return an input without rows."""
-    return InputTensor([0, *spec.shape[1:]], b"")
