@@ -55,7 +55,6 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
 
     Parameters
     ----------
-    path : Path
     group : click.Group
         Of the commands that may run; what is said of others is not read.
     verbs : sequence of str

@@ -50,10 +50,8 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
 
     Parameters
     ----------
-    text : str
     find_device : callable
         Name → `Device`; raises `InputError` for a name that it does not know.
-    priced : sequence of Device, optional
     """
     entries: list[FleetEntry] = []
     every = False

@@ -32,11 +32,7 @@ class GpuDescription:
 def describe_device(description: GpuDescription, by: str = "the report") -> Device | None:
     """Return the device that a board is: the catalogue's by its name, else one scaled from a board of its capability.
 
-    Parameters
-    ----------
-    said : GpuDescription
-    by : str
-        Who says so, for ``Device.sources``.
+    ``by``: who says so, for ``Device.sources``.
 
     Returns
     -------

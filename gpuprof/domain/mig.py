@@ -122,13 +122,9 @@ def _maximal(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layou
 def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
     """Return every legal layout to which nothing can be added, each ordered by start.
 
-    Parameters
-    ----------
-    device : Device
-    profiles : sequence of MigProfile, optional
-        The profiles to build from; all of the device's by default. An A100 has 19 maximal layouts of its
-        `basic_profiles` (ParvaGPU's figure 1 lists 19 too, one of which has a 2g at a slot that the driver refuses),
-        and 78 of all.
+    ``profiles``: the profiles to build from; all of the device's by default. An A100 has 19 maximal layouts of its
+    `basic_profiles` (ParvaGPU's figure 1 lists 19 too, one of which has a 2g at a slot that the driver refuses), and 78
+    of all.
 
     Examples
     --------

@@ -21,14 +21,8 @@ class PublicName:
         """Return the name and the version of a model of a map.
 
         ``resnet50@3`` is version 3 of ``resnet50``, and so is ``resnet50`` from ``…/resnet50/3/model.onnx``, as model
-        repositories keep their files; anything else is version 1.
-
-        Parameters
-        ----------
-        model : str
-            Its name in the map.
-        path : str, optional
-            Of its file.
+        repositories keep their files; anything else is version 1. ``model``: its name in the map; ``path``: of its
+        file.
 
         Examples
         --------

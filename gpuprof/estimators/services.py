@@ -23,11 +23,8 @@ from gpuprof.domain.sizes import name_parts
 class ServiceEstimator:
     """Answers for services what an estimator says of the models that they run.
 
-    Parameters
-    ----------
-    sources : mapping of str to str
-        Service → name of its model, with sizes or their distribution behind it (`gpuprof.domain.sizes.mixed_name`);
-        what is not named is a model itself.
+    ``sources``: service → name of its model, with sizes or their distribution behind it
+    (`gpuprof.domain.sizes.mixed_name`); what is not named is a model itself.
     """
 
     def __init__(self, models: Estimator, sources: Mapping[str, str]) -> None:

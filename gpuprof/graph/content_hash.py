@@ -14,12 +14,7 @@ _SMALL_BYTES = 2**20
 
 
 class ContentHash:
-    """The sha256 of some files one after another, computed in a thread of its own from now on.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-    """
+    """The sha256 of some files one after another, computed in a thread of its own from now on."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)

@@ -175,16 +175,8 @@ def bind_inputs(
     """Return the inputs with every dimension known, and what each named dimension became.
 
     Raises `InputError` if an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names
-    nothing.
-
-    Parameters
-    ----------
-    infos : iterable of ValueInfoProto
-        The model's inputs, without its weights.
-    dims : mapping of str to int
-        Sizes by the dimension's name, or by ``"input:axis"`` where it has none.
-    model : str
-        What errors call the model.
+    nothing. ``infos``: the model's inputs, without its weights; ``dims``: sizes by the dimension's name, or by
+    ``"input:axis"`` where it has none; ``model``: what errors call the model.
     """
     infos = list(infos)
     declared = {info.name: _dims_of(info, model) for info in infos}

@@ -131,14 +131,8 @@ def write_description(model: ModelProto, described: MergedModel) -> None:
 def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | None:
     """Return what the metadata of an ONNX file say of the models merged in it; None for any other file.
 
-    Raises `InputError` when the description is damaged or of a newer version.
-
-    Parameters
-    ----------
-    metadata : mapping of str to str
-        As ONNX Runtime gives it: ``session.get_modelmeta().custom_metadata_map``.
-    where : str
-        Names the file in errors.
+    Raises `InputError` when the description is damaged or of a newer version. ``metadata``: as ONNX Runtime gives it:
+    ``session.get_modelmeta().custom_metadata_map``; ``where``: names the file in errors.
     """
     text = metadata.get(METADATA_KEY)
     if text is None:

@@ -34,12 +34,7 @@ def runtime_types(
 ) -> dict[str, TypeProto]:
     """Return the types of a node's outputs as ONNX Runtime finds them; none where it is missing or lacks the op.
 
-    Parameters
-    ----------
-    types : mapping of str to TypeProto
-        Of its inputs.
-    known : mapping of str to TensorProto
-        Values of inputs that are known.
+    ``types``: of its inputs; ``known``: values of inputs that are known.
     """
     alone = NodeProto.FromString(node.SerializeToString())
     # Names are replaced by numbers, so that equal nodes of a model are one entry of the cache.

@@ -24,18 +24,9 @@ def read_records(
     """Return the rows of a table as records; only the columns that the record has are read.
 
     Raises `InputError` when a file is damaged or of a newer gpuprof; `TypeError` when the record has a field that is no
-    column of the table, or that has another type.
-
-    Parameters
-    ----------
-    database : KernelDb
-    record : type
-        The dataclass of a table's rows (`gpuprof.kernel_db.schema.TABLES`), or one with some of its columns, by their
-        names and with their types.
-    where : mapping of str to object, optional
-        As `KernelDb.read_table` takes it.
-    table : str, optional
-        Must be given for a record with some of the columns.
+    column of the table, or that has another type. ``record``: the dataclass of a table's rows
+    (`gpuprof.kernel_db.schema.TABLES`), or one with some of its columns, by their names and with their types;
+    ``where``: as `KernelDb.read_table` takes it; ``table``: must be given for a record with some of the columns.
 
     Examples
     --------

@@ -29,14 +29,8 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
     """Write ``tables`` as the directory ``name`` of ``database``; a crash at any moment leaves no half of it.
 
     Everything is written and flushed to disk in a hidden directory, which one rename then makes visible. Raises
-    `OSError` when the disk is full or the directory is not writable; nothing is left behind then.
-
-    Parameters
-    ----------
-    tables : mapping of str to pyarrow.Table
-        Empty ones are left out.
-    extra : mapping of str to bytes
-        Other files of the directory.
+    `OSError` when the disk is full or the directory is not writable; nothing is left behind then. ``tables``: empty
+    ones are left out; ``extra``: other files of the directory.
     """
     temporary = database / f"{TEMPORARY_PREFIX}{name}"
     temporary.mkdir()

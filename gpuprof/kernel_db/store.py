@@ -76,15 +76,7 @@ def new_run_id(started_at: datetime) -> str:
 class KernelDb:
     """A directory with one sub-directory a run, each written whole; safe for many writers and readers at once.
 
-    Parameters
-    ----------
-    path : Path
-        An existing database.
-
-    Raises
-    ------
-    InputError
-        When there is none at ``path``.
+    ``path``: an existing database. Raises `InputError` when there is none at ``path``.
     """
 
     def __init__(self, path: Path) -> None:

@@ -18,10 +18,7 @@ _NAP_S = 0.002
 class StolenTime:
     """Watches, from now on, which part of the time of this machine's cores its hypervisor gives to others.
 
-    Parameters
-    ----------
-    stat : Path
-        The kernel's file.
+    ``stat``: the kernel's file.
     """
 
     def __init__(self, stat: Path = _STAT) -> None:

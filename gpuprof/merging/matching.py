@@ -14,10 +14,7 @@ OMEGA = 0.4
 def best_matching(similarities: Mapping[tuple[int, int], float]) -> dict[int, int]:
     """Return the matching left → right with the largest sum of similarities, by the Hungarian algorithm.
 
-    Parameters
-    ----------
-    similarities : mapping of (int, int) to float
-        Weight of each edge, above 0; pairs without an edge are absent and never matched.
+    ``similarities``: weight of each edge, above 0; pairs without an edge are absent and never matched.
     """
     lefts = sorted({left for left, _ in similarities})
     rights = sorted({right for _, right in similarities})

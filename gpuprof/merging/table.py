@@ -38,12 +38,7 @@ class _Cells(NamedTuple):
 class PairTable:
     """Which pairs of cells have been entered; a hash without chains, so some that were not seem to be.
 
-    Parameters
-    ----------
-    entries : int
-        How many pairs will be entered, about.
-    salt : int
-        Tables of different salts confuse different pairs.
+    ``entries``: how many pairs will be entered, about; ``salt``: tables of different salts confuse different pairs.
     """
 
     def __init__(self, entries: int, tolerance: float, salt: int) -> None:

@@ -177,12 +177,7 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
 def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> VerifyResult:
     """Read every page of every file against its checksum.
 
-    Raises `InputError` when there is no database.
-
-    Parameters
-    ----------
-    repair : bool
-        Remove what killed processes left behind.
+    Raises `InputError` when there is no database. ``repair``: remove what killed processes left behind.
     """
     database = _open(db)
     defects = tuple(verify(database, repair))

@@ -38,7 +38,6 @@ def resolve_device(
         A name of the catalogue, as people or drivers write it, of ``own_devices``, of the database, of a GPU of this
         machine, or ``"cpu"`` for its CPU; None: the device that most of the database's measurements were made on, this
         machine's CPU if there are none.
-    db : KernelDb or None
     own : mapping of str to Device, optional
         Devices of the user's, which the catalogue lacks.
     note : callable, optional
@@ -110,13 +109,8 @@ def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelD
     """Open the kernel database.
 
     Raises `InputError` when it does not exist although it is needed or was named, or is a directory of something else.
-
-    Parameters
-    ----------
-    given : path or None
-        As the option ``--db`` says.
-    needed : bool
-        If False, None is returned where the default database does not exist.
+    ``given``: as the option ``--db`` says; ``needed``: if False, None is returned where the default database does not
+    exist.
     """
     path = database_path(given)
     if not needed and given is None and not path.exists():
@@ -155,7 +149,6 @@ def make_database_estimator(
 
     Parameters
     ----------
-    db : KernelDb or None
     graphs : mapping of str to Path, optional
         ONNX files of models that the database may lack.
     note : callable, optional

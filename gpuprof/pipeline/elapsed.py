@@ -19,7 +19,6 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
 
     Parameters
     ----------
-    progress : callable
     step : str
         What goes on, in words.
     total_s : float

@@ -65,7 +65,6 @@ def ingest_reports(
         A name of the catalogue or of ``device_file``; by default the GPU that the reports name or describe.
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
-    db : path, optional
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions in the recording, one each.
     """

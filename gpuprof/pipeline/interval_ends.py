@@ -35,8 +35,6 @@ def add_interval_ends(
 
     Parameters
     ----------
-    problem : Problem
-    policy : Policy
     deployment : DeploymentMap
         What it made of the problem.
     spent : Limit

@@ -45,9 +45,6 @@ def predict_load(
 
     Parameters
     ----------
-    deployment : DeploymentMap
-    streams : list of RequestStream
-    settings : LoadSettings
     most : int, optional
         Requests that are replayed at most; None: as many as the simulator does in some seconds.
     note : callable, optional

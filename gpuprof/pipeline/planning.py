@@ -19,14 +19,8 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
     """Return the policy's map, checked.
 
     Raises `InputError` when a demand is too large to be planned, or ``created`` is no time; `UnstableError` when the
-    map breaks a rule: the policy is wrong, and its map must not be deployed.
-
-    Parameters
-    ----------
-    problem : Problem
-    policy : Policy
-    created : str, optional
-        Time that the map says it was made at; else that of ``SOURCE_DATE_EPOCH``, else none.
+    map breaks a rule: the policy is wrong, and its map must not be deployed. ``created``: time that the map says it was
+    made at; else that of ``SOURCE_DATE_EPOCH``, else none.
     """
     refuse_oversized(problem)
     created = created or _read_source_date()

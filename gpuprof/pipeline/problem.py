@@ -60,7 +60,6 @@ def build_problem(
         As in `gpuprof.place`.
     db : Path or None
         Kernel database.
-    planning : PlanningOptions
     note : callable, optional
         Told each remark as soon as it is known.
     """
@@ -149,14 +148,7 @@ def size_demands(
     """Return the demands with the sizes that they are planned at; those that nobody gave are noted.
 
     Raises `InputError` when a model has no such dimension, or nobody says how large one is of which no size is usual.
-
-    Parameters
-    ----------
-    demands : sequence of Demand
-    known : KnownModels
-    dims : mapping of str to int
-        Sizes of dimensions that demands do not give themselves.
-    note : callable, optional
+    ``dims``: sizes of dimensions that demands do not give themselves.
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
     require_dimensions(dims, free.values())

@@ -177,14 +177,12 @@ def profile_cluster(
     ----------
     models : sequence of str
         ONNX files, or ``"NAME=FILE"``.
-    batches : sequence of int
     options : sequence of str
         Further options of ``gpuprof profile``, for each place.
     device : str, optional
         Use only places with this device.
     address : str
         Of the cluster; empty: the one of this machine.
-    db : path, optional
     progress : callable, optional
         Told of rows as they come in, and of what is tried again.
     """

@@ -44,12 +44,8 @@ Answer = tuple[int, dict[str, str], bytes]
 def build_application(arguments: Mapping[str, str]) -> Any:
     """Return the application of Ray Serve that serves a map.
 
-    Raises `InputError` when there is no such map.
-
-    Parameters
-    ----------
-    arguments : mapping
-        ``map``: path of the map, which every machine must have; ``simulate``: ``"true"`` computes nothing.
+    Raises `InputError` when there is no such map. ``arguments``: ``map``: path of the map, which every machine must
+    have; ``simulate``: ``"true"`` computes nothing.
     """
     from ray import serve as ray_serve
 

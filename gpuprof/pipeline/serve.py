@@ -88,8 +88,6 @@ def run_map_server(
 
     Parameters
     ----------
-    map_file : path
-    settings : ServeSettings
     ready : callable
         Told once where the server listens, and how many models and workers it has.
     note : callable, optional
@@ -285,7 +283,6 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
 
     Parameters
     ----------
-    name : str
     ray_address : str or None
         Of the Ray cluster; None: the one of this machine.
     insecure : bool

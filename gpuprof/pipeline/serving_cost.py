@@ -88,14 +88,8 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
 def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[str, float], alone: bool) -> HostWork:
     """Return what serving costs ``device`` beside the batches; nothing where it was never measured.
 
-    Parameters
-    ----------
-    database : KernelDb or None
-    device : Device
-    rates_rps : mapping of str to float
-        Of the models: the mean request counts, since what it takes adds up, whoever's it is.
-    alone : bool
-        Whether this is the only machine, on which router and clients then run, too.
+    ``rates_rps``: of the models: the mean request counts, since what it takes adds up, whoever's it is; ``alone``:
+    whether this is the only machine, on which router and clients then run, too.
     """
     from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 

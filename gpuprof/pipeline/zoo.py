@@ -86,13 +86,8 @@ def build_model(name: str, output: PathArgument | None = None, *, batch: int | N
 def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | None = None) -> RebatchResult:
     """Change the batch that a model fixes, and prove by running both that it computes the same.
 
-    Raises `InputError` when the model cannot be read or changed, naming the node, or the results differ.
-
-    Parameters
-    ----------
-    model, output : path
-    batch : int, optional
-        By default any.
+    Raises `InputError` when the model cannot be read or changed, naming the node, or the results differ. ``batch``: by
+    default any.
 
     Examples
     --------

@@ -25,10 +25,7 @@ _Disturbances = Mapping[PlacedReplica, BatchServer]
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
     """Return the map of ``placement`` with everything that is predicted of it.
 
-    Parameters
-    ----------
-    created : str, optional
-        Time of making; left out, the same problem gives the same bytes.
+    ``created``: time of making; left out, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
     addressed, moves = number_devices(problem, placement.gpus)

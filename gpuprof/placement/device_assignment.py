@@ -42,10 +42,7 @@ def assign_devices(
 ) -> DeviceAssignment:
     """Return the addresses under which most replicas stay: an assignment problem over kinds of equal devices.
 
-    Parameters
-    ----------
-    previous : DeploymentMap
-        Devices of it that are not in ``devices`` are not used again.
+    ``previous``: devices of it that are not in ``devices`` are not used again.
     """
     old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
     ours = _group_equal([_content(gpu) for gpu in gpus])

@@ -11,10 +11,7 @@ STOPPED = "time limit"
 def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
     """Return one line where a search was stopped early, None where it was not.
 
-    Parameters
-    ----------
-    limit_s : float, optional
-        The time limit in seconds, to be said with the option that sets it.
+    ``limit_s``: the time limit in seconds, to be said with the option that sets it.
     """
     if (stopped_by := deployment.planned_with.stopped_by) is None:
         return None

@@ -64,10 +64,7 @@ def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, .
 class Merging:
     """Replaces replicas by merged ones, one after another, wherever the SLOs allow it.
 
-    Parameters
-    ----------
-    problem : Problem
-        That the map answers.
+    ``problem``: that the map answers.
     """
 
     def __init__(self, problem: Problem, deployment: DeploymentMap) -> None:

@@ -12,12 +12,8 @@ from gpuprof.placement.bundle import Bundle, folder_name, is_cpu, model_file, mo
 def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple[Bundle, DeploymentMap]:
     """Return a bundle with the models' files, and the map as its servers see it: paths below ``root``, GPUs from 0.
 
-    Parameters
-    ----------
-    base : Path
-        Folder of the map: files of models are looked for there first.
-    root : str
-        Where servers find the bundle's ``models/``, ``"/models"`` or, beside the map, ``"models"``.
+    ``base``: folder of the map: files of models are looked for there first; ``root``: where servers find the bundle's
+    ``models/``, ``"/models"`` or, beside the map, ``"models"``.
     """
     bundle = Bundle()
     models = {

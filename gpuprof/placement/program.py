@@ -89,14 +89,9 @@ class Program:
     ) -> Solution | None:
         """Return the best solution found, None when there is none or none was found in time.
 
-        Parameters
-        ----------
-        relaxed : bool
-            Let integers be fractions: a bound in no time.
-        gap : float
-            Distance of objective and bound, relative, at which the search may stop.
-        least_step : float
-            Objectives of different solutions are so far apart, so that a bound nearer than that proves the better.
+        ``relaxed``: let integers be fractions: a bound in no time; ``gap``: distance of objective and bound, relative,
+        at which the search may stop; ``least_step``: objectives of different solutions are so far apart, so that a
+        bound nearer than that proves the better.
         """
         columns = self._columns()
         scales = fit_scales(columns)

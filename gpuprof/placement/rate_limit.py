@@ -79,12 +79,8 @@ class RateLimits:
     ) -> float:
         """Return the largest rate within the SLO, to `RATE_PRECISION` from below.
 
-        Parameters
-        ----------
-        idle_rps : float
-            Where not even this rate is in time the answer is 0.0.
-        wanted_rps : float
-            More than this is not looked for.
+        ``idle_rps``: where not even this rate is in time the answer is 0.0; ``wanted_rps``: more than this is not
+        looked for.
         """
         if self.in_time(queueing, server, slo, wanted_rps):
             return wanted_rps

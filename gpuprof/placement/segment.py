@@ -57,10 +57,7 @@ class Segment:
 class Segments(PlannedWorkloads):
     """Finds the segments of demands on devices; remembers what it computed.
 
-    Parameters
-    ----------
-    capped : bool
-        Look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
+    ``capped``: look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
     """
 
     #: Whether capacities are what no map exceeds, rather than what a replica is known to serve.

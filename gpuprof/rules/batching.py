@@ -8,14 +8,8 @@ from collections.abc import Sequence
 def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms: float) -> int:
     """Return how many of the oldest requests a free process takes now; 0: it waits for more.
 
-    Parameters
-    ----------
-    waiting : int
-        Requests in the queue.
-    batch : int
-        Largest batch.
-    oldest_wait_ms, max_wait_ms : float
-        How long the oldest request has waited, and how long it may.
+    ``waiting``: requests in the queue; ``batch``: largest batch; ``oldest_wait_ms`` and ``max_wait_ms``: how long the
+    oldest request has waited, and how long it may.
     """
     if waiting >= batch:
         return batch

@@ -74,13 +74,8 @@ class MergedEstimator:
 
     A batch of a merged model is so many requests of any of its models. A file that was profiled at batch b ran b
     requests of each. One that was not takes no longer than its models one after the other on the same share: that is
-    what merging saves time against (USHER §3.4), so the sum of their times is a careful prediction.
-
-    Parameters
-    ----------
-    estimator : Estimator
-        Of everything else.
-    works : mapping of str to MergedWork
+    what merging saves time against (USHER §3.4), so the sum of their times is a careful prediction. ``estimator``: of
+    everything else.
     """
 
     def __init__(self, estimator: Estimator, works: Mapping[str, MergedWork]) -> None:

@@ -303,15 +303,9 @@ def correct_expected_ms(expected_ms: float, expected_rows: int, rows: int, laten
     What joins a batch makes it longer than its first requests were told, and is let in only if they stay in time
     (`makes_oldest_late`): it shows nothing of how far batch times are off, and so must not raise the reserve. Nor does
     the time for which a free process held a batch to be filled: such a batch is expected from when it is sent.
-
-    Parameters
-    ----------
-    expected_ms : float
-        From its arrival to its answer, as it was expected when it was let in.
-    expected_rows, rows : int
-        What its batch was expected to hold then, by `expect_rows`, and what it holds.
-    latency_ms : sequence of float
-        Expected time of a batch of 1, 2, … requests.
+    ``expected_ms``: from its arrival to its answer, as it was expected when it was let in; ``expected_rows`` and
+    ``rows``: what its batch was expected to hold then, by `expect_rows`, and what it holds; ``latency_ms``: expected
+    time of a batch of 1, 2, … requests.
     """
     return expected_ms + latency_ms[rows - 1] - latency_ms[expected_rows - 1]
 

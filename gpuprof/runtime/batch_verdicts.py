@@ -17,10 +17,7 @@ DIRECTORY = ".batched"
 class BatchVerdicts:
     """Whether models may be given several requests in one batch, by the hash of their content.
 
-    Parameters
-    ----------
-    database : Path or None
-        The kernel database; None: remembered by this object alone.
+    ``database``: the kernel database; None: remembered by this object alone.
     """
 
     def __init__(self, database: Path | None) -> None:

@@ -92,7 +92,8 @@ class TorchSession:
     """A model in PyTorch, with the part of ``onnxruntime.InferenceSession`` that gpuprof uses.
 
     What follows from weights and shapes alone is computed once for inputs of the same shapes, and a value is let go
-    after its last reader, as runtimes do.
+    after its last reader, as runtimes do. Raises `InputError` when the file is no ONNX model or has an operator without
+    counterpart; the message names all of them; `UnavailableError` when PyTorch sees no GPU.
 
     Parameters
     ----------
@@ -102,13 +103,6 @@ class TorchSession:
         `TORCH_CPU` or `TORCH_CUDA`.
     ranges : callable, optional
         Opens a range of a profiler around each operator: `NODE_RANGE` and the name of its first output.
-
-    Raises
-    ------
-    InputError
-        When the file is no ONNX model or has an operator without counterpart; the message names all of them.
-    UnavailableError
-        When PyTorch sees no GPU.
     """
 
     def __init__(self, path: Path, threads: int, provider: str, ranges: Range | None = None) -> None:

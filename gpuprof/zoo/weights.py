@@ -23,17 +23,10 @@ def random_weights(
 ) -> dict[str, Floats]:
     """Return float weights for ``nodes``, each drawn for the role that it plays.
 
-    Kernels and matrices are drawn as He et al. (2015) propose; a normalisation gets the mean and variance that
-    its input has by then, as training would have left them, so that sums of many blocks do not run away.
-
-    Parameters
-    ----------
-    nodes : sequence of NodeProto
-        In topological order.
-    shapes : mapping of str to tuple of int
-        Of the weights wanted.
-    seed : int
-        Each weight's values depend on it and on the weight's name only.
+    Kernels and matrices are drawn as He et al. (2015) propose; a normalisation gets the mean and variance that its
+    input has by then, as training would have left them, so that sums of many blocks do not run away. ``nodes``: in
+    topological order; ``shapes``: of the weights wanted; ``seed``: each weight's values depend on it and on the
+    weight's name only.
     """
     weights: dict[str, Floats] = {}
     moments: dict[str, _Moments] = {}

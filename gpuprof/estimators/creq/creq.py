@@ -51,13 +51,7 @@ def file_name(name: str) -> str:
 
 
 class UnprofiledRequirements:
-    """Creq of models on GPUs by their kernels, those of a batch kept.
-
-    Parameters
-    ----------
-    latencies : CrossGpuLatencies
-        Knows the kernels of models.
-    """
+    """Creq of models on GPUs by their kernels, those of a batch kept. ``latencies``: knows the kernels of models."""
 
     def __init__(self, latencies: CrossGpuLatencies) -> None:
         self._latencies = latencies

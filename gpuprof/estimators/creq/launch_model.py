@@ -56,12 +56,7 @@ class LaunchModel:
     def predict(self, ops: OpTable, device: Device, rates: DeviceRates) -> PredictedLaunches:
         """Return how ``ops`` fill ``device``.
 
-        Parameters
-        ----------
-        device : Device
-            A GPU.
-        rates : DeviceRates
-            Of the device, or of the share of it that the kernels run on.
+        ``device``: a GPU; ``rates``: of the device, or of the share of it that the kernels run on.
         """
         most = device.sm.warps if device.sm is not None else _WARPS
         warps, waves = np.zeros(len(ops)), np.zeros(len(ops))

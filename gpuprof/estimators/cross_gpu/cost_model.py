@@ -36,10 +36,7 @@ class CostModel:
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the seconds that each op takes on the GPU, launching not counted, never less than its hard bound.
 
-        Parameters
-        ----------
-        bounds : OpBounds, optional
-            By default of ops in a long run, the power limit reached.
+        ``bounds``: by default of ops in a long run, the power limit reached.
 
         Returns
         -------

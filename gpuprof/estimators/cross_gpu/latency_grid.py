@@ -33,11 +33,7 @@ class LatencyGrid:
     """Times of one model on one device under any share at any batch: a batch takes no less than a smaller one.
 
     What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there.
-
-    Parameters
-    ----------
-    model : CrossGpuModel
-        Moved to what was measured of the device, where something was.
+    ``model``: moved to what was measured of the device, where something was.
     """
 
     def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel) -> None:

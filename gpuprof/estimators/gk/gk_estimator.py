@@ -34,12 +34,7 @@ class GkEstimator:
     its memory what is alive at once. Kernels are known of the whole device; a share takes longer by what the roofline
     takes longer on it. The interval is by how far latencies of models measured on the device are from what this
     estimator says of them, from four models on; an op type without kernels counts with its roofline and widens it.
-    Neighbours slow a model down as `DatabaseEstimator` says.
-
-    Parameters
-    ----------
-    graphs : mapping of str to Path, optional
-        As for `DatabaseEstimator`.
+    Neighbours slow a model down as `DatabaseEstimator` says. ``graphs``: as for `DatabaseEstimator`.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:

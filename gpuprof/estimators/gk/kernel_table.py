@@ -62,12 +62,7 @@ class Kernel:
 class KernelTable:
     """Kernels by op; for an op that was never seen, those of the nearest one of its type.
 
-    Parameters
-    ----------
-    kernels : mapping of str to sequence of Kernel
-        Op's signature → what it launches, in order.
-    facts : mapping of str to OpFacts
-        Op's signature → the op.
+    ``kernels``: op's signature → what it launches, in order; ``facts``: op's signature → the op.
     """
 
     def __init__(self, device: Device, kernels: Mapping[str, Sequence[Kernel]], facts: Mapping[str, OpFacts]) -> None:

@@ -28,13 +28,7 @@ class IgniterEstimator:
 
     The coefficients of a device are those of iGniter's own profile where one was imported, fitted as its authors fit
     them; else those that ``gpuprof calibrate`` kept beside the database; else fitted to what the database measured.
-
-    Parameters
-    ----------
-    graphs : mapping of str to Path, optional
-        Not needed: nothing is read off a graph.
-    coefficients : mapping of str to (HardwareCoefficients, mapping of str to WorkloadCoefficients), optional
-        By device, instead of a database.
+    ``graphs``: not needed: nothing is read off a graph; ``coefficients``: by device, instead of a database.
     """
 
     def __init__(

@@ -53,11 +53,7 @@ class IgniterTable:
 def tabulate_workloads(hardware: HardwareCoefficients, placed: Sequence[PlacedWorkload | None]) -> IgniterTable | None:
     """Return the table; None where by these coefficients neighbours may quicken one another.
 
-    Parameters
-    ----------
-    hardware : HardwareCoefficients
-    placed : sequence of PlacedWorkload or None
-        None stands for a workload of which the model says nothing.
+    ``placed``: None stands for a workload of which the model says nothing.
     """
     rows = [_row(hardware, one) for one in placed]
     table = np.array(rows, dtype=float).reshape(len(rows), 8)

@@ -180,12 +180,8 @@ class ContentionModel:
     - the DRAM: the product of both sides' use.
 
     Few models are ever co-located, and what tells those apart need not hold for the next one: the coefficients are
-    shrunk, as in ridge regression, each in units of its feature's size.
-
-    Parameters
-    ----------
-    shrinkage : float
-        Weight of the squared coefficients beside the mean squared error.
+    shrunk, as in ridge regression, each in units of its feature's size. ``shrinkage``: weight of the squared
+    coefficients beside the mean squared error.
     """
 
     def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:

@@ -13,10 +13,7 @@ _MARGIN = 0.1
 class SeenRange:
     """The least and the most of what interference depends on, over measured co-locations.
 
-    Parameters
-    ----------
-    measured : sequence of ColocatedWorkload
-        At least one.
+    ``measured``: at least one.
     """
 
     def __init__(self, measured: Sequence[ColocatedWorkload]) -> None:

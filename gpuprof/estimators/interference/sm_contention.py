@@ -28,10 +28,7 @@ def share_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
 def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequence[float | None]) -> Figure:
     """Return the time beside others that use the same SMs.
 
-    Parameters
-    ----------
-    own_pct, others_pct : float or None
-        SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
+    ``own_pct`` and ``others_pct``: SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
     """
     busy = [_UNKNOWN_PCT if pct is None else pct for pct in (own_pct, *others_pct)]
     factor = max(1.0, sum(busy) / 100.0)

@@ -49,10 +49,7 @@ def optimized_groups(graph: ModelGraph) -> Groups | None:
 def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | None:
     """Return what was executed together when the rows of ``ops`` of this graph were measured.
 
-    Parameters
-    ----------
-    rows : sequence of OpTiming
-        In the order of the graph's ops; None is returned if they are of another.
+    ``rows``: in the order of the graph's ops; None is returned if they are of another.
     """
     if [row.name for row in rows] != [op.name for op in graph.ops]:
         return None

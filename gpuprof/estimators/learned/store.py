@@ -77,12 +77,7 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
     """Read the regressors of ``device``.
 
     Raises `InputError` when there are none, or their schema, features, device's rates, data or file are others than
-    expected.
-
-    Parameters
-    ----------
-    data_hash : str, optional
-        Of the data that they must have been fitted to.
+    expected. ``data_hash``: of the data that they must have been fitted to.
     """
     folder = folder_of(database, device.name)
     manifest = _manifest(folder / _MANIFEST)

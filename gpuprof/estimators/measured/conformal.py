@@ -12,14 +12,10 @@ LEVEL = 0.9
 def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
     """Return the least factor f so that [value / f, value · f] holds nine of ten figures of a new architecture.
 
-    Residuals of one architecture are alike, so each architecture counts once, by the part of its residuals inside;
-    one more, the new one, counts as outside (conformal prediction for groups). With few architectures that is not
-    to be had, and the largest residual is taken.
-
-    Parameters
-    ----------
-    residuals : mapping of str to sequence of float
-        Architecture → log(measured / predicted) of its figures, predicted without it.
+    Residuals of one architecture are alike, so each architecture counts once, by the part of its residuals inside; one
+    more, the new one, counts as outside (conformal prediction for groups). With few architectures that is not to be
+    had, and the largest residual is taken. ``residuals``: architecture → log(measured / predicted) of its figures,
+    predicted without it.
 
     Examples
     --------

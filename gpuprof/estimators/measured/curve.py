@@ -13,12 +13,7 @@ class BatchCurve:
     """A piecewise linear function of the batch size.
 
     Time is nearly a fixed part and a part in proportion to the batch, of which the line between two neighbours is
-    exact; monotone data stay monotone.
-
-    Parameters
-    ----------
-    values : mapping of int to float
-        Batch size → what was measured; at least one.
+    exact; monotone data stay monotone. ``values``: batch size → what was measured; at least one.
 
     Examples
     --------

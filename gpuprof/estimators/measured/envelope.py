@@ -19,12 +19,8 @@ class LatencyEnvelope:
     """Bounds of a model's time on one device from what was measured of it there.
 
     A batch takes no less time with more requests, processes or fewer compute units, and no more than in proportion to
-    each of them. Of all measured points the tightest bound counts.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        Of one model on one device; at least one.
+    each of them. Of all measured points the tightest bound counts. ``points``: of one model on one device; at least
+    one.
     """
 
     def __init__(self, points: Sequence[Point], device: Device) -> None:

@@ -24,10 +24,7 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 class KnownModels:
     """The models of a kernel database and of files that are given.
 
-    Parameters
-    ----------
-    graphs : mapping of str to Path, optional
-        As for `gpuprof.estimators.database.DatabaseEstimator`.
+    ``graphs``: as for `gpuprof.estimators.database.DatabaseEstimator`.
 
     Attributes
     ----------

@@ -20,12 +20,8 @@ class MeasuredEstimator:
     """Implements `gpuprof.domain.estimate.Estimator`: the rows of the database, and no word beyond them.
 
     Neighbours are regarded as none inside MIG instances of their own, and refused elsewhere: what several models do to
-    one another is another estimator's to say.
-
-    Parameters
-    ----------
-    graphs : mapping of str to Path, optional
-        ONNX files; one that the database knows by its hash has its figures.
+    one another is another estimator's to say. ``graphs``: ONNX files; one that the database knows by its hash has its
+    figures.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:

@@ -40,16 +40,8 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
 
     Those are taken as they were measured, if that was at one size only; else at the usual ones. Rows that do not say
     their sizes are of the usual ones. Raises `InputError` when several sizes were measured and nothing says which is
-    meant, or the model has no such dimension.
-
-    Parameters
-    ----------
-    name : str
-        Of the model, without sizes.
-    known : mapping of Sizes to MeasuredModel
-        What was measured of it.
-    sizes : Sizes
-        Asked for.
+    meant, or the model has no such dimension. ``name``: of the model, without sizes; ``known``: what was measured of
+    it; ``sizes``: asked for.
     """
     with_sizes = {own: one for own, one in known.items() if own}
     if not with_sizes and not sizes:

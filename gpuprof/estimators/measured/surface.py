@@ -27,10 +27,7 @@ class Reading:
 class Surface:
     """Latency of a model with a given number of processes over batch size and share.
 
-    Parameters
-    ----------
-    points : sequence of Point
-        Of one model, device and number of processes; at least one.
+    ``points``: of one model, device and number of processes; at least one.
     """
 
     def __init__(self, points: Sequence[Point], device: Device) -> None:

@@ -119,14 +119,9 @@ def draw_path(
 ) -> BurstPath:
     """Return a path on which about so many requests come.
 
-    Parameters
-    ----------
-    rate, capacity : float
-        Requests in a unit of time: that come, and that the pool answers when every batch is full.
-    requests : int
-        Where they would come in too few cycles, these are shortened, and what requests find is lengthened afterwards.
-    service_scv : float
-        Squared coefficient of variation of what a request brings.
+    ``rate`` and ``capacity``: requests in a unit of time: that come, and that the pool answers when every batch is
+    full; ``requests``: where they would come in too few cycles, these are shortened, and what requests find is
+    lengthened afterwards; ``service_scv``: squared coefficient of variation of what a request brings.
     """
     burst, calm = (seconds * NS_PER_S * 1e-6 / unit_ms for seconds in (process.burst_s, process.calm_s))
     cycles = requests / rate / (burst + calm)

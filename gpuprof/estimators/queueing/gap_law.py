@@ -24,10 +24,7 @@ _LONGEST = 1_200  # cells of the sum: what comes later finds no backlog, how muc
 def sum_law(process: Renewal, count: int, step: float) -> Array:
     """Return the law of ``count`` gaps in a row on multiples of ``step``, what is longer than the lattice at its end.
 
-    Parameters
-    ----------
-    process : Renewal
-        With its rate in requests a unit of time, not a second.
+    ``process``: with its rate in requests a unit of time, not a second.
 
     Returns
     -------

@@ -18,12 +18,8 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
     Where no request waits for a batch to fill, a batch holds what came while the one before it ran. If no more than K
     come while the longest batch of up to K runs, none is larger than K, and how long larger ones would take makes no
-    difference. Replicas that differ in those alone have one queue, which is solved once.
-
-    Parameters
-    ----------
-    server : BatchServer
-        Of one process, with ``max_wait_ms`` of zero.
+    difference. Replicas that differ in those alone have one queue, which is solved once. ``server``: of one process,
+    with ``max_wait_ms`` of zero.
     """
     means = np.maximum.accumulate(np.asarray(server.latency_ms[: server.batch], dtype=float))
     slowest = max(1.0, server.pause_factor)

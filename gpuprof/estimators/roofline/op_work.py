@@ -123,12 +123,8 @@ def work_of(graph: ModelGraph) -> GraphWork:
 def steps_of(op_type: str, sequence: Sequence[int], layout: object = None) -> int:
     """Return the steps of an op, each of which waits for the one before: the length of a recurrent op's sequence.
 
-    Parameters
-    ----------
-    sequence : sequence of int
-        Shape of the op's first input.
-    layout : object
-        ONNX's attribute: 0 or absent puts the sequence first, 1 the batch.
+    ``sequence``: shape of the op's first input; ``layout``: ONNX's attribute: 0 or absent puts the sequence first, 1
+    the batch.
     """
     axis = 1 if layout == 1 else 0
     return max(1, sequence[axis]) if op_type in RECURRENT_OPS and len(sequence) > axis else 1

@@ -21,16 +21,9 @@ _UNARY = MappingProxyType({"relu": "Relu", "gelu": "Gelu", "tanh": "Tanh"})
 def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
     """Return the ONNX op that a published row is of.
 
-    Raises `KeyError` when the kind is none of these or a size is missing.
-
-    Parameters
-    ----------
-    kind : str
-        ``linear``, ``bmm``, ``conv``, ``ln``, ``softmax``, an element-wise op of NeuSight's, or ``attention``.
-    sizes : mapping of str to int
-        By the names of the publication's columns in lower case.
-    dtype : str
-        Of all tensors.
+    Raises `KeyError` when the kind is none of these or a size is missing. ``kind``: ``linear``, ``bmm``, ``conv``,
+    ``ln``, ``softmax``, an element-wise op of NeuSight's, or ``attention``; ``sizes``: by the names of the
+    publication's columns in lower case; ``dtype``: of all tensors.
     """
     if kind in _FORMS:
         op_type, shapes, outputs, attributes, weights = _FORMS[kind](sizes)

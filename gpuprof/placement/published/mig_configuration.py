@@ -95,12 +95,7 @@ def rank_configurations(
 ) -> list[MigConfiguration]:
     """Return each layout filled as is most useful now, the most useful first; those that add nothing are left out.
 
-    Parameters
-    ----------
-    completion : mapping of str to float
-        Part of each service's rate that is served already.
-    replicas : mapping of str to int
-        Instances that each service has.
+    ``completion``: part of each service's rate that is served already; ``replicas``: instances that each service has.
     """
     distinct: dict[tuple[str, ...], MigConfiguration] = {}
     for layout in layouts:

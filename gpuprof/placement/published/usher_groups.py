@@ -23,12 +23,7 @@ def balanced_groups(requirements: Mapping[str, tuple[float, float]], most: int) 
     compute is paired with the greatest of memory, then the next ones: as the weight is a convex function of a sum, no
     matching is lighter, and sorting takes the place of a search that would take minutes.
 
-    Parameters
-    ----------
-    requirements : mapping of str to (float, float)
-        Mean Creq and Mreq of each model.
-    most : int
-        Largest group.
+    ``requirements``: mean Creq and Mreq of each model; ``most``: largest group.
 
     Returns
     -------

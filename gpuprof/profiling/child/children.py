@@ -28,7 +28,6 @@ class Child:
 
     Parameters
     ----------
-    task : ChildTask
     what : str
         Names the task in messages, ``"resnet50 at batch 8"``.
     prefix : sequence of str

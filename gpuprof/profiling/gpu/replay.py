@@ -44,12 +44,8 @@ _UNTIMED = "the latency of a batch is not in a report: what a profiler slows dow
 class ReplayCollector:
     """Gives what reports hold of a request, instead of running anything.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-        At most one timeline (nsys, torch.profiler) and one report with counters (ncu), of the same program.
-    recording : Recording, optional
-        The part of them that counts, where they are of several GPUs: one of `read_reports`.
+    ``paths``: at most one timeline (nsys, torch.profiler) and one report with counters (ncu), of the same program;
+    ``recording``: the part of them that counts, where they are of several GPUs: one of `read_reports`.
     """
 
     name = "replay"

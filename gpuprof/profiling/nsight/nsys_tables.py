@@ -27,15 +27,8 @@ _EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
 class NsysTables:
     """A report of Nsight Systems, open for reading.
 
-    Parameters
-    ----------
-    path : Path
-        A SQLite file.
-
-    Raises
-    ------
-    InputError
-        When it cannot be read, is cut off, or was not written by ``nsys export``.
+    ``path``: a SQLite file. Raises `InputError` when it cannot be read, is cut off, or was not written by ``nsys
+    export``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,15 +81,9 @@ class NsysTables:
         """Return the columns of ``table`` that are there.
 
         Raises `InputError` when a needed column is missing, or the file is cut off in the middle of the table.
-
-        Parameters
-        ----------
-        wanted : mapping of str to str
-            Column of the file → what it is called in the answer.
-        needed : sequence of str
-            Columns without which the table says nothing.
-        present : sequence of str
-            Rows in which one of these columns is null are left out: ids of 64 bits do not survive nulls in pandas.
+        ``wanted``: column of the file → what it is called in the answer; ``needed``: columns without which the table
+        says nothing; ``present``: rows in which one of these columns is null are left out: ids of 64 bits do not
+        survive nulls in pandas.
         """
         there = [name for name in wanted if name in self.columns(table)]
         if missing := [name for name in needed if name not in there]:

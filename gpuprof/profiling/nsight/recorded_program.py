@@ -18,14 +18,8 @@ _WARM_UP, _REPEATS = 3, 5
 class RecordedProgram:
     """The program that profilers run, and the files that it reads and leaves.
 
-    Parameters
-    ----------
-    directory : Path
-        Where those files are.
-    provider : str
-        What runs the model.
-    time_limit_s : float
-        For each run of it, under a profiler or by itself.
+    ``directory``: where those files are; ``provider``: what runs the model; ``time_limit_s``: for each run of it, under
+    a profiler or by itself.
 
     Attributes
     ----------

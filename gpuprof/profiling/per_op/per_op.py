@@ -62,12 +62,7 @@ class _PendingRows:
 class PerOp:
     """Measures ops on one device under one share into one database.
 
-    Parameters
-    ----------
-    collector : Collector
-        Names the versions under which ops are remembered.
-    force : bool
-        Measure what is there already, too.
+    ``collector``: names the versions under which ops are remembered; ``force``: measure what is there already, too.
     """
 
     def __init__(

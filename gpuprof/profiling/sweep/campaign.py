@@ -39,12 +39,8 @@ _LOAD_S = 600.0
 class Campaign:
     """Measures cells on one device with one collector into one database.
 
-    Parameters
-    ----------
-    force : bool
-        Measure what is there already, too.
-    keep_unstable : bool
-        Leave unstable rows as they are, too, where time is short.
+    ``force``: measure what is there already, too; ``keep_unstable``: leave unstable rows as they are, too, where time
+    is short.
 
     Attributes
     ----------

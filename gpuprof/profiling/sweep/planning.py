@@ -109,12 +109,8 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
 def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
     """Return the models with inputs from files, each at the sizes that these have.
 
-    Raises `InputError` when a file does not fit its model, or names none of them.
-
-    Parameters
-    ----------
-    files : mapping of str to Path
-        By the models' names; ``""``: for all that are not named.
+    Raises `InputError` when a file does not fit its model, or names none of them. ``files``: by the models' names;
+    ``""``: for all that are not named.
     """
     if unknown := [name for name in files if name and name not in {model.name for model in models}]:
         raise unknown_name("model", unknown[0], [model.name for model in models])

@@ -133,15 +133,8 @@ class _RunningTask:
 class RaySweep:
     """Measures tasks on a Ray cluster into one database.
 
-    Parameters
-    ----------
-    address : str
-        Of the cluster; empty: the one of this machine.
-
-    Raises
-    ------
-    UnavailableError
-        When Ray is not installed or no cluster answers.
+    ``address``: of the cluster; empty: the one of this machine. Raises `UnavailableError` when Ray is not installed or
+    no cluster answers.
     """
 
     def __init__(self, database: KernelDb, address: str = "") -> None:

@@ -77,10 +77,8 @@ class Adapter:
 
     Parameters
     ----------
-    router : Router
     deployment : DeploymentMap
         That is being served.
-    settings : AdaptSettings
     apply : callable
         Moves the server to the map at a path.
     """

@@ -34,14 +34,7 @@ class _Snapshot:
 
 
 class Shadows:
-    """Decides when a standby takes over.
-
-    Parameters
-    ----------
-    router : Router
-    workforce : Workforce
-        Has the standbys.
-    """
+    """Decides when a standby takes over. ``workforce``: has the standbys."""
 
     def __init__(self, router: Router, workforce: Workforce) -> None:
         self._router = router

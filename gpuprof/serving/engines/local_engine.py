@@ -67,12 +67,8 @@ class Engine(Protocol):
 class LocalEngine:
     """The engine of one machine: every node is this one.
 
-    Parameters
-    ----------
-    arena : Arena
-        Workers share it.
-    hang_s : float
-        A machine process that is silent for so long while a worker is missing is replaced.
+    ``arena``: workers share it; ``hang_s``: a machine process that is silent for so long while a worker is missing is
+    replaced.
     """
 
     def __init__(self, arena: Arena, hang_s: float) -> None:

@@ -31,12 +31,7 @@ class _KeptMachine:
 
 
 class Keeper:
-    """Keeps an actor for each machine.
-
-    Parameters
-    ----------
-    ray : module
-    """
+    """Keeps an actor for each machine."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray

@@ -80,14 +80,7 @@ class SentRequests:
 
 
 class Connection:
-    """One connection and the request that is on it.
-
-    Parameters
-    ----------
-    host, port : str, int
-    context : SSLContext or None
-        It is encrypted.
-    """
+    """One connection and the request that is on it. ``context``: it is encrypted."""
 
     __slots__ = (
         "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "told", "unread"
@@ -178,7 +171,6 @@ class LoadClient:
 
     Parameters
     ----------
-    schedule : Schedule
     watch : WindowWatch or None
         Says when it has been measured; None: when the schedule ends.
     is_told_to_stop : callable

@@ -16,11 +16,7 @@ LARGE_BYTES = 1 << 16
 class Payload:
     """The bytes of a request.
 
-    Parameters
-    ----------
-    data : bytes
-    copied : bool
-        Whether it is copied all the same; through TLS, which must read it, it has to be.
+    ``copied``: whether it is copied all the same; through TLS, which must read it, it has to be.
     """
 
     def __init__(self, data: bytes, copied: bool = False) -> None:

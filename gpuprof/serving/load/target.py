@@ -135,11 +135,8 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
 
     Parameters
     ----------
-    target : Target
-    model : str
     path : str or None
         Its ONNX file, which says what indices its tables hold; None: guessed from the server's metadata.
-    seed : int
     dims : str, optional
         Sizes of the model's free dimensions, or their distribution, as slo.csv has them.
     """

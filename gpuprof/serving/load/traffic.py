@@ -25,9 +25,6 @@ def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv:
     kind : {"poisson", "gamma", "constant"}
         ``poisson`` is a Poisson process of which the number of arrivals is known: as many as the rate says, at
         independent times. Without that, a run of a few hundred requests would be off by several percent of its rate.
-    rate_rps : float
-    duration_s : float
-    seed : int
     scv : float
         Squared coefficient of variation of the gaps of ``gamma``; above 1 is burstier than Poisson.
     """

@@ -55,11 +55,8 @@ class WorkerSetup:
 class ForkServer:
     """Forks workers.
 
-    Parameters
-    ----------
-    machine : socket
-        On which it is asked for them: a message for each, answered by a process id and a descriptor of the process.
-    setup : WorkerSetup
+    ``machine``: on which it is asked for them: a message for each, answered by a process id and a descriptor of the
+    process.
     """
 
     def __init__(self, machine: socket.socket, setup: WorkerSetup) -> None:

@@ -59,12 +59,7 @@ class GpuHolder:
     async def cut(self, layouts: dict[str, list[list[Any]]]) -> None:
         """Cut GPUs into MIG instances; how they were cut before is put back in the end.
 
-        Raises `UnavailableError` when the driver refuses.
-
-        Parameters
-        ----------
-        layouts : mapping of str to list of [profile, start]
-            By the number of the GPU.
+        Raises `UnavailableError` when the driver refuses. ``layouts``: by the number of the GPU.
         """
         for gpu, instances in layouts.items():
             wanted = MigLayout.of([(profile, start) for profile, start in instances])

@@ -78,7 +78,6 @@ def start_worker(
     ----------
     number : str
         Under which the router waits for it.
-    order : WorkerOrder
     key : RendezvousKey
         Where it finds the router.
     memory : SharedMemory or None

@@ -50,12 +50,7 @@ class _Post:
 class MachineLink:
     """Says which workers a machine is to keep, again to every process that comes as this machine.
 
-    Parameters
-    ----------
-    node : str
-        Name in the map.
-    rendezvous : Rendezvous
-        Waits for the machine and for its workers.
+    ``node``: name in the map; ``rendezvous``: waits for the machine and for its workers.
     """
 
     def __init__(self, node: str, rendezvous: Rendezvous) -> None:
@@ -84,12 +79,8 @@ class MachineLink:
     async def cut(self, layouts: Mapping[str, Sequence[tuple[str, int]]]) -> MachineParts:
         """Have GPUs cut into MIG instances; return what the machine has then.
 
-        Raises `UnavailableError` when the driver refuses, or the machine ends meanwhile.
-
-        Parameters
-        ----------
-        layouts : mapping of str to sequence of (str, int)
-            Profile and first memory slice of each instance, by the number of the GPU.
+        Raises `UnavailableError` when the driver refuses, or the machine ends meanwhile. ``layouts``: profile and first
+        memory slice of each instance, by the number of the GPU.
         """
         await self._came.wait()
         if self._connection is None:

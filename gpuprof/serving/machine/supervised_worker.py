@@ -28,7 +28,6 @@ class SupervisedWorker:
     ----------
     number : str
         Under which the router waits for the worker.
-    order : WorkerOrder
     start : callable
         Starts its process; raises OSError, or GpuprofError when it cannot have its share.
     on_exit : callable

@@ -60,13 +60,8 @@ class Planner:
     def plan(self, source: MapSource, parts: Mapping[str, MachineParts]) -> Sequence[PlannedReplica]:
         """Return the workers of a map.
 
-        Raises `GpuprofError` as `gpuprof.serving.plan.serving_plan.plan_workers` does.
-
-        Parameters
-        ----------
-        source : MapSource
-        parts : mapping of str to MachineParts
-            What the machines of `nodes` have.
+        Raises `GpuprofError` as `gpuprof.serving.plan.serving_plan.plan_workers` does. ``parts``: what the machines of
+        `nodes` have.
         """
         return plan_workers(
             source.deployment,

@@ -64,7 +64,6 @@ def plan_workers(
 
     Parameters
     ----------
-    deployment : DeploymentMap
     base : Path
         Directory of the map: model files are looked for there first.
     group : str

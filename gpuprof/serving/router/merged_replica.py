@@ -183,14 +183,7 @@ class MemberReplica:
 
 
 class MergedReplica(ServedReplica):
-    """The replica that all its models share; see `ServedReplica`.
-
-    Parameters
-    ----------
-    plan : ReplicaPlan
-    workers : list of WorkerHandle
-    members : sequence of (PlannedMember, ReplicaOwner)
-    """
+    """The replica that all its models share; see `ServedReplica`."""
 
     def __init__(
         self, plan: ReplicaPlan, workers: list[WorkerHandle], members: Sequence[tuple[PlannedMember, ReplicaOwner]]

@@ -16,14 +16,7 @@ LOWEST_PRIORITY = 1 << 31
 
 
 class Router:
-    """Finds models by name and version.
-
-    Parameters
-    ----------
-    arena : Arena
-    tracer : RequestTracer or None
-        Is told what becomes of requests.
-    """
+    """Finds models by name and version. ``tracer``: is told what becomes of requests."""
 
     def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
         self.arena = arena

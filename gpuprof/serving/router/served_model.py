@@ -41,10 +41,6 @@ class ServedModel:
 
     Parameters
     ----------
-    name : str
-    slo_ms : float
-    rule : RoutingRule
-    arena : Arena
     percentile : float
         Of the latencies, that the SLO is for.
     public : PublicName or None

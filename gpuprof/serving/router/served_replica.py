@@ -71,16 +71,7 @@ class ReplicaOwner(Protocol):
 
 
 class ServedReplica:
-    """Queues the requests of one replica and feeds its workers.
-
-    Parameters
-    ----------
-    plan : ReplicaPlan
-    workers : list of WorkerHandle
-        One for each process.
-    owner : ReplicaOwner
-    statistics : ModelStatistics
-    """
+    """Queues the requests of one replica and feeds its workers. ``workers``: one for each process."""
 
     def __init__(
         self,

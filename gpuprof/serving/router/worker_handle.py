@@ -29,7 +29,6 @@ class WorkerHandle:
     ----------
     name : str
         For logs, ``"resnet50/0.1"``.
-    order : WorkerOrder
     connect : callable
         Makes a link that reports to the events it is given.
     hang_s : float
@@ -143,7 +142,6 @@ class WorkerHandle:
 
         Parameters
         ----------
-        now : float
         stalled_since : callable
             Returns for how many seconds from one moment to another the router itself did not listen.
         """

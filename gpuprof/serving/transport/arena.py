@@ -29,14 +29,9 @@ class Arena:
     """Hands out slots of a shared memory file; only the router does, workers map the file and read and write.
 
     A slot has one owner, who gives it back once, when nobody reads or writes it any more. What requests and answers
-    hold elsewhere counts, too, where it is charged: together they never have more than the capacity.
-
-    Parameters
-    ----------
-    capacity : int
-        Bytes that all slots, and what is charged, may take together.
-    poison : bool
-        Whether memory is overwritten when it is given back: who still reads it then is found out.
+    hold elsewhere counts, too, where it is charged: together they never have more than the capacity. ``capacity``:
+    bytes that all slots, and what is charged, may take together; ``poison``: whether memory is overwritten when it is
+    given back: who still reads it then is found out.
 
     Attributes
     ----------

@@ -15,8 +15,6 @@ class RefusedError(Exception):
 
     Parameters
     ----------
-    status : HTTPStatus
-    message : str
     retry_after_s : float or None
         When it makes sense to ask again.
     overloaded : bool

@@ -73,12 +73,7 @@ class FrameBuffer:
     """Where bytes of a stream are received, and cut into frames.
 
     A frame that is larger than the buffer gets memory of its own, into which the rest of it is received: the tensors
-    that it carries are not copied again.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes that a frame may have; can be raised later.
+    that it carries are not copied again. ``limit``: bytes that a frame may have; can be raised later.
     """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:

@@ -12,18 +12,14 @@ from pathlib import Path
 class LivingProcess:
     """Holds a process by a descriptor that stays its own even when its id is given to another.
 
+    Raises `OSError` when there is no such process.
+
     Parameters
     ----------
-    pid : int
     child : Popen or None
         It, where this process started it.
     descriptor : int or None
         Of the process, where somebody who started it handed one on; None: one is opened.
-
-    Raises
-    ------
-    OSError
-        When there is no such process.
     """
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None, descriptor: int | None = None) -> None:

@@ -15,10 +15,7 @@ _REMEMBERED = 256
 class StallMeter:
     """Measures how late the event loop is with what is due.
 
-    Parameters
-    ----------
-    now : float
-        Monotonic seconds at which it begins.
+    ``now``: monotonic seconds at which it begins.
 
     Attributes
     ----------

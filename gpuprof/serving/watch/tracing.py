@@ -39,13 +39,7 @@ class RequestTracer(Protocol):
 
 
 class SpanTracer:
-    """Makes spans of requests.
-
-    Parameters
-    ----------
-    provider : TracerProvider
-        Samples the spans and sends them.
-    """
+    """Makes spans of requests. ``provider``: samples the spans and sends them."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

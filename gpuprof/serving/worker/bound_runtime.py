@@ -29,11 +29,7 @@ class Staged:
 class BoundRuntime(OnnxRuntime):
     """A session whose inputs are copied to its device apart from running it.
 
-    Parameters
-    ----------
-    name, version, path, batch, threads, provider : as `OnnxRuntime`
-    device : str
-        As ONNX Runtime calls it, ``"cuda"``; the first that the process sees.
+    ``device``: as ONNX Runtime calls it, ``"cuda"``; the first that the process sees.
     """
 
     def __init__(

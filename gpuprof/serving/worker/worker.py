@@ -55,7 +55,6 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
     ----------
     number : str
         Under which the router waits for this worker.
-    key : RendezvousKey
     arena : memoryview or None
         Shared with the router; None: tensors travel with the messages.
     """
