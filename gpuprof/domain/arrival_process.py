@@ -32,7 +32,6 @@ class ArrivalStream(Protocol):
 
     def take(self, count: int) -> Times:
         """Return the next ``count`` times in nanoseconds; fewer, in the end none, when the stream is over."""
-        ...
 
 
 class ArrivalProcess(Protocol):
@@ -41,11 +40,9 @@ class ArrivalProcess(Protocol):
     @property
     def rate_rps(self) -> float:
         """Mean rate in requests per second."""
-        ...
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return a new stream of times that draws from ``random``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,15 +177,12 @@ class Estimator(Protocol):
         InputError
             For a model, batch or share of which nothing can be said.
         """
-        ...
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for ``model``: those measured, else powers of two that fit."""
-        ...
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares worth considering for ``model`` on ``device``, smallest first, the whole included."""
-        ...
 
 
 @runtime_checkable
@@ -202,7 +199,6 @@ class BatchSeriesEstimator(Estimator, Protocol):
         InputError
             As `estimate` for any of them.
         """
-        ...
 
 
 def batch_times(

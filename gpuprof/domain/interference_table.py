@@ -21,11 +21,9 @@ class InterferenceTable(Protocol):
     @property
     def pressures(self) -> Floats:
         """What each workload adds to each sum: of shape (n, m), never negative."""
-        ...
 
     def take(self, rows: Integers) -> Self:
         """Return the table of some of the workloads, by their numbers, each as often as it is named."""
-        ...
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
         """Return what each workload takes at least for a batch, and how much of that no other batch overlaps.
@@ -44,7 +42,6 @@ class InterferenceTable(Protocol):
             Never more than ``latency_ms`` and ``latency_ms - overlapped_ms`` of `Estimator.estimate` beside any such
             neighbours; infinite for workloads of which nothing is known.
         """
-        ...
 
 
 @runtime_checkable
@@ -59,7 +56,6 @@ class TabulatingEstimator(Estimator, Protocol):
         InputError
             As `estimate` for any of the models.
         """
-        ...
 
 
 def tabulate_interference(

@@ -138,7 +138,6 @@ class QueueModel(Protocol):
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system."""
-        ...
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream.
@@ -147,4 +146,3 @@ class QueueModel(Protocol):
         (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together. What is
         ``coarse`` may be off by some percent and is quick: for searches that verify what they choose.
         """
-        ...

@@ -27,11 +27,9 @@ class Importer(Protocol):
 
     def recognizes(self, source: Source) -> bool:
         """Whether the file has its form."""
-        ...
 
     def read_runs(self, source: Source, device: str | None) -> Iterable[Run]:
         """Return the file's runs."""
-        ...
 
 
 #: Name of a form → its reader.

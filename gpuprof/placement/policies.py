@@ -44,7 +44,6 @@ class Policy(Protocol):
 
         The same problem gives the same placement. What comes back passes `gpuprof.placement.feasibility`.
         """
-        ...
 
 
 def policy_names() -> tuple[str, ...]:

@@ -118,15 +118,12 @@ class Collector(Protocol):
 
     def available(self) -> str | None:
         """Return None when it can work here, else why it cannot and what to do about it, in one line."""
-        ...
 
     def version(self) -> str:
         """Return the version of the tool behind it; figures of other versions are measured anew."""
-        ...
 
     def runtime(self) -> tuple[str, str]:
         """Return name and version of the runtime that it runs models in."""
-        ...
 
     def collect(self, request: Request) -> Collected:
         """Measure one request.
@@ -138,7 +135,6 @@ class Collector(Protocol):
         UnavailableError
             When the tool fails, with its last words.
         """
-        ...
 
 
 def choose_collector(name: str, kind: str) -> tuple[Collector, str]:

@@ -225,7 +225,6 @@ class RoutingRule(Protocol):
 
     def choose(self, loads: Sequence[ReplicaLoad]) -> int:
         """Return the position of the chosen replica in ``loads``, which holds at least one."""
-        ...
 
 
 class FastestFirst:

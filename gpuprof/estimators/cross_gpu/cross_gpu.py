@@ -50,12 +50,10 @@ class UnmeasuredModel(Protocol):
     @property
     def name(self) -> str:
         """What it is called."""
-        ...
 
     @property
     def path(self) -> str | None:
         """Its ONNX file."""
-        ...
 
 
 class KernelsByBatch:

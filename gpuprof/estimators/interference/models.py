@@ -59,11 +59,9 @@ class InterferenceModel(Protocol):
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Learn from measurements; return self."""
-        ...
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return latency beside others over latency alone, at least 1."""
-        ...
 
 
 class NoInterference:

@@ -53,19 +53,15 @@ class OpBackend(Protocol):
     @property
     def provider(self) -> str:
         """What runs the ops."""
-        ...
 
     def settings(self) -> dict[str, object]:
         """Return what decides the figures."""
-        ...
 
     def bind(self) -> AbstractContextManager[Bound]:
         """Give, while it is open, the task for a child process, and the environment it needs."""
-        ...
 
     def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
         """Return what a child's reply says of an op."""
-        ...
 
 
 def op_backend(device: Device, share: Share) -> OpBackend:

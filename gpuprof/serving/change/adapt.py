@@ -55,7 +55,6 @@ class Replanner(Protocol):
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for ``load`` that can follow ``deployment``, None when no better one is found."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

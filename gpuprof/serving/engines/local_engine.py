@@ -49,19 +49,15 @@ class Engine(Protocol):
         GpuprofError
             When a node has no machine, or a GPU cannot be cut.
         """
-        ...
 
     async def machine(self, node: str) -> MachineLink:
         """Return the machine that keeps the workers of a node."""
-        ...
 
     def watch(self, now: float) -> None:
         """Look after machine processes that hang."""
-        ...
 
     async def close(self) -> None:
         """End every machine process, and return when they have ended."""
-        ...
 
 
 class LocalEngine:

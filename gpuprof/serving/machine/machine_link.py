@@ -26,19 +26,15 @@ class Posted(ExpectedPeer, Protocol):
     @property
     def identity(self) -> list[int] | None:
         """Process id and start time of the worker that is connected, None where none is."""
-        ...
 
     def on_refusal(self, kind: str, message: str, fix: str) -> None:
         """Learn why the machine cannot start it."""
-        ...
 
     def on_exit(self, pid: int) -> None:
         """Learn that its process has ended."""
-        ...
 
     def strand(self) -> None:
         """Learn that the machine it was on is gone: what it was doing will not come back."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -55,19 +55,15 @@ class ReplicaOwner(Protocol):
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Take an answered inference; its outputs are those at ``position``."""
-        ...
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Take an accepted inference that cannot be answered."""
-        ...
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Take accepted inferences that had better go elsewhere, because no worker lives here."""
-        ...
 
     def on_worker_ready(self) -> None:
         """A worker lives here again."""
-        ...
 
 
 class ServedReplica:

@@ -66,31 +66,24 @@ class Link(Protocol):
     @property
     def pid(self) -> int | None:
         """The worker's process."""
-        ...
 
     async def start(self, order: WorkerOrder) -> None:
         """Start the worker."""
-        ...
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
         """Send a batch."""
-        ...
 
     def ping(self, now: float) -> None:
         """Ask for a sign of life."""
-        ...
 
     def silent_s(self, now: float) -> float:
         """Return for how long the worker has owed an answer."""
-        ...
 
     def kill(self) -> None:
         """End the worker at once; another follows."""
-        ...
 
     async def end(self) -> None:
         """Let the worker end, and return when nothing is left of it."""
-        ...
 
 
 class WorkerLink:

@@ -14,21 +14,9 @@ class FrameReceiver(Protocol):
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""
-        ...
 
     def on_close(self) -> None:
         """Learn that the connection has ended."""
-        ...
-
-
-class _NoReceiver:
-    """Who is told what nobody wants to hear any more."""
-
-    def receive(self, frame: Frame) -> None:
-        """Drop the frame."""
-
-    def on_close(self) -> None:
-        """Do nothing."""
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -42,7 +30,7 @@ class FrameConnection(asyncio.BufferedProtocol):
     """
 
     def __init__(self, receiver: FrameReceiver, limit: int = MAX_FRAME_BYTES) -> None:
-        self.receiver = receiver
+        self.receiver: FrameReceiver | None = receiver
         self._buffer = FrameBuffer(limit)
         self._transport: asyncio.Transport | None = None
 
@@ -68,7 +56,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def drop(self) -> None:
         """End the connection at once without telling the receiver."""
-        self.receiver = _NoReceiver()
+        self.receiver = None
         self.abort()
 
     def abort(self) -> None:
@@ -94,9 +82,11 @@ class FrameConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         for frame in frames:
-            self.receiver.receive(frame)
+            if self.receiver is not None:  # which a frame before this one may have dropped
+                self.receiver.receive(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell the receiver."""
         self._transport = None
-        self.receiver.on_close()
+        if self.receiver is not None:
+            self.receiver.on_close()

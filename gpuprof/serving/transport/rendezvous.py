@@ -57,15 +57,12 @@ class ExpectedPeer(Protocol):
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""
-        ...
 
     def on_close(self) -> None:
         """Learn that the connection has ended."""
-        ...
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Take a connection, and what the other side said of itself."""
-        ...
 
 
 class Rendezvous:

@@ -31,11 +31,9 @@ class RequestTracer(Protocol):
 
     def record_answer(self, model: str, inference: Inference) -> None:
         """Take an answered request, at the moment of its answer."""
-        ...
 
     def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
         """Take a request that is not answered, at the moment when this is decided."""
-        ...
 
 
 class SpanTracer:

@@ -41,7 +41,6 @@ class Runtime(Protocol):
         ModelError
             When the model cannot work on these inputs.
         """
-        ...
 
 
 def null_bytes(path: str) -> int:
