@@ -45,10 +45,7 @@ class PodResources:
     def requirements(self, limited: bool = False) -> dict[str, dict[str, str]]:
         """Return the resources of a container, as texts, which Kubernetes keeps as they are.
 
-        Parameters
-        ----------
-        limited : bool
-            Whether processor and memory need limits, since something would set others.
+        ``limited``: whether processor and memory need limits, since something would set others.
         """
         limits = {name: str(count) for name, count in self.devices.items()}
         if self.cpu_limit is not None or limited:
@@ -69,14 +66,7 @@ class PodResources:
 
 
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
-    """Return what the pod of a node asks for.
-
-    Parameters
-    ----------
-    node : Node
-    file_bytes : mapping of str to int
-        Size of the files of each model that is at hand.
-    """
+    """Return what the pod of a node asks for. ``file_bytes``: size of the files of each model that is at hand."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     placed = [(gpu, one) for gpu in node.gpus for part in gpu.partitions for one in part.replicas]
     processes = sum(one.processes for _, one in placed)

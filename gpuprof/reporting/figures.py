@@ -52,10 +52,7 @@ def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
 def _slo_line(slo_ms: float, models: Mapping[str, int]) -> Line:
     """Return the upright line of an SLO, part of its model's series or, where several have it, of one of its own.
 
-    Parameters
-    ----------
-    models : mapping of str to int
-        The models that have it, with the numbers of their series.
+    ``models``: the models that have it, with the numbers of their series.
     """
     ends = (slo_ms, slo_ms), (0.0, 100.0)
     if len(models) == 1:
@@ -241,14 +238,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
 def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
     """Return devices, cost and unused capacity by policy or kind of GPU; those without a map are left out.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        What ``compare --json`` prints.
-    subject : str
-        Key of what was compared.
-    noun : str
-        What it is called.
+    ``rows``: what ``compare --json`` prints; ``subject``: key of what was compared; ``noun``: what it is called.
     """
     placed = [row for row in rows if row["gpus"] is not None]
     names = tuple(str(row[subject]) for row in placed)
