@@ -17,11 +17,8 @@ Settings = TypeVar("Settings")
 def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
     """Return ``verb`` as typer is to see it: with the fields of its dataclasses as options of its own.
 
-    Parameters
-    ----------
-    verb : callable
-        Parameters whose type is a dataclass are groups: each field, annotated as a parameter of a typer function and
-        with a default, becomes an option, in the help under what the dataclass says of itself. Others stay as they are.
+    ``verb``: parameters whose type is a dataclass are groups: each field, annotated as a parameter of a typer function
+    and with a default, becomes an option, in the help under what the dataclass says of itself. Others stay as they are.
     """
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}

@@ -46,12 +46,8 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     """Read ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
 
     ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed. Raises `InputError` for an
-    item that is empty or no name with a count, or a device that is unknown.
-
-    Parameters
-    ----------
-    find_device : callable
-        Name → `Device`; raises `InputError` for a name that it does not know.
+    item that is empty or no name with a count, or a device that is unknown. ``find_device``: name → `Device`; raises
+    `InputError` for a name that it does not know.
     """
     entries: list[FleetEntry] = []
     every = False

@@ -23,10 +23,7 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
 class ModelMemory:
     """Peak memory of one process of a model, from the best source that there is for each.
 
-    Parameters
-    ----------
-    learned : callable
-        Device → regressors trained for it, or None; asked before weights and activations are added up.
+    ``learned``: device → regressors trained for it, or None; asked before weights and activations are added up.
     """
 
     def __init__(self, known: KnownModels, learned: Callable[[Device], LearnedModel | None]) -> None:

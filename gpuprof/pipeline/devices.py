@@ -147,14 +147,9 @@ def make_database_estimator(
 ) -> DatabaseEstimator:
     """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
 
-    Parameters
-    ----------
-    graphs : mapping of str to Path, optional
-        ONNX files of models that the database may lack.
-    note : callable, optional
-        Told why regressors are left out, when the estimator first needs them.
-    execution : Execution, optional
-        In which precision and by which runtime models run on GPUs of which nothing was measured.
+    ``graphs``: ONNX files of models that the database may lack; ``note``: told why regressors are left out, when the
+    estimator first needs them; ``execution``: in which precision and by which runtime models run on GPUs of which
+    nothing was measured.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 

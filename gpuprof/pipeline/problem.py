@@ -52,16 +52,8 @@ def build_problem(
 ) -> Problem:
     """Read demands, fleet and database into a problem.
 
-    Raises `InputError` for a file, device or model that is wrong or unknown.
-
-    Parameters
-    ----------
-    demands, fleet
-        As in `gpuprof.place`.
-    db : Path or None
-        Kernel database.
-    note : callable, optional
-        Told each remark as soon as it is known.
+    Raises `InputError` for a file, device or model that is wrong or unknown. ``demands`` and ``fleet``: as in
+    `gpuprof.place`; ``db``: kernel database; ``note``: told each remark as soon as it is known.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services

@@ -46,12 +46,8 @@ def ignore_note(note: str) -> None:
 class NoteList:
     """The notes of a result in the making, each passed on as soon as it is known.
 
-    In a ``with`` statement, an error that ends the work takes the notes along (`BaseException.add_note`).
-
-    Parameters
-    ----------
-    note : callable
-        Told each of them.
+    In a ``with`` statement, an error that ends the work takes the notes along (`BaseException.add_note`). ``note``:
+    told each of them.
     """
 
     def __init__(self, note: NoteCallback = ignore_note) -> None:

@@ -84,14 +84,9 @@ def run_map_server(
 ) -> None:
     """Serve a map in this process, which must be its main thread, until SIGINT or SIGTERM; then answer what is left.
 
-    Raises `GpuprofError` when the map cannot be served so, the port is taken, or a worker cannot start.
-
-    Parameters
-    ----------
-    ready : callable
-        Told once where the server listens, and how many models and workers it has.
-    note : callable, optional
-        Told each remark as soon as it is known.
+    Raises `GpuprofError` when the map cannot be served so, the port is taken, or a worker cannot start. ``ready``: told
+    once where the server listens, and how many models and workers it has; ``note``: told each remark as soon as it is
+    known.
     """
     from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.plan.planner import Planner

@@ -93,16 +93,9 @@ class TorchSession:
 
     What follows from weights and shapes alone is computed once for inputs of the same shapes, and a value is let go
     after its last reader, as runtimes do. Raises `InputError` when the file is no ONNX model or has an operator without
-    counterpart; the message names all of them; `UnavailableError` when PyTorch sees no GPU.
-
-    Parameters
-    ----------
-    threads : int
-        Threads within an operator on a CPU.
-    provider : str
-        `TORCH_CPU` or `TORCH_CUDA`.
-    ranges : callable, optional
-        Opens a range of a profiler around each operator: `NODE_RANGE` and the name of its first output.
+    counterpart; the message names all of them; `UnavailableError` when PyTorch sees no GPU. ``threads``: threads within
+    an operator on a CPU; ``provider``: `TORCH_CPU` or `TORCH_CUDA`; ``ranges``: opens a range of a profiler around each
+    operator: `NODE_RANGE` and the name of its first output.
     """
 
     def __init__(self, path: Path, threads: int, provider: str, ranges: Range | None = None) -> None:

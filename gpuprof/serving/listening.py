@@ -22,13 +22,7 @@ class ConnectionIntake:
 
     libuv accepts one in each turn (libuv/libuv#3696). While turns take milliseconds, as under overload, a thousand
     clients that connect then wait for seconds, believing that they are connected, and what they ask is not heard.
-
-    Parameters
-    ----------
-    listening : iterable of socket
-        They stay the loop's.
-    take_in : callable
-        Makes a connection of a socket that was accepted.
+    ``listening``: they stay the loop's; ``take_in``: makes a connection of a socket that was accepted.
     """
 
     def __init__(

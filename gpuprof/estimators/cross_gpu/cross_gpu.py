@@ -320,12 +320,8 @@ def read_trained_texts(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """Return the provenance of what ships in a folder, and each text that it has the hash of, by name.
 
-    Raises `InputError` when a file is missing or is not the one that was trained.
-
-    Parameters
-    ----------
-    file_name : callable, optional
-        Name → file; left out: they are the same.
+    Raises `InputError` when a file is missing or is not the one that was trained. ``file_name``: name → file; left out:
+    they are the same.
     """
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))

@@ -114,12 +114,7 @@ def _list_shares(mig: str | None) -> list[Share]:
 class CrossGpuLatencies:
     """Times of models on GPUs, their kernels kept.
 
-    Parameters
-    ----------
-    graph_of : callable
-        Known model and batch → its graph.
-    timed_ops : callable, optional
-        Device → ops that were measured on it.
+    ``graph_of``: known model and batch → its graph; ``timed_ops``: device → ops that were measured on it.
     """
 
     def __init__(

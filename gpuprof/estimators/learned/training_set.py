@@ -119,12 +119,8 @@ class TrainingSet:
 def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingSet:
     """Read what was measured on ``device``.
 
-    Raises `InputError` when no op was measured on the device, or no model whose file is there.
-
-    Parameters
-    ----------
-    graphs : callable
-        Name of a model in the database and batch size → its graph, None where its file is gone.
+    Raises `InputError` when no op was measured on the device, or no model whose file is there. ``graphs``: name of a
+    model in the database and batch size → its graph, None where its file is gone.
     """
     rows = _last(comparable_rows(read_records(db, MeasuredOp, {"device": device.name}, table="ops")))
     models = _last(_measured_cases(db, device))

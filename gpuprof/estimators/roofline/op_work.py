@@ -45,15 +45,9 @@ class GraphWork:
 class WorkByBatch:
     """Work of a model at any batch size, from its graph at two of them.
 
-    Every quantity of an op is a fixed part (weights) and a part in proportion to the batch; where the graph at a
-    third size contradicts that (ops that mix the items of a batch), the graph is read at each size asked for.
-
-    Parameters
-    ----------
-    graph_at : callable
-        Batch size → `ModelGraph`.
-    only : int, optional
-        The batch that the model fixes.
+    Every quantity of an op is a fixed part (weights) and a part in proportion to the batch; where the graph at a third
+    size contradicts that (ops that mix the items of a batch), the graph is read at each size asked for. ``graph_at``:
+    batch size → `ModelGraph`; ``only``: the batch that the model fixes.
     """
 
     def __init__(self, graph_at: Callable[[int], ModelGraph], only: int | None = None) -> None:

@@ -16,12 +16,7 @@ _BATCHES_WITHIN_S = ((3, float("inf")), (8, 6.0), (150, 1.5))
 def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
     """Return the durations in nanoseconds of batches that each follow a pause as long as a batch, or a quarter second.
 
-    Parameters
-    ----------
-    run : callable
-        Runs the model on the inputs that it is given.
-    usual_ns : int
-        Time of a batch that follows another at once.
+    ``run``: runs the model on the inputs that it is given; ``usual_ns``: time of a batch that follows another at once.
     """
     pool = _copies(feeds)
     durations: list[int] = []

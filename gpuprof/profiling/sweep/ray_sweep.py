@@ -147,14 +147,8 @@ class RaySweep:
         """Measure and yield the rows of ``models`` and ``colocations`` as they come into the database.
 
         Raises `UnavailableError` when the cluster has no such device; `GpuprofError`: what the first task that failed
-        said, after the others.
-
-        Parameters
-        ----------
-        device : str or None
-            ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best.
-        tell : callable
-            Told what happens.
+        said, after the others. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best;
+        ``tell``: told what happens.
         """
         groups = self._groups(device)
         tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))

@@ -74,12 +74,7 @@ class AdaptSettings:
 class Adapter:
     """Decides when another map is planned and applied.
 
-    Parameters
-    ----------
-    deployment : DeploymentMap
-        That is being served.
-    apply : callable
-        Moves the server to the map at a path.
+    ``deployment``: that is being served; ``apply``: moves the server to the map at a path.
     """
 
     def __init__(

@@ -17,10 +17,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 class GpuHolder:
     """Starts a daemon for each GPU or MIG instance that needs one, cuts GPUs when told, and undoes both in the end.
 
-    Parameters
-    ----------
-    changed : callable
-        Told when `legacy` has changed.
+    ``changed``: told when `legacy` has changed.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:

@@ -25,14 +25,8 @@ _LOAD_FACTOR = 10.0
 class WorkerHandle:
     """Gives one worker its batches and watches it.
 
-    Parameters
-    ----------
-    name : str
-        For logs, ``"resnet50/0.1"``.
-    connect : callable
-        Makes a link that reports to the events it is given.
-    hang_s : float
-        A worker that owes an answer for so long beyond what its batches should take is killed.
+    ``name``: for logs, ``"resnet50/0.1"``; ``connect``: makes a link that reports to the events it is given;
+    ``hang_s``: a worker that owes an answer for so long beyond what its batches should take is killed.
     """
 
     def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
@@ -140,10 +134,7 @@ class WorkerHandle:
     def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
         """Kill the worker when it has been silent or loading for too long; ask an idle one for a sign of life.
 
-        Parameters
-        ----------
-        stalled_since : callable
-            Returns for how many seconds from one moment to another the router itself did not listen.
+        ``stalled_since``: returns for how many seconds from one moment to another the router itself did not listen.
         """
         link = self._link
         if link is None:
