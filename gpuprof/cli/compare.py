@@ -147,8 +147,8 @@ def compare(
             raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")
         _compare_gpus(asked, demands, policies, rules, chosen)
         return
-    from gpuprof.pipeline.compare import check_picture
     from gpuprof.pipeline.compare import compare as compare_policies
+    from gpuprof.reporting.picture import check_picture
 
     if picture is not None:
         check_picture(picture)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import PlanAtEnds
 from gpuprof.domain.map_sources import describe_sources
-from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.planning_options import PlanningOptions
@@ -29,7 +28,6 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
 
-_PICTURES = {".svg", ".png"}
 #: Maps beside one another in a picture.
 _ABREAST = 3
 #: Seconds that a policy may search unless told otherwise: of a table of many, nobody waits minutes for one row.
@@ -60,7 +58,7 @@ class CompareResult(Result):
         from gpuprof.reporting.map_figures import map_figure
         from gpuprof.reporting.picture import write_picture
 
-        target = check_picture(path)
+        target = Path(path)
         devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
         drawn = [(one, one.deployment) for one in self.outcomes if one.deployment]
         models = list(dict.fromkeys(model for _, deployment in drawn for model in deployment.models))
@@ -140,14 +138,6 @@ def _with_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit)
     if outcome.deployment is None or outcome.violations:
         return outcome
     return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, spent))
-
-
-def check_picture(path: PathArgument) -> Path:
-    """Return the path of a picture to be drawn. Raises `InputError` when its name does not end in .svg or .png."""
-    target = Path(path)
-    if target.suffix not in _PICTURES:
-        raise InputError(f"a picture is .svg or .png but got {target}", "name it so")
-    return target
 
 
 def _row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:

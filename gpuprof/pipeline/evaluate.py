@@ -84,11 +84,11 @@ def evaluate(
     """
     from gpuprof.estimators.learned.evaluation import leave_one_architecture_out, new_batches, summarise
     from gpuprof.estimators.learned.regressors import make_constituents
-    from gpuprof.pipeline.compare import check_picture
+    from gpuprof.reporting.picture import check_picture
 
     make_constituents(regressors)  # what is wrong is refused before anything is read
     if plot is not None:
-        check_picture(plot)
+        check_picture(Path(plot))
     data = load_training_data(db, device)
     names, done = list(regressors), 0
     total = len(data.architectures)

@@ -16,7 +16,7 @@ from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_p
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.heat_map import heat_map as draw_heat_map
 from gpuprof.reporting.heat_map import heat_scale
-from gpuprof.reporting.picture import write_picture
+from gpuprof.reporting.picture import check_picture, write_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def similarity(
     if not 0.0 < tolerance < 1.0:
         raise InputError(f"--tolerance must be above 0 and below 1 but is {tolerance:g}")
     if heat_map is not None:
-        _check_target(Path(heat_map))
+        check_picture(Path(heat_map))
     sources = read_weights([Path(model) for model in models])
     wanted = list(combinations(range(len(sources)), 2))
     pairs: list[ModelSimilarity] = []
@@ -95,14 +95,6 @@ def similarity(
     if heat_map is not None:
         write_picture(_draw_heat_maps(pairs), Path(heat_map))
     return SimilarityResult(pairs=tuple(pairs))
-
-
-def _check_target(path: Path) -> None:
-    """Refuse a heat map that cannot be written, before the work is done."""
-    if path.suffix not in (".svg", ".png"):
-        raise InputError(f"a heat map is written as .svg or .png but {path} ends otherwise", "name it something.svg")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: {path.parent} is no directory")
 
 
 def _draw_heat_maps(pairs: Sequence[ModelSimilarity]) -> list[Chart]:

@@ -12,19 +12,23 @@ from gpuprof.reporting.svg import standalone
 _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture before it is drawn. Raises `InputError` for another ending than .svg and .png, or no folder."""
+    if path.suffix not in (".svg", ".png"):
+        raise InputError(f"a picture is .svg or .png but got {path.name!r}", "name it so")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no directory")
+
+
 def write_picture(charts: Chart | Sequence[Chart], path: Path, columns: int = 1) -> None:
     """Write a chart, or several in so many columns, in the format that the name ends in, ``.svg`` or ``.png``.
 
-    Raises `InputError` for another ending, or a file that cannot be written; `UnavailableError` for a PNG without
-    resvg-py.
+    Raises `InputError` as `check_picture` does, and for a file that cannot be written; `UnavailableError` for a PNG
+    without resvg-py.
     """
+    check_picture(path)
     svg = standalone([charts] if isinstance(charts, Chart) else charts, "light", columns)
-    if path.suffix == ".svg":
-        content = svg.encode()
-    elif path.suffix == ".png":
-        content = _png(svg)
-    else:
-        raise InputError(f"a picture is .svg or .png but got {path.name!r}", "name it so")
+    content = svg.encode() if path.suffix == ".svg" else _png(svg)
     with refuse_unwritable(path):
         path.write_bytes(content)
 
