@@ -27,22 +27,12 @@ _REPORTED = frozenset({"place", "simulate", "evaluate", "load"})
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """A command line of a step.
+    """A command line of a step."""
 
-    Attributes
-    ----------
-    words : tuple of str
-        Without ``gpuprof``.
-    verb : str
-    save : Path or None
-        File to write what it prints to.
-    inputs, outputs : tuple of Path
-        Files and folders that it reads and writes, as far as its words name them.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  #: Without ``gpuprof``.
     verb: str
-    save: Path | None
+    save: Path | None  #: File to write what it prints to.
+    #: ``inputs``, ``outputs``: Files and folders that it reads and writes, as far as its words name them.
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
 

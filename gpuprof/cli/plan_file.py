@@ -55,24 +55,12 @@ class _Header(_Part):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step as it stands in the file.
+    """A step as it stands in the file."""
 
-    Attributes
-    ----------
-    verb : tuple of str
-        A verb, or the two words of a command: ``("zoo", "build")``.
-    options : tuple of (ScalarNode, Node)
-        As on the command line.
-    save : str or None
-        File to write what the step prints to: JSON, CSV or the text.
-    node : Node
-        Where it stands.
-    """
-
-    verb: tuple[str, ...]
-    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]
-    save: str | None
-    node: yaml.Node
+    verb: tuple[str, ...]  #: A verb, or the two words of a command: ``("zoo", "build")``.
+    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]  #: As on the command line.
+    save: str | None  #: File to write what the step prints to: JSON, CSV or the text.
+    node: yaml.Node  #: Where it stands.
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,24 +29,13 @@ class ColumnRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnText:
-    """A column as text.
-
-    Attributes
-    ----------
-    heading : str
-    cells : tuple of str
-    right : bool
-        Whether it holds numbers, which are not broken.
-    role : ColumnRole
-    joined : bool
-        Whether it says more of the column before, from which it is not parted.
-    """
+    """A column as text."""
 
     heading: str
     cells: tuple[str, ...]
-    right: bool = True
+    right: bool = True  #: Whether it holds numbers, which are not broken.
     role: ColumnRole = ColumnRole.FIGURE
-    joined: bool = False
+    joined: bool = False  #: Whether it says more of the column before, from which it is not parted.
 
     @property
     def full(self) -> int:

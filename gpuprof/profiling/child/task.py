@@ -25,24 +25,12 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildTask:
-    """What all tasks say.
+    """What all tasks say."""
 
-    Attributes
-    ----------
-    provider : str
-        What runs the model.
-    threads : int
-        Intra-op threads of its session.
-    part : CpuSlice or None
-        The share that the process is held to; None: it is bound otherwise, or to nothing.
-    group : str
-        Control group of all processes of that share.
-    """
-
-    provider: str
-    threads: int = 1
-    part: CpuSlice | None = None
-    group: str = ""
+    provider: str  #: What runs the model.
+    threads: int = 1  #: Intra-op threads of its session.
+    part: CpuSlice | None = None  #: The share that the process is held to; None: it is bound otherwise, or to nothing.
+    group: str = ""  #: Control group of all processes of that share.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +43,13 @@ class CheckTask(ChildTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTask(ChildTask):
-    """Time batches of the arrays in ``inputs``, back to back.
-
-    Attributes
-    ----------
-    leads : bool
-        Whether it ends by ``limits``; one that does not goes on until it is told to stop.
-    beside_others : bool
-        Whether other processes run at the same time.
-    """
+    """Time batches of the arrays in ``inputs``, back to back."""
 
     model: Path
     inputs: Path
     limits: TimingLimits
-    leads: bool
-    beside_others: bool
+    leads: bool  #: Whether it ends by ``limits``; one that does not goes on until it is told to stop.
+    beside_others: bool  #: Whether other processes run at the same time.
     warm_up_s: float = _WARM_UP_S
 
 
@@ -125,26 +105,18 @@ class PeakTask(ChildTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTask(ChildTask):
-    """Run a model a few times for a profiler; see `gpuprof.profiling.gpu.recorded_run`.
-
-    Attributes
-    ----------
-    kineto, kineto_nodes : Path or None
-        Where torch.profiler's traces go, without ranges around nodes and with them; None: another program records.
-    outputs : Path or None
-        Where the answers go, unless they differ from run to run.
-    only_runs : bool
-        Whether no range is opened within those of the runs.
-    """
+    """Run a model a few times for a profiler; see `gpuprof.profiling.gpu.recorded_run`."""
 
     model: Path
     inputs: Path
     warm_up: int
     repeats: int
+    #: ``kineto``, ``kineto_nodes``: Where torch.profiler's traces go, without ranges around nodes and with them; None:
+    #: another program records.
     kineto: Path | None = None
     kineto_nodes: Path | None = None
-    outputs: Path | None = None
-    only_runs: bool = False
+    outputs: Path | None = None  #: Where the answers go, unless they differ from run to run.
+    only_runs: bool = False  #: Whether no range is opened within those of the runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
