@@ -116,7 +116,7 @@ def test_similarity_lists_layers_and_draws_them(
         (["{a}"], "similarity takes at least two models"),
         (["{a}", "{b}", "--tolerance", "0"], "--tolerance must be above 0"),
         (["{a}", "{b}", "--top", "-1"], "--top cannot be negative"),
-        (["{a}", "{b}", "--heat-map", "map.gif"], "written as .svg"),
+        (["{a}", "{b}", "--heat-map", "map.gif"], "a picture is .svg or .png"),
         (["{a}", "{b}", "--heat-map", "nowhere/map.svg"], "nowhere is no directory"),
     ],
 )
