@@ -51,10 +51,7 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
 def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
     """Return the slice of each replica by its share and the number of its turns: who takes turns has one with others.
 
-    Raises
-    ------
-    InputError
-        As `plan_slices`.
+    Raises `InputError` as `plan_slices` does.
     """
     slices = iter(plan_slices(held_shares(shares), cores))
     planned: list[CpuSlice] = []

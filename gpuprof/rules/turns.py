@@ -30,11 +30,7 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
 
     Its time is that from when a batch is ready until it is done, with the longest wait for its turn. Of others that
     take turns among themselves one runs at a time: that one is taken which slows the workload most, if it was alone.
-
-    Raises
-    ------
-    InputError
-        As the estimator does for any of them.
+    Raises `InputError` as the estimator does for any of them.
     """
     own = _ask_during_turn(ask, workload, beside)
     if not workload.turns:

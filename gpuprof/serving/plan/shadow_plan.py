@@ -42,12 +42,7 @@ class Standby:
 class Spare:
     """What a plan leaves over of each device and MIG instance.
 
-    Parameters
-    ----------
-    placed : sequence of (str, str, float, int)
-        Place, MIG instance, share in percent and number of turns of every replica.
-    cores : sequence of int
-        Of this machine.
+    ``placed``: place, MIG instance, share in percent and number of turns of every replica; ``cores``: of this machine.
     """
 
     def __init__(self, placed: Sequence[tuple[str, str, float, int]], cores: Sequence[int]) -> None:

@@ -33,13 +33,8 @@ class Begun:
 class Batches:
     """Runs batches.
 
-    Parameters
-    ----------
-    runtime : Runtime
-    arena : memoryview
-        Shared with the router.
-    turn : context manager, optional
-        Held while the model runs: its turn among the workers that share a part of a device in time.
+    ``arena``: shared with the router; ``turn``: held while the model runs: its turn among the workers that share a part
+    of a device in time.
     """
 
     def __init__(self, runtime: Runtime, arena: memoryview, turn: AbstractContextManager[object] | None = None) -> None:

@@ -23,11 +23,8 @@ _NUMBER_BYTES = 8
 class Turn:
     """The turn of this process, as a context: enter it to wait for the turn, leave it to pass it on.
 
-    Parameters
-    ----------
-    file : int
-        Descriptor of the file that all share. No other descriptor of the file may be closed in this process: that
-        releases its locks.
+    ``file``: descriptor of the file that all share. No other descriptor of the file may be closed in this process: that
+    releases its locks.
     """
 
     def __init__(self, file: int) -> None:
