@@ -15,16 +15,14 @@ import argparse
 import multiprocessing
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from bench.hostile import TOKEN, hostile_server
+from bench.hostile_server import TOKEN, hostile_server
 from bench.strange_clients import (
     ClientRequest,
     Endpoint,
@@ -162,25 +160,14 @@ def _ask_all(every: Sequence[Endpoint], answers: int, seconds: float, seed: int)
 @contextmanager
 def endpoints() -> Iterator[list[Endpoint]]:
     """Serve a model of each size with and without TLS; yield where."""
-    import trustme
-
     models = {_name(size): f"null:{size}" for size in SIZES}
-    authority = trustme.CA()
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("chain.pem", "key.pem")]
-        certificate = authority.issue_cert("127.0.0.1")
-        certificate.cert_chain_pems[0].write_to_path(files[0])
-        certificate.private_key_pem.write_to_path(files[1])
-        files[1].chmod(0o600)
-        secured = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
-        pem = authority.cert_pem.bytes().decode()
-        with hostile_server(models=models) as plain, hostile_server(*secured, models=models) as guarded:
-            yield [
-                Endpoint("http", "127.0.0.1", plain.http, token=TOKEN),
-                Endpoint("grpc", "127.0.0.1", plain.grpc, token=TOKEN),
-                Endpoint("https", "127.0.0.1", guarded.http, pem, TOKEN),
-                Endpoint("grpcs", "127.0.0.1", guarded.grpc, pem, TOKEN),
-            ]
+    with hostile_server(models=models) as plain, hostile_server(models=models, secured=True) as guarded:
+        yield [
+            Endpoint("http", "127.0.0.1", plain.http, token=TOKEN),
+            Endpoint("grpc", "127.0.0.1", plain.grpc, token=TOKEN),
+            Endpoint("https", "127.0.0.1", guarded.http, guarded.authority, TOKEN),
+            Endpoint("grpcs", "127.0.0.1", guarded.grpc, guarded.authority, TOKEN),
+        ]
 
 
 def show_foreign_bytes(answers: int, seconds: float, seed: int = 0) -> bool:

@@ -91,7 +91,8 @@ def run_map_server(
     from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.plan.planner import Planner
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
-    from gpuprof.serving.server import ServerSettings, run_server
+    from gpuprof.serving.server import run_server
+    from gpuprof.serving.server_settings import ServerSettings
     from gpuprof.serving.transport.security import check_exposure, server_security
     from gpuprof.serving.watch.logs import configure_logging
     from gpuprof.serving.watch.tracing import otlp_tracer

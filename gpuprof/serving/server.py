@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.core_sharing import CoreSharing
 from gpuprof.machine.scheduling import answer_quickly
-from gpuprof.serving.change.adapt import Adapter, AdaptSettings
+from gpuprof.serving.change.adapt import Adapter
 from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce
 from gpuprof.serving.control import control_path, open_control
@@ -30,12 +30,12 @@ from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.security import OPEN, Security, is_loopback
+from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.memory import return_free_memory, set_up_heaps
+from gpuprof.serving.watch.memory import FreeMemory, set_up_heaps
 from gpuprof.serving.watch.stalls import StallMeter
-from gpuprof.serving.watch.tracing import SpanTracer
 
 if TYPE_CHECKING:
     from gpuprof.serving.protocol.grpc_server import GrpcServer
@@ -48,36 +48,11 @@ _HANDSHAKE_S = 10.0
 #: Connections that wait to be accepted, as many as the system allows (net.core.somaxconn): clients of one more believe
 #: that they are connected, and what they send comes after one, three or seven seconds, when they are told again.
 _MOST_UNACCEPTED = (1 << 16) - 1
-#: Nothing to do: for so long no request and no more work for the router's thread than so much of the time.
-_QUIET_S, _QUIET_PART = 3.0, 0.2
 
 #: Makes what keeps the machines; given the arena and `ServerSettings`.
-EngineMaker = Callable[[Arena, "ServerSettings"], Engine]
+EngineMaker = Callable[[Arena, ServerSettings], Engine]
 #: Told where a server listens, and how many models and workers it has.
 Ready = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """How a server listens and what it allows."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int | None = None  #: None: no gRPC.
-    routing: str = "fastest"  #: Name of a routing rule.
-    buffer_bytes: int = 1 << 30  #: Memory for the tensors of all requests and answers together.
-    max_body_bytes: int = 64 << 20  #: Of one inference request.
-    hang_s: float = 5.0  #: Beyond what its batches should take, a worker that is silent for so long is replaced.
-    drain_s: float = 30.0  #: How long requests may take to be answered after the server was told to stop.
-    #: A connection that stands still in the middle of a request or an answer for so long is closed.
-    stall_s: float = 30.0
-    idle_s: float = 300.0  #: A connection on which nothing is asked for so long is closed.
-    #: Connections of HTTP, and calls and connections of gRPC, that one address may have.
-    connections_per_peer: int = 2048
-    shadow: bool = False  #: Whether the standbys of the plan take over from replicas whose model breaks its SLO.
-    adapt: AdaptSettings | None = None  #: When and how the map is planned anew; None: never.
-    tracer: SpanTracer | None = None  #: Makes spans of requests.
-    security: Security = OPEN  #: What clients must know and are shown.
 
 
 class Server:
@@ -101,9 +76,8 @@ class Server:
         self._stop = asyncio.Event()
         self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
-        self._busy_at = time.monotonic()
-        self._computed_s = 0.0
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
+        self._memory = FreeMemory(self._arena, time.monotonic())
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
         self._engine.on_moved = lambda: self._decide(self._follow_machines())
@@ -302,19 +276,7 @@ class Server:
                 await self._grpc.watch(now)
             for model in self.router.all():
                 model.forget_cancelled()
-            await self._return_memory(now)
-
-    async def _return_memory(self, now: float) -> None:
-        """Return to the system what a time of much to do has left, again and again while there is nothing to do."""
-        self._arena.trim()
-        computed_s, self._computed_s = time.thread_time() - self._computed_s, time.thread_time()
-        if self._arena.used or self.router.in_flight or computed_s > _QUIET_PART * _WATCH_S:
-            self._busy_at = now
-        elif now - self._busy_at > _QUIET_S:
-            self._busy_at = now
-            gc.collect()  # what refused requests leave in cycles, with their bodies; nobody waits now
-            await asyncio.to_thread(return_free_memory)
-            if self._grpc is not None:
+            if await self._memory.return_free(now, bool(self.router.in_flight)) and self._grpc is not None:
                 self._grpc.measure_idle_bytes()
 
     def _make_connection(self) -> HttpConnection:

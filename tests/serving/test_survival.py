@@ -23,7 +23,8 @@ import pytest
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.hostile import BUFFER_MB, suffer, unfinished_messages
+from bench.hostile import ATTACKS, suffer
+from bench.hostile_server import BUFFER_MB
 from bench.reliability import killed_under_load
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
@@ -218,6 +219,6 @@ def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_
 
 @pytest.mark.slow
 def test_unfinished_messages_of_grpc_take_no_more_than_there_is_for_tensors_and_all_of_it_comes_back() -> None:
-    got = suffer(unfinished_messages, 4.0)
+    got = suffer(ATTACKS["gRPC, unfinished messages"], 4.0)
     assert got.peak_mb < got.before_mb + 2.0 * BUFFER_MB  # without a limit gigabytes
     assert got.after_mb < got.before_mb + 40.0  # within forty seconds

@@ -27,7 +27,8 @@ from gpuprof.serving.transport.security import Security, check_exposure
 from gpuprof.serving.watch.logs import LOGGER
 
 if TYPE_CHECKING:
-    from gpuprof.serving.server import EngineMaker, ServerSettings
+    from gpuprof.serving.server import EngineMaker
+    from gpuprof.serving.server_settings import ServerSettings
 
 _JOIN_S = 60.0
 _COME_S = 120.0

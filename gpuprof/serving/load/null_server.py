@@ -14,7 +14,8 @@ from pathlib import Path
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.plan.planner import MapSource, Planner
-from gpuprof.serving.server import ServerSettings, run_server
+from gpuprof.serving.server import run_server
+from gpuprof.serving.server_settings import ServerSettings
 
 _RATE_RPS = 1000.0
 

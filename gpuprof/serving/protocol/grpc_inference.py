@@ -22,18 +22,21 @@ from gpuprof.serving.protocol.grpc_messages import (
     write_infer,
 )
 from gpuprof.serving.protocol.grpc_reader import MessageReader
-from gpuprof.serving.protocol.http_api import find_batch_key
 from gpuprof.serving.protocol.known_calls import KnownCalls
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
-from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, refuse_long_text
+from gpuprof.serving.protocol.parse_pool import refuse_long_text
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.infer_request import InferRequest
-from gpuprof.serving.router.router import Router, deadline_ms
+from gpuprof.serving.router.router import Router, deadline_ms, find_batch_key
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
+
+#: Of a message beside raw tensors, what is read on the event loop: all streams of a connection can end theirs at once,
+#: and they are read before it is known whose turn it is.
+_ON_LOOP_BYTES = 1 << 16
 
 
 class InferenceCalls:
@@ -83,7 +86,9 @@ class InferenceCalls:
             if inference is not None:
                 inference.cancelled = True
             raise
-        context.add_done_callback(lambda _: self.arena.discharge(len(body)))
+        # grpcio keeps its last call, and with it this function, for as long as no other comes: not the answer, too.
+        size = len(body)
+        context.add_done_callback(lambda _: self.arena.discharge(size))
         return body
 
     async def receive(self, context: Any, limit_s: float = math.inf) -> InferCall | LargeCall | None:
@@ -98,7 +103,7 @@ class InferenceCalls:
         if message is None:
             return None
         try:
-            return self._known.find(message) or open_call(message, ON_LOOP_BYTES)
+            return self._known.find(message) or open_call(message, _ON_LOOP_BYTES)
         except RefusedError:
             self._reader.release(len(message))
             raise

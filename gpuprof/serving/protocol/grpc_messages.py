@@ -12,7 +12,15 @@ from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
 from gpuprof.serving.protocol.open_inference import message_class
-from gpuprof.serving.router.infer_request import InferRequest, Urgency, check_rows, check_size, check_tensor, in_bytes
+from gpuprof.serving.router.infer_request import (
+    MAX_RANK,
+    InferRequest,
+    Urgency,
+    check_rows,
+    check_size,
+    check_tensor,
+    in_bytes,
+)
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
 from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request
@@ -227,7 +235,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
                 f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({known})"
             )
         tensor = spec.inputs[position]
-        shape = check_tensor(tensor, entry.datatype, list(entry.shape))
+        shape = check_tensor(tensor, entry.datatype, list(entry.shape[: MAX_RANK + 1]))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, own)
         by_position[position] = InputTensor(shape, own)

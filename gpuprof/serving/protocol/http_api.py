@@ -12,19 +12,18 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
-from gpuprof.domain.public_name import version_order
-from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.body_turns import BodyTurns
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES, HttpConnection
-from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route
+from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
+from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route, allow_only
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_urgency
-from gpuprof.serving.router.router import Router, deadline_ms
+from gpuprof.serving.router.router import Router, deadline_ms, find_batch_key
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -40,7 +39,6 @@ _MAX_LINE_BYTES = 512
 #: A large body that has waited for so much of the SLO to be received lets later ones go first.
 _LONG_SLOS = 0.5
 _FOR_EVERYBODY = b"/v2/health/"
-Answer = Callable[[HttpClient], None]
 
 
 class HttpApi:
@@ -84,10 +82,11 @@ class HttpApi:
         self.turns, self.bodies, self.discards = LoopTurns(), BodyTurns(), DiscardTurns()
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
-        self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self.pool = ParsePool()
         self.turned_away_elsewhere: Callable[[], int] = lambda: 0
+        stalls = StallMeter(time.monotonic()) if stalls is None else stalls
+        self._described = HttpDescriptions(router, self._refusals, self._count_turned_away, stalls)
         self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
         self._admits = admits
@@ -121,7 +120,7 @@ class HttpApi:
         return route
 
     def lane(self, beginning: Buffer) -> Hashable:
-        """Return the lane of a request that begins so: that of its address, where that was asked for before."""
+        """Return the lane of a request that begins so: that of its model, where its address was asked for before."""
         words = bytes(memoryview(beginning)[:_MAX_LINE_BYTES]).split(b" ", 2)
         route = self._routes.get((words[0], words[1])) if len(words) > 2 else None
         return None if route is None else route.lane
@@ -138,96 +137,27 @@ class HttpApi:
         words = [unquote(word) for word in path.strip("/").split("/")]
         method = "GET" if head.method == b"HEAD" else head.method.decode("latin-1")
         match words:
-            case ["metrics"]:
-                return _only("GET", method, _simple(self._metrics))
-            case ["openapi.json"]:
-                return _only("GET", method, _simple(self._openapi))
-            case ["v2"]:
-                return _only("GET", method, _simple(lambda c: c.respond_json(200, descriptions.server_metadata())))
-            case ["v2", "health", "live"]:
-                return _only("GET", method, _simple(partial(_status, lambda: True)))
-            case ["v2", "health", "ready"]:
-                return _only("GET", method, _simple(self._ready))
-            case ["v2", "repository", "index"]:
-                return _only("POST", method, _simple(self._index))
-            case ["v2", "models", "stats"]:
-                return _only("GET", method, _simple(partial(self._statistics, "", "")))
-            case ["v2", "models", name, "versions", version, *rest]:
-                return self._model_route(name, version, rest, method)
-            case ["v2", "models", name, *rest]:
-                return self._model_route(name, "", rest, method)
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
+            case ["v2", "models", name, "infer"]:
+                return allow_only("POST", method, self._infer_route(self.router.find(name, "")))
+            case ["v2", "models", name, "versions", version, "infer"]:
+                return allow_only("POST", method, self._infer_route(self.router.find(name, version)))
+        route = self._described.find(words, method)
+        if route is None:
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
+        return route
 
-    def _model_route(self, name: str, version: str, rest: list[str], method: str) -> Route:
-        model = self.router.find(name, version)
-        match rest:
-            case []:
-                return _only("GET", method, _simple(partial(self._metadata, name, version)))
-            case ["ready"]:
-                return _only("GET", method, _simple(partial(_status, lambda: self.router.find(name, version).is_ready)))
-            case ["config"]:
-                return _only("GET", method, _simple(partial(self._config, name, version)))
-            case ["stats"]:
-                return _only("GET", method, _simple(partial(self._statistics, name, version)))
-            case ["infer"]:
-                infer, foresee = partial(self._infer, model), partial(_foresee, model)
-                # Traced requests are never refused early, so that those that came first would wait without end.
-                long_s = math.inf if model.tracer is not None else _LONG_SLOS * model.slo_ms / 1000.0
-                route = Route(infer, self._max_body_bytes, True, foresee, lane=model.name, long_s=long_s)
-                return _only("POST", method, route)
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
+    def _infer_route(self, model: ServedModel) -> Route:
+        # Traced requests are never refused early, so that those that came first would wait without end.
+        long_s = math.inf if model.tracer is not None else _LONG_SLOS * model.slo_ms / 1000.0
+        infer, foresee = partial(self._infer, model), partial(_foresee, model)
+        return Route(infer, self._max_body_bytes, True, foresee, lane=model.name, long_s=long_s)
+
+    def _count_turned_away(self) -> int:
+        return self.connections.turned_away + self.turned_away_elsewhere()
 
     def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
         """Count an answer that says no, by its protocol, status and reason."""
         self._refusals[protocol, refusal.status.value, refusal.reason] += 1
-
-    def _ready(self, connection: HttpClient) -> None:
-        """Answer whether every model can be asked, what was refused, and how well the router listens and estimates.
-
-        Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
-        """
-        refused: Counter[str] = Counter()
-        for (_, _, reason), count in sorted(self._refusals.items()):
-            refused[reason] += count
-        now = time.monotonic()
-        slowdowns = [slowdown for model in self.router.all() for slowdown in model.slowdowns(now)]
-        state = {
-            "ready": self.router.is_ready,
-            "refused": refused,
-            "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
-            "estimates": {
-                "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
-                "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
-            },
-        }
-        connection.respond_json(200 if self.router.is_ready else 503, state)
-
-    def _metrics(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render_metrics
-
-        turned_away = self.connections.turned_away + self.turned_away_elsewhere()
-        counted = ProtocolFigures(self._refusals, turned_away, self._stalls)
-        connection.respond(200, CONTENT_TYPE, render_metrics(self.router, counted))
-
-    def _openapi(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.openapi import document
-
-        connection.respond_json(200, document(model.spec for model in self.router.all()))
-
-    def _index(self, connection: HttpClient) -> None:
-        connection.respond_json(200, descriptions.repository_index(self.router.models))
-
-    def _metadata(self, name: str, version: str, connection: HttpClient) -> None:
-        model = self.router.find(name, version)
-        versions = [version] if version else sorted(self.router.models[name], key=version_order)
-        connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
-
-    def _config(self, name: str, version: str, connection: HttpClient) -> None:
-        connection.respond_json(200, descriptions.model_config(self.router.find(name, version)))
-
-    def _statistics(self, name: str, version: str, connection: HttpClient) -> None:
-        chosen = descriptions.chosen_statistics(self.router.models, name, version)
-        connection.respond_json(200, {"model_stats": chosen})
 
     def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         slots = [] if received.slot is None else [received.slot]
@@ -376,40 +306,5 @@ def _foresee(model: ServedModel, text: Buffer, client: str, waited_ms: float) ->
     model.foresee(partial(read_urgency, text), client, waited_ms)
 
 
-def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
-    """Return what requests must have in common to share a batch: their shapes but for the batch."""
-    if model.spec.max_batch <= 1:
-        return None
-    return tuple([tuple(tensor.shape[1:]) for tensor in asked.inputs])
-
-
 def _cancel(inference: Inference) -> None:
     inference.cancelled = True
-
-
-def _simple(answer: Answer) -> Route:
-    """Return a route that needs no body."""
-
-    def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        try:
-            answer(connection)
-        except RefusedError as refusal:
-            connection.refuse(refusal)
-
-    return Route(handle)
-
-
-def _only(allowed: str, method: str, route: Route) -> Route:
-    if method != allowed:
-        message = f"the method must be {allowed} but got {method[:20]}"
-        # RFC 9110, 15.5.6: an answer 405 must say in Allow what is allowed.
-        every = "GET, HEAD" if allowed == "GET" else allowed
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
-    return route
-
-
-def _status(good: Callable[[], bool], connection: HttpClient) -> None:
-    if good():
-        connection.respond(200, CONTENT_JSON, b"")
-    else:
-        connection.respond_json(503, {"error": "not ready"})

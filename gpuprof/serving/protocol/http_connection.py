@@ -32,6 +32,8 @@ _MAX_HEAD_BYTES = 1 << 15
 _MAX_PENDING_BYTES = 1 << 18
 #: Of a request that waits for its turn: what has come would be copied twice, and there are many of them then.
 _MAX_WAITING_BYTES = 1 << 15
+#: Of a chunked body: a chunk of a byte takes six, so that these are more than a thousand, half a millisecond's work.
+_CHUNKED_BYTES = 1 << 13
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S = 2.0
 #: A connection without a request may have one on its way when the server drains.
@@ -67,7 +69,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def lane(self, beginning: Buffer) -> Hashable:
-        """Return with whom a request that begins so shares its part of the router."""
+        """Return with whom a request that begins so shares its part of the router; None: with others of its client."""
         ...
 
     def route(self, head: HttpHead) -> Route:
@@ -142,7 +144,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._discard_in_turn(incoming)
             elif incoming.received > TURN_BYTES:
                 self._site.bodies.end(self)
-        elif self._pending or self.busy or self._choked or not self._has_turn(self._site.scratch, count):
+        elif self._pending or self.busy or self._choked or not self._has_turn(memoryview(self._site.scratch)[:count]):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
                 self._consume_pending()
@@ -211,12 +213,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._end_body_wait()
         return True
 
-    def _has_turn(self, buffer: bytearray, count: int) -> bool:
-        """Return whether a new request that begins with the first bytes of ``buffer`` may be read now, or goes on."""
-        turns, now = self._site.turns, self.touched
-        if self._incoming is not None or turns.admits_all(now):
+    def _has_turn(self, beginning: memoryview) -> bool:
+        """Return whether a new request that begins so may be read now, or goes on; chunks may be small and many."""
+        turns, now, incoming = self._site.turns, self.touched, self._incoming
+        if (incoming is not None and not incoming.head.chunked) or turns.admits_all(now):
             return True
-        lane = self._site.lane(memoryview(buffer)[:count])
+        if incoming is None:
+            lane: Hashable = self._site.lane(beginning) or self.peer
+        else:
+            lane = self.peer, incoming.route.lane
         if turns.admits(lane, now):
             return True
         self._awaits_turn, self._waits_since = True, turns.arrival(now)
@@ -226,14 +231,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take_turn(self) -> None:
         self._awaits_turn = False
         self._consume_pending(has_turn=True)
-        self._waits_since = None
-        if self._client_ended and not self.busy and not self._lingering:
-            self.close()  # the rest of what it began to ask will not come
+        if not self._awaits_turn:
+            self._waits_since = None
 
     def eof_received(self) -> bool:
         """Keep the way back open while an answer is due: a client may close its side after asking."""
-        self._keep_alive, self._client_ended = False, True
-        return self.busy or self._awaits_turn
+        self._client_ended = True
+        self._keep_alive = self._keep_alive and bool(self._pending)
+        return self.busy or self._awaits_turn or self._choked
 
     def resume_writing(self) -> None:
         """Everything is written: the memory of the answer is free."""
@@ -355,20 +360,28 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _consume_pending(self, has_turn: bool = False) -> None:
         if self.busy or self._choked or self._lingering or self._awaits_turn or self._transport is None:
             return
-        if self._pending and not has_turn and not self._has_turn(self._pending, len(self._pending)):
+        if self._pending and not has_turn and not self._has_turn(memoryview(self._pending)):
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
         self._pending[:0] = memoryview(pending)[used:]
-        if not (self._awaits_body or self._awaits_discard):
+        if self._client_ended and not (self.busy or self._choked or self._lingering or self._awaits_turn):
+            self.close()  # the rest of what it began to ask will not come
+            return
+        has_room = not self._awaits_turn or len(self._pending) <= _MAX_WAITING_BYTES
+        if has_room and not (self._awaits_body or self._awaits_discard):
             self._resume()
 
     def _consume(self, buffer: bytearray, end: int) -> int:
         """Take requests out of ``buffer`` until one has to be waited for; return how far that is."""
         position = 0
         while position < end and not (self.busy or self._choked or self._lingering):
+            # Requests that are answered at once may stand here by the thousand.
+            if position and not self._has_turn(memoryview(buffer)[position:end]):
+                break
             if self._incoming is not None:
-                position = self._take_body(self._incoming, buffer, position, end)
+                stop = min(end, position + _CHUNKED_BYTES) if self._incoming.head.chunked else end
+                position = self._take_body(self._incoming, buffer, position, stop)
                 continue
             stop = buffer.find(b"\r\n\r\n", position, end)
             if stop < 0:
@@ -380,22 +393,22 @@ class HttpConnection(asyncio.BufferedProtocol):
             known = self._site.known_heads.get(text)
             if known is not None and stop + known.length <= end:
                 position = stop + known.length
-                self._handle_known(known, bytes(memoryview(buffer)[stop:position]))
+                self._handle_known(known, bytes(memoryview(buffer)[stop:position]), is_last=position == end)
                 continue
-            self._begin(text)
+            self._begin(text, end - stop)
             position = stop
         return position
 
-    def _handle_known(self, known: KnownHead, body: bytes) -> None:
+    def _handle_known(self, known: KnownHead, body: bytes, is_last: bool) -> None:
         """Handle a request that is here as a whole, and whose head came before: most small ones are."""
         self.touched = time.monotonic()
         arrived, self._waits_since = self._waits_since or self._site.turns.arrival(self.touched), None
-        self._keep_alive = known.head.keep_alive and not self._client_ended
+        self._keep_alive = known.head.keep_alive and not (self._client_ended and is_last)
         self.busy = True
         known.route.handle(self, known.head, ReceivedBody(RequestBody(body, known.json_bytes), None, arrived))
 
-    def _begin(self, text: bytes) -> None:
-        """Read a head and prepare for its body."""
+    def _begin(self, text: bytes, more: int) -> None:
+        """Read a head, behind which so many bytes are there already, and prepare for its body."""
         self.touched = time.monotonic()
         arrived, self._waits_since = self._waits_since or self._site.turns.arrival(self.touched), None
         try:
@@ -404,7 +417,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reject(refusal)
             return
         # The parser of chunks is given all that came, with what may stand behind the last: no request may follow.
-        self._keep_alive = head.keep_alive and not head.chunked and not self._client_ended
+        is_last = self._client_ended and more <= (head.length or 0)
+        self._keep_alive = head.keep_alive and not head.chunked and not is_last
         incoming = self._incoming = Incoming.begin(head, arrived, self.peer)
         try:
             incoming.prepare(self._site.route(head))

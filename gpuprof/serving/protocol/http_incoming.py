@@ -16,6 +16,7 @@ from gpuprof.serving.protocol.http_message import (
     ChunkedBody,
     HttpHead,
     chunk_parser,
+    explain_parser_error,
     too_large,
 )
 from gpuprof.serving.router.infer_request import RequestBody
@@ -82,10 +83,26 @@ class Route:
     #: Given the JSON that large tensors are about to follow, who sends it, and for how many ms the router has kept it
     #: waiting, raises the refusal of a request that need not be received because it will be refused anyhow.
     foresee: Callable[[Buffer, str, float], None] | None = None
-    #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: all others.
+    #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: its client's.
     lane: Hashable = None
     #: Where a large body has waited for its turn for so many seconds, those that came later go first.
     long_s: float = math.inf
+
+
+def allow_only(allowed: str, method: str, route: Route) -> Route:
+    """Return ``route`` where a request has the method that its address has.
+
+    Raises
+    ------
+    RefusedError
+        405.
+    """
+    if method != allowed:
+        message = f"the method must be {allowed} but got {method[:20]}"
+        # RFC 9110, 15.5.6: an answer 405 must say in Allow what is allowed.
+        every = "GET, HEAD" if allowed == "GET" else allowed
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
+    return route
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +311,7 @@ class Incoming:
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            raise (cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")) from None
+            raise explain_parser_error(error) from None
         if not body.is_whole:
             return False
         self._keep_chunks(body.data, arena)

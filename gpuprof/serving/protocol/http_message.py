@@ -19,6 +19,8 @@ _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 _GIVEN_ONCE = frozenset(
     b"authorization content-encoding content-length host inference-header-content-length transfer-encoding".split()
 )
+#: Header lines of a request; each costs more than the rest of a short one.
+_MAX_LINES = 256
 #: Heads that are remembered, and bytes of one.
 MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -37,6 +39,7 @@ class HttpHead:
     keep_alive: bool = True
     repeated: bytes | None = None  #: A header that was given twice, of those that may be given once.
     is_whole: bool = False  #: Whether the parser has found its end.
+    lines: int = 0  #: Of headers.
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, perhaps several times."""
@@ -44,6 +47,10 @@ class HttpHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
+        self.lines += 1
+        if self.lines > _MAX_LINES:
+            text = f"a request may have {_MAX_LINES} headers"
+            raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
         name = name.lower()
         if name in self.headers and name in _GIVEN_ONCE:
             self.repeated = name
@@ -79,7 +86,7 @@ def read_head(text: bytes) -> HttpHead:
     Raises
     ------
     RefusedError
-        400, when it is no HTTP.
+        400, when it is no HTTP; 431, when it has too many headers.
     """
     return _find_head(text) if len(text) <= MAX_KNOWN_BYTES else _parse_head(text)
 
@@ -97,7 +104,7 @@ def _parse_head(text: bytes) -> HttpHead:
     except httptools.HttpParserUpgrade:
         pass  # the offer to speak another protocol is not taken up
     except httptools.HttpParserError as error:
-        raise bad_request(f"not HTTP: {error}") from None
+        raise explain_parser_error(error) from None
     if not head.is_whole:
         raise bad_request("not HTTP: a request begins with a request line")
     if head.repeated is not None:
@@ -156,6 +163,12 @@ def chunk_parser(body: ChunkedBody) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(body)
     parser.feed_data(_CHUNKED_HEAD)
     return parser
+
+
+def explain_parser_error(error: httptools.HttpParserError) -> RefusedError:
+    """Return why a parser gave up: what it was told to refuse, or what is no HTTP."""
+    cause = error.__context__
+    return cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")
 
 
 def too_large(limit: int) -> RefusedError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, split_strings, to_bytes, whole
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, to_bytes, whole
 from gpuprof.serving.transport.inference import InputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
@@ -18,6 +18,12 @@ from gpuprof.serving.transport.wire import Buffer
 MAX_DIMENSION = 1 << 40
 #: What the parameters of a request that are numbers may be.
 MAX_PARAMETER = (1 << 63) - 1
+#: Strings of a tensor: a worker takes about a second to make them, and then as long to give them back.
+MAX_STRINGS = 1 << 20
+#: So many are looked through when a request comes; more would hold up everybody, and workers look themselves.
+_MAX_CHECKED_STRINGS = 1 << 16
+#: Sizes that a shape may have; no model's has nearly as many.
+MAX_RANK = 64
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
 
 
@@ -97,12 +103,16 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     """
     if datatype != tensor.datatype:
         raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
+    if isinstance(shape, list) and len(shape) > MAX_RANK:
+        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got more than {MAX_RANK} sizes")
     sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
     known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
     if len(known) != len(sizes):
         raise bad_request(f"the shape of input {tensor.name!r} must be a list of whole numbers")
     if tensor.mismatch(known):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
+    if tensor.datatype == "BYTES" and prod(known) > MAX_STRINGS:
+        raise bad_request(f"input {tensor.name!r} may have {MAX_STRINGS} strings but got {prod(known)}")
     return known
 
 
@@ -178,8 +188,11 @@ def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
 def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
     """Check that ``data`` is a tensor of this shape. Raises `RefusedError`: 400, when it is not."""
     if tensor.datatype == "BYTES":
+        count = prod(shape)
+        if count > _MAX_CHECKED_STRINGS:
+            return
         try:
-            split_strings(data, prod(shape))
+            check_strings(data, count)
         except ValueError as error:
             raise bad_request(f"the binary data of input {tensor.name!r} {error}") from None
         return

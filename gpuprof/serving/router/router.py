@@ -13,6 +13,7 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 from gpuprof.serving.watch.tracing import RequestTracer
 
 LOWEST_PRIORITY = 1 << 31
+_COMPARED_CHARACTERS = 100
 
 
 class Router:
@@ -48,7 +49,8 @@ class Router:
         if versions is None:
             import difflib
 
-            near = difflib.get_close_matches(name, list(self.models), n=1, cutoff=0.4)
+            # Of a long name, comparing it takes long.
+            near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
         if not version:
@@ -83,3 +85,10 @@ def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
     if asked.priority > LOWEST_PRIORITY:
         raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")
     return model.deadline_ms(asked.timeout_ms)
+
+
+def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
+    """Return what requests must have in common to share a batch: their shapes but for the batch."""
+    if model.spec.max_batch <= 1:
+        return None
+    return tuple([tuple(tensor.shape[1:]) for tensor in asked.inputs])

@@ -91,6 +91,7 @@ class ServedReplica:
         self._left_ms = 0.0
         self._allowed_ms = math.inf
         self._loop = asyncio.get_running_loop()
+        self._stages_ahead = any(worker.stages_ahead for worker in workers)
         for worker in workers:
             worker.bind(self._on_worker_ready, self._batch_done, self._batch_failed, self._batches_lost)
 
@@ -260,6 +261,8 @@ class ServedReplica:
                 ready += 1
                 if worker.can_prefetch(at_hand_ms) and (prefetching is None or worker.batches < prefetching.batches):
                     prefetching = worker
+        if self._stages_ahead and self._queue.rows and self._queue.oldest.deaths:
+            return None  # by itself on a worker it shows whether that dies of it
         return prefetching if self.waiting_rows >= self.plan.batch * ready else None
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
@@ -323,7 +326,8 @@ class ServedReplica:
     def _batches_lost(self, batches: list[SentBatch]) -> None:
         """Send again what a worker had when it died, elsewhere if nobody is left here."""
         lost = [inference for batch in batches for inference in batch.inferences]
-        for batch in batches[:1]:  # what is at hand behind the one that ran is not what the worker died of
+        # What is at hand behind the one that ran is not what the worker died of, unless it was copying that already.
+        for batch in batches[: 2 if self._stages_ahead else 1]:
             for inference in batch.inferences:
                 inference.deaths += 1
         again = []

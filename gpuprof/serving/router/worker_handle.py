@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_link import BatchAnswer, Link, LinkEvents, SentBatch
 from gpuprof.serving.transport.inference import Inference
@@ -103,12 +104,23 @@ class WorkerHandle:
     def can_prefetch(self, at_hand_ms: float) -> bool:
         """Return whether there is a worker that may be given a batch in advance.
 
-        It may have a batch at hand beside the one that it runs; of quick ones as many as it runs in ``at_hand_ms``.
+        It may have a batch at hand beside the one that it runs; of quick ones as many as it runs in ``at_hand_ms``. One
+        that stages ahead works on both at once: beside what a worker may have died of it has nothing.
         """
-        if self._link is None or not self._link.is_ready:
+        if self._link is None or not self._link.is_ready or (self.stages_ahead and self._runs_suspects()):
             return False
         count = self.batches
         return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < at_hand_ms)
+
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether the worker copies the inputs of a batch to its device while it runs the one before it."""
+        return self.order.provider == ORT_CUDA
+
+    def _runs_suspects(self) -> bool:
+        """Return whether a worker has died of what this one has: then it has nothing else to die of."""
+        assert self._link is not None
+        return any(one.deaths for batch in self._link.sent.values() for one in batch.inferences)
 
     @property
     def batches(self) -> int:

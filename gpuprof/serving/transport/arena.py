@@ -12,6 +12,7 @@ from gpuprof.serving.transport.free_space import FreeSpace
 ALIGNMENT = 64
 #: What memory that was given back is filled with where that is wanted.
 POISON = 0xDB
+_POISONED = memoryview(bytes([POISON]) * (1 << 20))
 _PAGE = mmap.PAGESIZE  # slots are whole pages, so that two of them never share one
 _KEPT_BYTES = 1 << 24  # of memory that nothing lies in
 _TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
@@ -86,7 +87,9 @@ class Arena:
         if self._taken.pop(slot.offset, 0) != slot.size:
             raise RuntimeError(f"the slot at {slot.offset} is given back twice")
         if self._poison:
-            self._memory[slot.offset : slot.offset + slot.size] = bytes([POISON]) * slot.size
+            for begin in range(slot.offset, slot.offset + slot.size, len(_POISONED)):
+                end = min(begin + len(_POISONED), slot.offset + slot.size)
+                self._memory[begin:end] = _POISONED[: end - begin]
         self.used -= slot.size
         self._free.give_back(slot.offset, slot.size)
 

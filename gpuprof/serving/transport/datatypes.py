@@ -90,19 +90,32 @@ def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[byte
 
     Raises `ValueError` when the lengths do not add up.
     """
+    check_strings(data, count)
     strings = []
     position = 0
     for _ in range(count):
-        if position + 4 > len(data):
-            raise ValueError("ends before its last string")
         (length,) = _LENGTH.unpack_from(data, position)
         position += 4 + length
-        if position > len(data):
-            raise ValueError("ends within a string")
         strings.append(bytes(data[position - length : position]))
-    if position != len(data):
-        raise ValueError(f"goes on for {len(data) - position} bytes after its last string")
     return strings
+
+
+def check_strings(data: bytes | bytearray | memoryview, count: int) -> None:
+    """Check that `split_strings` can be done, without copying any.
+
+    Raises
+    ------
+    ValueError
+        When the lengths do not add up.
+    """
+    position, end, unpack = 0, len(data), _LENGTH.unpack_from
+    for _ in range(count):
+        if position + 4 > end:
+            raise ValueError("ends within a string" if position > end else "ends before its last string")
+        position += 4 + unpack(data, position)[0]
+    if position != end:
+        left = end - position
+        raise ValueError(f"goes on for {left} bytes after its last string" if left > 0 else "ends within a string")
 
 
 def join_strings(strings: Sequence[bytes]) -> bytes:

@@ -210,7 +210,7 @@ def waiting(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], 
     return waiting
 
 
-def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
+def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it_for_one_of_its_own(
     api: HttpApi, waiting: list[Callable[[], None]]
 ) -> None:
     async def main() -> None:
@@ -219,9 +219,90 @@ def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it(
         feed(connection, LIVE[10:] + LIVE)
         assert not transport.written and len(waiting) == 1 and not connection.is_idle
         waiting.pop()()
+        assert transport.written.count(b"HTTP/1.1 200") == 1 and len(waiting) == 1
+        waiting.pop()()
         assert transport.written.count(b"HTTP/1.1 200") == 2 and not waiting
         transport.send(connection)
         assert connection.is_idle
+
+    asyncio.run(main())
+
+
+def test_a_client_that_ended_its_side_gets_all_its_answers_however_many_turns_they_take(
+    api: HttpApi, waiting: list[Callable[[], None]]
+) -> None:
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, 3 * LIVE)
+        assert connection.eof_received()
+        while waiting:
+            assert not connection._lingering
+            waiting.pop()()
+        assert transport.written.count(b"HTTP/1.1 200") == 3
+        assert transport.written.count(b"Connection: close") == 1 and connection._lingering
+
+    asyncio.run(main())
+
+
+def test_chunks_wait_for_their_turn_apart_from_requests(
+    api: HttpApi, waiting: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes: list[object] = []
+
+    def wait(lane: object, go_on: Callable[[], None]) -> None:
+        lanes.append(lane)
+        waiting.append(go_on)
+
+    monkeypatch.setattr(api.turns, "wait", wait)
+
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+        waiting.pop()()
+        feed(connection, b"1\r\na\r\n" * 3)
+        assert len(waiting) == 1 and lanes == ["10.0.0.1", ("10.0.0.1", None)]
+        waiting.pop()()
+        feed(connection, b"0\r\n\r\n")
+        assert not transport.written
+        waiting.pop()()
+        assert transport.written.count(b"HTTP/1.1 200") == 1
+
+    asyncio.run(main())
+
+
+def test_a_long_row_of_chunks_takes_several_turns(api: HttpApi, waiting: list[Callable[[], None]]) -> None:
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n")
+        turns = 0
+        while waiting:
+            turns += 1
+            waiting.pop()()
+        assert turns == 5 and transport.written.count(b"HTTP/1.1 200") == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("lines", "status"), [(200, b"200"), (300, b"431")])
+def test_a_head_has_a_limited_number_of_headers_also_of_one_name(api: HttpApi, lines: int, status: bytes) -> None:
+    async def main() -> None:
+        connection, transport = connect(api)
+        feed(connection, LIVE[:-2] + b"a: b\r\n" * lines + b"\r\n")
+        assert transport.written.startswith(b"HTTP/1.1 " + status)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_read_yet_of_requests_that_wait_is_bounded(api: HttpApi, waiting: list[Callable[[], None]]) -> None:
+    async def main() -> None:
+        connection, transport = connect(api)
+        while not transport.paused:
+            feed(connection, 100 * LIVE)
+        assert len(connection._pending) < 1 << 16 and len(waiting) == 1
+        while waiting:
+            waiting.pop()()
+            transport.send(connection)
+        assert not transport.paused and connection.is_idle
 
     asyncio.run(main())
 
@@ -273,7 +354,7 @@ def test_a_connection_that_is_lost_while_it_waits_for_its_turn_reads_nothing_the
     assert not transport.written
 
 
-def test_a_request_waits_in_the_lane_of_its_address_where_that_was_asked_for_before(
+def test_a_request_waits_in_the_lane_of_its_model_where_its_address_was_asked_for_before_else_of_its_client(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = Route(lambda client, *_: client.respond_json(200, {}), lane="m")
@@ -286,7 +367,7 @@ def test_a_request_waits_in_the_lane_of_its_address_where_that_was_asked_for_bef
         feed(connection, LIVE)
         transport.send(connection)
         feed(connection, b"GET")
-    assert lanes == [None, None, "m", None]
+    assert lanes == ["10.0.0.1", "10.0.0.1", "m", "10.0.0.1"]
 
 
 def test_heads_that_are_known_are_not_parsed_again_and_long_ones_are_not_kept() -> None:

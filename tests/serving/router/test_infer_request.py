@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import RequestBody, Urgency, read_request, read_urgency
+from gpuprof.serving.router.infer_request import MAX_STRINGS, RequestBody, Urgency, read_request, read_urgency
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
@@ -173,3 +173,34 @@ def test_an_answer_has_the_outputs_that_were_asked_for_in_their_order_and_form()
 def test_all_outputs_are_binary_by_one_parameter() -> None:
     _, binary = write_response(SPEC, read_body({"inputs": [X, S], "parameters": {"binary_data_output": True}}), OUTPUTS)
     assert binary == [output.data for output in OUTPUTS]
+
+
+def test_a_tensor_of_strings_may_have_only_so_many_however_it_comes() -> None:
+    many = MAX_STRINGS + 1
+    spec = ModelSpec("m", "1", "test", (TensorSpec("s", "BYTES", (-1, -1)),), (), 4)
+    entry = {"name": "s", "datatype": "BYTES", "shape": [1, many]}
+    binary = {**entry, "parameters": {"binary_data_size": 4 * many}}
+    for one, tensor in (({**entry, "data": [""]}, b""), (binary, bytes(4 * many))):
+        text = orjson.dumps({"inputs": [one]})
+        with pytest.raises(RefusedError, match=f"may have {MAX_STRINGS} strings but got {many}"):
+            read_request(spec, RequestBody(text + tensor, len(text)))
+
+
+def test_a_long_tensor_of_strings_is_left_to_the_worker_to_look_through() -> None:
+    spec = ModelSpec("m", "1", "test", (TensorSpec("s", "BYTES", (-1, -1)),), (), 4)
+    for count, is_refused in ((1000, True), (100_000, False)):
+        size = 4 * count - 1  # the last string has no length
+        entry = {"name": "s", "datatype": "BYTES", "shape": [1, count], "parameters": {"binary_data_size": size}}
+        text = orjson.dumps({"inputs": [entry]})
+        try:
+            read_request(spec, RequestBody(text + bytes(size), len(text)))
+        except RefusedError as refusal:
+            assert is_refused and "ends before its last string" in refusal.message
+        else:
+            assert not is_refused
+
+
+def test_a_shape_of_many_sizes_is_refused_without_naming_them() -> None:
+    with pytest.raises(RefusedError) as refused:
+        read_body({"inputs": [{**X, "shape": [1] * 100_000}, S]})
+    assert refused.value.status == 400 and len(refused.value.message) < 200

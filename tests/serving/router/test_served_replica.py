@@ -18,8 +18,9 @@ pytestmark = serves_in_real_time
 class FakeWorker:
     """A worker's place that keeps what it is sent until the test answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages_ahead: bool = False) -> None:
         self.is_ready = True
+        self.stages_ahead = stages_ahead
         self.sent: list[SentBatch] = []
 
     def bind(self, ready: Any, done: Any, failed: Any, lost: Any) -> None:
@@ -31,7 +32,8 @@ class FakeWorker:
 
     def can_prefetch(self, at_hand_ms: float) -> bool:
         self.at_hand_ms = at_hand_ms
-        return self.is_ready and len(self.sent) < 2
+        suspects = self.stages_ahead and any(one.deaths for batch in self.sent for one in batch.inferences)
+        return self.is_ready and len(self.sent) < 2 and not suspects
 
     @property
     def batches(self) -> int:
@@ -56,6 +58,10 @@ class FakeWorker:
         self.is_ready = False
         batches, self.sent = self.sent, []
         self.lost(batches)
+
+    def come_back(self) -> None:
+        self.is_ready = True
+        self.ready()
 
     def names(self) -> list[list[Any]]:
         return [[inference.wanted for inference in batch.inferences] for batch in self.sent]
@@ -99,9 +105,10 @@ def play(
     batch: int = 4,
     wait_ms: float = 1e5,
     workers: int = 1,
+    stages_ahead: bool = False,
 ) -> None:
     async def run() -> None:
-        played = [FakeWorker() for _ in range(workers)]
+        played = [FakeWorker(stages_ahead) for _ in range(workers)]
         owner = Owner()
         plan = ReplicaPlan("m/0", batch, wait_ms, (10.0,) * batch)
         await scene(ServedReplica(plan, played, owner, ModelStatistics()), played, owner)  # type: ignore[arg-type]
@@ -249,6 +256,28 @@ def test_what_was_only_at_hand_when_a_worker_died_is_no_suspect() -> None:
         assert (running.deaths, at_hand.deaths) == (1, 0)
 
     play(scene, batch=1, wait_ms=0.0)
+
+
+def test_only_what_workers_die_of_while_it_is_copied_ahead_is_given_up() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        deadly, deaths = 1, 0
+        owner.reassign = replica.take_back  # type: ignore[method-assign] # to the same, when it lives again
+        for number in range(4):
+            replica.submit(inference(number))
+        while workers[0].sent:
+            on_device = [name for names in workers[0].names()[:2] for name in names]
+            if [deadly] in on_device:
+                assert deaths == 0 or on_device == [[deadly]], "what was a suspect was not alone on the device"
+                deaths += 1
+                workers[0].die()
+                workers[0].come_back()
+            else:
+                workers[0].finish()
+        assert deaths == 3
+        assert owner.refused == [([deadly], 500)]
+        assert owner.answered == [[0], [2], [3]]
+
+    play(scene, batch=1, wait_ms=0.0, stages_ahead=True)
 
 
 def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoever_went_before_it() -> None:

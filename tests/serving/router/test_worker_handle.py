@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
+from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
 from gpuprof.serving.transport.inference import Inference
@@ -48,7 +51,7 @@ def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at
             links.append(StubLink(events, run_ms))
             return links[0]
 
-        handle = WorkerHandle("m/0.0", cast(Any, None), connect, hang_s=5.0)
+        handle = WorkerHandle("m/0.0", WorkerOrder("m", "1", "m.onnx", 1), connect, hang_s=5.0)
         handle.bind(lambda: None, lambda batch, answer: None, lambda batch, text: None, lambda lost: None)
         assert not handle.can_prefetch(5.0)
         await handle.start()
@@ -61,5 +64,20 @@ def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at
         assert fill() == 2  # nothing is known of its times yet, and what is expected of it is no measurement
         links[0].finish()
         assert fill() == batches
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("provider", "deaths", "may"), [(ORT_CUDA, 0, True), (ORT_CUDA, 1, False), (ORT_CPU, 1, True)])
+def test_a_worker_that_copies_ahead_is_given_nothing_beside_what_another_died_of(
+    provider: str, deaths: int, may: bool
+) -> None:
+    async def ask() -> None:
+        order = WorkerOrder("m", "1", "m.onnx", 1, provider=provider)
+        handle = WorkerHandle("m/0.0", order, lambda events: cast(Any, StubLink(events, 1.0)), hang_s=5.0)
+        handle.bind(lambda: None, lambda batch, answer: None, lambda batch, text: None, lambda lost: None)
+        await handle.start()
+        handle.send([cast(Any, SimpleNamespace(deaths=deaths))], 1, 1.0, 0.0)
+        assert handle.can_prefetch(5.0) is may
 
     asyncio.run(ask())

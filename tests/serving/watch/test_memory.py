@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.watch import memory
+from gpuprof.serving.watch.memory import FreeMemory
 
 #: Threads that allocate at the same time, none of them the first; prints how many heaps of 64 MiB they have.
 PROGRAM = """
@@ -63,3 +69,56 @@ def test_memory_of_one_message_serves_the_next_without_page_faults() -> None:
     pages = 3 * (1 << 20) // mmap.PAGESIZE
     assert faults("returned") > 10 * pages
     assert faults("kept") < pages
+
+
+class Process:
+    """What a process has in memory, as the test says; ``returned`` counts how often it gave back what is free."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.private_bytes = 50 << 20
+        self.returned = 0
+        patch.setattr(memory, "private_bytes", lambda: self.private_bytes)
+        patch.setattr(memory, "return_free_memory", self._return_all)
+        patch.setattr("time.thread_time", lambda: 0.0)
+
+    def _return_all(self) -> None:
+        self.returned += 1
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(1 << 30)
+    yield arena
+    arena.close()
+
+
+def test_free_memory_is_returned_when_nobody_has_asked_for_a_while(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, free = Process(monkeypatch), FreeMemory(arena, 0.0)
+
+    async def look(now: float, is_asked: bool = False) -> bool:
+        return await free.return_free(now, is_asked)
+
+    async def main() -> None:
+        assert not await look(2.0) and not await look(2.5, is_asked=True) and not await look(5.0)
+        assert process.returned == 0
+        assert await look(6.0) and process.returned == 1
+        assert not await look(7.0)
+
+    asyncio.run(main())
+
+
+def test_far_more_than_requests_need_is_returned_while_there_are_requests(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, free = Process(monkeypatch), FreeMemory(arena, 0.0)
+
+    async def main() -> None:
+        process.private_bytes += 200 << 20
+        assert arena.charge(150 << 20)
+        assert not await free.return_free(0.5, True) and process.returned == 0
+        arena.discharge(150 << 20)
+        assert not await free.return_free(1.0, True) and process.returned == 1
+
+    asyncio.run(main())

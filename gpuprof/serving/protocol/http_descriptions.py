@@ -1,0 +1,158 @@
+"""The addresses of HTTP at which there is no inference: what the server says of itself and of its models."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from gpuprof.domain.public_name import version_order
+from gpuprof.serving.protocol import descriptions
+from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route, allow_only
+from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.watch.stalls import StallMeter
+
+Answer = Callable[[HttpClient], None]
+
+
+class HttpDescriptions:
+    """Answers every address but those of inference.
+
+    Parameters
+    ----------
+    router : Router
+    refusals : Counter
+        Answers that said no, by protocol, status and reason.
+    count_turned_away : callable
+        Returns how many connections and calls addresses had too many.
+    stalls : StallMeter
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        refusals: Counter[tuple[str, int, str]],
+        count_turned_away: Callable[[], int],
+        stalls: StallMeter,
+    ) -> None:
+        self._router = router
+        self._refusals = refusals
+        self._count_turned_away = count_turned_away
+        self._stalls = stalls
+
+    def find(self, words: list[str], method: str) -> Route | None:
+        """Return what answers at the address of these words; None: nothing.
+
+        Raises
+        ------
+        RefusedError
+            404 for a model that there is not, 405 for a method that the address does not have.
+        """
+        match words:
+            case ["v2", "repository", "index"]:
+                return allow_only("POST", method, _simple(self._index))
+            case ["metrics"]:
+                answer: Answer | None = self._metrics
+            case ["openapi.json"]:
+                answer = self._openapi
+            case ["v2"]:
+                answer = _answer_server_metadata
+            case ["v2", "health", "live"]:
+                answer = partial(_status, lambda: True)
+            case ["v2", "health", "ready"]:
+                answer = self._ready
+            case ["v2", "models", "stats"]:
+                answer = partial(self._statistics, "", "")
+            case ["v2", "models", name, "versions", version, *rest]:
+                answer = self._find_of_model(name, version, rest)
+            case ["v2", "models", name, *rest]:
+                answer = self._find_of_model(name, "", rest)
+            case _:
+                answer = None
+        return None if answer is None else allow_only("GET", method, _simple(answer))
+
+    def _find_of_model(self, name: str, version: str, rest: list[str]) -> Answer | None:
+        self._router.find(name, version)
+        match rest:
+            case []:
+                return partial(self._metadata, name, version)
+            case ["ready"]:
+                return partial(_status, lambda: self._router.find(name, version).is_ready)
+            case ["config"]:
+                return partial(self._config, name, version)
+            case ["stats"]:
+                return partial(self._statistics, name, version)
+        return None
+
+    def _ready(self, connection: HttpClient) -> None:
+        """Answer whether every model can be asked, what was refused, and how well the router listens and estimates.
+
+        Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
+        """
+        refused: Counter[str] = Counter()
+        for (_, _, reason), count in sorted(self._refusals.items()):
+            refused[reason] += count
+        now = time.monotonic()
+        slowdowns = [slowdown for model in self._router.all() for slowdown in model.slowdowns(now)]
+        state = {
+            "ready": self._router.is_ready,
+            "refused": refused,
+            "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
+            "estimates": {
+                "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
+                "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
+            },
+        }
+        connection.respond_json(200 if self._router.is_ready else 503, state)
+
+    def _metrics(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render_metrics
+
+        counted = ProtocolFigures(self._refusals, self._count_turned_away(), self._stalls)
+        connection.respond(200, CONTENT_TYPE, render_metrics(self._router, counted))
+
+    def _openapi(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.openapi import document
+
+        connection.respond_json(200, document(model.spec for model in self._router.all()))
+
+    def _index(self, connection: HttpClient) -> None:
+        connection.respond_json(200, descriptions.repository_index(self._router.models))
+
+    def _metadata(self, name: str, version: str, connection: HttpClient) -> None:
+        model = self._router.find(name, version)
+        versions = [version] if version else sorted(self._router.models[name], key=version_order)
+        connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
+
+    def _config(self, name: str, version: str, connection: HttpClient) -> None:
+        connection.respond_json(200, descriptions.model_config(self._router.find(name, version)))
+
+    def _statistics(self, name: str, version: str, connection: HttpClient) -> None:
+        chosen = descriptions.chosen_statistics(self._router.models, name, version)
+        connection.respond_json(200, {"model_stats": chosen})
+
+
+def _answer_server_metadata(connection: HttpClient) -> None:
+    connection.respond_json(200, descriptions.server_metadata())
+
+
+def _simple(answer: Answer) -> Route:
+    """Return a route that needs no body."""
+
+    def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+        try:
+            answer(connection)
+        except RefusedError as refusal:
+            connection.refuse(refusal)
+
+    return Route(handle)
+
+
+def _status(good: Callable[[], bool], connection: HttpClient) -> None:
+    if good():
+        connection.respond(200, CONTENT_JSON, b"")
+    else:
+        connection.respond_json(503, {"error": "not ready"})
