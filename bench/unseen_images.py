@@ -1,12 +1,13 @@
-"""Image networks in half precision on GPUs of which no measurement was learned from, beside timm's own benchmarks.
+"""Image networks in half precision on GPUs of which no measurement was learned from, beside published benchmarks.
 
     python -m bench.unseen_images [-o DIR]
 
-The authors of timm publish how many images a second its networks do (PyTorch 2.4, CUDA 12.4, automatic mixed precision;
-``results/benchmark-infer-amp-*`` of their repository, Apache-2.0). `bench/timm_results.csv` has the figures of 26
-architectures that were picked by name before any of them was estimated, compiled by TorchInductor and run eagerly with
-the channels first or last. Each is exported with random weights into DIR, which takes timm (and so torchvision) beside
-gpuprof's extra ``export``, and estimated from the catalogue alone.
+`bench/image_results.csv` has images a second that others published: timm's authors of 26 architectures, picked by name
+before any of them was estimated, compiled by TorchInductor and eagerly, with the channels first or last (PyTorch 2.4,
+CUDA 12.4, automatic mixed precision; ``results/benchmark-infer-amp-*`` of their repository, Apache-2.0), and NVIDIA of
+ResNet-50 from the batches on at which the GPU is the limit (PyTorch 1.9; DeepLearningExamples, Apache-2.0; float32 of
+these two GPUs was learned from). Each is exported with random weights into DIR, which takes timm (and so torchvision)
+beside gpuprof's extra ``export``, and estimated from the catalogue alone; eager execution runs batch normalisations.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.graph.load import load_graph
 
-RESULTS = Path(__file__).with_name("timm_results.csv")
-_PRECISION, _OPSET = "float16", 17
+RESULTS = Path(__file__).with_name("image_results.csv")
+_OPSET = 17
 _SIDES = {"inception_v3": 299}
 _SIDE = 224
 
@@ -39,7 +40,9 @@ _SIDE = 224
 class PublishedRun:
     """A line of `RESULTS`."""
 
+    source: str  #: ``"timm"`` or ``"nvidia"``.
     device: str
+    precision: str
     execution: str  #: ``"compiled"``, ``"eager"`` or ``"eager, channels last"``.
     batch: int
     model: str
@@ -49,6 +52,11 @@ class PublishedRun:
     def batch_ms(self) -> float:
         """The time of a batch."""
         return 1000.0 * self.batch / self.images_per_s
+
+    @property
+    def way(self) -> str:
+        """Who ran it, where and how."""
+        return f"{self.source:7}{self.device:9}{self.precision:8} {self.execution:21}"
 
     @property
     def runtime(self) -> LaunchMode:
@@ -65,14 +73,14 @@ def main() -> int:
         judged = defaultdict(list)
         for run in read_runs():
             figure = estimate(run, args.output or Path(folder))
-            judged[run.device, run.execution].append((run, figure))
-            print(f"{run.device:9} {run.execution:21} {run.model:30} {run.batch_ms:8.1f} ms, {describe(run, figure)}")
+            judged[run.way].append((run, figure))
+            print(f"{run.way} {run.model:29}{run.batch:5}{run.batch_ms:8.1f} ms, {describe(run, figure)}")
     print()
-    for (name, execution), pairs in judged.items():
+    for way, pairs in judged.items():
         errors = np.array([figure.value / run.batch_ms - 1.0 for run, figure in pairs])
         inside = np.mean([holds(run, figure) for run, figure in pairs])
         print(
-            f"{name:9} {execution:21} {len(pairs):2} networks: mean absolute error {100 * np.abs(errors).mean():.1f}%, "
+            f"{way} {len(pairs):2} figures: mean absolute error {100 * np.abs(errors).mean():.1f}%, "
             f"median {100 * np.median(errors):+.1f}%, inside the 90% interval {100 * inside:.0f}%"
         )
     return 0
@@ -83,20 +91,24 @@ def read_runs() -> Iterator[PublishedRun]:
     with RESULTS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             speed = float(row["images_per_s"])
-            yield PublishedRun(row["device"], row["execution"], int(row["batch"]), row["model"], speed)
+            way = row["source"], row["device"], row["precision"], row["execution"]
+            yield PublishedRun(*way, int(row["batch"]), row["model"], speed)
 
 
 def estimate(run: PublishedRun, folder: Path) -> Figure:
     """Return the time of a batch in ms; the network is exported into ``folder`` unless it is there."""
-    path = folder / f"{run.model}.onnx"
+    folded = run.runtime is LaunchMode.FUSED
+    path = folder / f"{run.model}{'' if folded else '-eager'}.onnx"
     if not path.is_file():
-        export(run.model, path)
-    kernels = list_kernels(load_graph(path, run.batch), _PRECISION, run.runtime)
-    return shipped_model().latency(kernels, device(run.device), Share(), _PRECISION, run.runtime)
+        export(run.model, path, folded=folded)
+    kernels = list_kernels(load_graph(path, run.batch), run.precision, run.runtime)
+    return shipped_model().latency(kernels, device(run.device), Share(), run.precision, run.runtime)
 
 
-def export(name: str, path: Path) -> None:
-    """Write one of timm's networks with random weights and a free batch, attention in pieces."""
+def export(name: str, path: Path, *, folded: bool) -> None:
+    """Write one of timm's networks with random weights and a free batch, attention in pieces; batch normalisations
+    folded into the convolutions, or as they are.
+    """
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +118,14 @@ def export(name: str, path: Path) -> None:
             module.fused_attn = False
     side = _SIDES.get(name, _SIDE)
     free = {"x": {0: "n"}, "y": {0: "n"}}
-    settings = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": free, "opset_version": _OPSET}
+    settings: dict[str, object] = {
+        "input_names": ["x"],
+        "output_names": ["y"],
+        "dynamic_axes": free,
+        "opset_version": _OPSET,
+    }
+    if not folded:
+        settings |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
     torch.onnx.export(network, (torch.randn(2, 3, side, side),), path, dynamo=False, **settings)
 
 

@@ -10,7 +10,6 @@ from math import prod
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.cross_gpu.op_table import OpTable, table_of
-from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES
 
 #: Bytes of an element of the activations and of the operands of products, by precision.
 _WIDTHS = {
@@ -60,11 +59,6 @@ class LaunchMode(StrEnum):
     FUSED = "fused"
 
 
-#: Part of the images of convolutions in half precision and below that is put in order for tensor cores, channels last:
-#: compilers keep them so from end to end, cuDNN takes either order in part. In TF32 all of them are.
-_CONVERTED = {LaunchMode.EAGER: 0.5, LaunchMode.FUSED: 0.0}
-
-
 @dataclass(frozen=True, slots=True)
 class KernelList:
     """The kernels of a graph."""
@@ -104,7 +98,6 @@ class _Walk:
         self._maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
         self._narrow = precision in _WIDTHS
-        self._tensor = precision in TENSOR_TYPES
         self._absorbed: dict[int, int] = {}
         self._find_biases()
         self._find_gelus()
@@ -119,7 +112,7 @@ class _Walk:
         for last, group in self._attention.items():
             self._inside |= self._list_strided(group[-2], last)
         self._width_between = self._operand if precision == "int8" else self._width
-        self._converted = (_CONVERTED[runtime] if self._narrow else 1.0) if self._tensor else 0.0
+        self._reorders = precision == "tfloat32"
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
@@ -369,8 +362,11 @@ class _Walk:
         return "conv", row
 
     def _layout_bytes(self, image: Tensor, out: Tensor) -> float:
-        """Return what is moved to put the channels last for tensor cores, and first again behind the convolution."""
-        return 2.0 * self._converted * self._width * (image.elements + out.elements)
+        """Return what is moved to put the channels last for a convolution in TF32, and first again behind it.
+
+        In half precision cuDNN takes either order, and compilers keep the channels last.
+        """
+        return 2.0 * self._width * (image.elements + out.elements) if self._reorders else 0.0
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
         """Yield the product for the inputs of all steps, and a step."""

@@ -159,13 +159,13 @@ ELEMENTS, WEIGHTS = 4 * (64 + 128) * 28 * 28, 128 * 64 * 9
         ("float32", LaunchMode.EAGER, 4 * ELEMENTS + 4 * WEIGHTS),
         ("tfloat32", LaunchMode.EAGER, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
         ("tfloat32", LaunchMode.FUSED, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
-        ("float16", LaunchMode.EAGER, 2 * 2 * ELEMENTS + 2 * WEIGHTS),
+        ("float16", LaunchMode.EAGER, 2 * ELEMENTS + 2 * WEIGHTS),
         ("float16", LaunchMode.FUSED, 2 * ELEMENTS + 2 * WEIGHTS),
         ("float8", LaunchMode.FUSED, 2 * ELEMENTS + WEIGHTS),
         ("int8", LaunchMode.FUSED, ELEMENTS + WEIGHTS),
     ],
 )
-def test_images_are_put_in_order_for_tensor_cores_by_no_compiler(
+def test_images_are_put_in_order_for_tensor_cores_in_tf32_alone(
     precision: str, runtime: LaunchMode, traffic: float
 ) -> None:
     ops = list_kernels(_graph(CONVOLUTION), precision, runtime).ops
