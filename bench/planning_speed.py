@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 from bench import planning_scale
+from bench.igniter_profiles import table_3
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
@@ -64,7 +65,8 @@ def main() -> None:
                 line += f"{clock:10.1f}{core:8.1f}{costs[name, own]:>8}"
             print(line)
     if planning_scale.PROFILE.is_file():
-        for line in planning_scale.list_lines(planning_scale.PROFILE, (1.0, 5.0, 30.0), planning_scale.COPIES, ()):
+        mixes = [table_3(planning_scale.COPIES)]
+        for line in planning_scale.list_lines(planning_scale.PROFILE, (1.0, 5.0, 30.0), mixes):
             print(line)
 
 

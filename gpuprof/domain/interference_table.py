@@ -51,6 +51,8 @@ class TabulatingEstimator(Estimator, Protocol):
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
         """Return the table of the workloads; None where neighbours act otherwise, or might quicken one another.
 
+        None, too, where batches of one size take now more, now less time: ``latency_cv`` of the estimates is 0.
+
         Raises
         ------
         InputError

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns, rename_workloads
@@ -83,8 +85,12 @@ class ServiceEstimator:
         """
         if any(len(name_parts(self._source(one.model))) > 1 for one in workloads):
             return None
-        models = [replace(one, model=_largest_part(self._source(one.model))) for one in workloads]
-        return tabulate_interference(self._models, device, models)
+        numbers: dict[Workload, int] = {}  # many services may run one model
+        sources = {name: _largest_part(self._source(name)) for name in {one.model for one in workloads}}
+        asked = (Workload(sources[one.model], one.batch, one.share, one.processes) for one in workloads)
+        rows = [numbers.setdefault(one, len(numbers)) for one in asked]
+        table = tabulate_interference(self._models, device, list(numbers))
+        return None if table is None else table.take(np.array(rows, dtype=np.int64))
 
     def _source(self, service: str) -> str:
         return self._sources.get(service, service)

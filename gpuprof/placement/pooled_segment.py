@@ -31,7 +31,7 @@ LESS = 1.0 - 1e-6
 #: Times that the number of replicas and what each of them serves are adapted to one another.
 _ROUNDS = 3
 #: Of probabilities: a bound must also hold for maps that keep a percentile but for rounding.
-_SLACK = 1e-5
+SLACK = 1e-5
 
 
 def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> float:
@@ -43,7 +43,7 @@ def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> flo
     """
     throughputs = [1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1)]
     in_time = max(all_ * part for all_, part in zip(throughputs, _parts_in_time(server, limit_ms), strict=True))
-    return min(max(throughputs), in_time / (percent / 100.0 - _SLACK))
+    return min(max(throughputs), in_time / (percent / 100.0 - SLACK))
 
 
 def _parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
@@ -157,7 +157,7 @@ class PooledSegments(Segments):
             return rate
         capacity = server.capacity_rps
         parts = _parts_in_time(server, demand.slo.latency_ms)
-        if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - _SLACK:
+        if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # of equal replicas none makes up for what the others are late with
         each = min(least_rps or _LIKELY * ceiling, rate * LESS)
         if least_rps and not self._groups.bears(server, demand, _count(rate, each), each / capacity):

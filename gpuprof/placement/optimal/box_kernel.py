@@ -14,17 +14,28 @@ _MOST_LOOKED_AT = 200_000
 
 
 def _bound_box(
-    worth: Floats, pressures: Floats, sizes: Integers, ends: Floats, packing: Integers, steps: Floats, items: Integers
+    per_rps: Floats,
+    of_pieces: Floats,
+    pressures: Floats,
+    numbers: Integers,
+    rates: Floats,
+    ends: Floats,
+    packing: Integers,
+    steps: Floats,
+    items: Integers,
 ) -> tuple[float, int]:
     """Return what no devices of a box are worth more than, and how many replicas that was found for.
 
     Parameters
     ----------
-    worth : (n,) float64
-        Of each workload, smallest share first.
+    per_rps, of_pieces : (c,) and (c, p) float64
+        What a request per second of each class, and so many pieces of a demand are worth.
     pressures : (n, m) float64
-    sizes : (n,) int64
-        Shares in units.
+        Of each workload, smallest share first.
+    numbers : (3, n) int64
+        Their classes, the pieces that they serve, their shares in units.
+    rates : (n,) float64
+        Requests per second that they serve.
     ends : (m,) float64
         What the sum of each pressure stays below, infinite where it may be anything.
     packing : (3,) int64
@@ -47,7 +58,9 @@ def _bound_box(
     tables, chosen = np.empty((most + 1, space + 1)), np.empty((most, space + 1), dtype=np.int64)
     standing = np.empty(most, dtype=np.int64)
     value, found, length, goal = np.inf, 0, 1.0, steps[count + 1]
-    lowered = np.empty(len(worth))
+    sizes, lowered, worth = numbers[2], np.empty(len(rates)), np.empty(len(rates))
+    for row in range(len(rates)):
+        worth[row] = per_rps[numbers[0, row]] * rates[row] + of_pieces[numbers[0, row], numbers[1, row]]
     for _ in range(int(steps[count])):
         _lower(worth, pressures, now, lowered)
         _find_best(lowered, sizes, best, first)

@@ -11,15 +11,14 @@ heuristic: it proves nothing.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 
-from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart, PartPattern
+from gpuprof.placement.optimal.demand_classes import DemandClasses, group_alike
 from gpuprof.placement.optimal.kind_table import tabulate_kinds
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
 from gpuprof.placement.optimal.pattern import PartitionKind
@@ -29,9 +28,6 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Demands of more classes than this are not searched; nor those of which hardly any are alike.
-_MOST_CLASSES = 60
-_FEWEST_ALIKE = 2
 #: Into how many replicas a demand is split, where that takes no more of a device than so many times the least.
 _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
 _DEARER = 1.35
@@ -51,14 +47,6 @@ _EPSILON = 1e-6
 _FOR_PROGRAM = 0.3
 
 
-def is_of_few_classes(problem: Problem, segments: Segments) -> bool:
-    """Whether there are many demands of few classes; by queues, every question would take too long."""
-    if problem.options.latency_budget is None:
-        return False
-    count = len({segments.first_alike(demand.model) for demand in problem.demands})
-    return count <= _MOST_CLASSES and len(problem.demands) >= _FEWEST_ALIKE * count
-
-
 @dataclass(slots=True)
 class ClassSearch:
     """Searches maps of one problem."""
@@ -67,15 +55,12 @@ class ClassSearch:
     segments: Segments  #: Of the same problem.
     limit: Limit
     planner: PartitionPlanner = field(init=False)
-    _classes: dict[str, list[Demand]] = field(default_factory=dict)
+    _classes: DemandClasses = field(init=False)
     _usual: dict[DemandPart, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.planner = PartitionPlanner(self.problem, self.segments)
-        classes: defaultdict[str, list[Demand]] = defaultdict(list)
-        for demand in self.problem.demands:
-            classes[self.segments.first_alike(demand.model)].append(demand)
-        self._classes = dict(classes)
+        self._classes = group_alike(self.problem, self.segments)
 
     def search(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
         """Return a map that serves all demands, from the patterns of others and new ones; None where none is found."""

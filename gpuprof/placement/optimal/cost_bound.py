@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.menu import PARTS
+from gpuprof.placement.optimal.alone_bound import bound_queues_alone
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -27,25 +28,34 @@ _MOST_DEMANDS = 40
 def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
     """Return the placement with bounds for whatever serves as much of the demands.
 
-    No request costs less than in full batches under the share that does most for its price. Of many demands, parts of
-    instances are taken to do as much as the whole, which is quick and loose. It takes no longer than the limit leaves,
-    but half a second in any case: what demands cost that were not looked at by then is left out of the bound.
+    By queues that tables tell, it is `bound_queues_alone`. Else no request costs less than in full batches under the
+    share that does most for its price. Of many demands, parts of instances are taken to do as much as the whole, which
+    is quick and loose. It takes no longer than the limit leaves, but half a second in any case: what demands cost that
+    were not looked at by then is left out of the bound.
     """
     bound_limit = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
-    rates = placement.rates_rps()
+    rates, cost = placement.rates_rps(), 0.0
+    if problem.options.latency_budget is None and not placement.unplaced:
+        cost = bound_queues_alone(problem, segments, bound_limit)
+    if cost <= 0.0:
+        cost = _bound_full_batches(problem, segments, rates, bound_limit)
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
-    per_rps: dict[str, float] = {}
-    with problem.limits.until(bound_limit), suppress(TimeUpError):
-        for model in rates:
-            first = segments.first_alike(model)
-            if first not in per_rps:
-                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
-    cost = math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
     serves_any = any(rate > 0.0 for rate in rates.values())
     # The dearest kind gives the fewest devices for the cost: a bound whichever kinds a map takes.
     gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
     least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
+
+
+def _bound_full_batches(problem: Problem, segments: Segments, rates: Mapping[str, float], limit: Limit) -> float:
+    """Return what rates cost at least in full batches, as far as models were looked at in time."""
+    per_rps: dict[str, float] = {}
+    with problem.limits.until(limit), suppress(TimeUpError):
+        for model in rates:
+            first = segments.first_alike(model)
+            if first not in per_rps:
+                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
+    return math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
 
 
 def with_least_bound(problem: Problem, placement: Placement) -> Placement:

@@ -15,6 +15,7 @@ from gpuprof.domain.interference_table import tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.optimal.demand_classes import number_classes
 from gpuprof.placement.optimal.neighbour_box import KindTable
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.pattern import SPACE, share_units
@@ -45,12 +46,6 @@ def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
         known = [kind for kind in kinds if kind is not None]
         _KNOWN[segments] = known if len(known) == len(kinds) else ()
     return _KNOWN[segments]
-
-
-def number_classes(problem: Problem, segments: Segments) -> dict[str, int]:
-    """Return the numbers of the classes of demands that are alike, by the first of each."""
-    firsts = dict.fromkeys(segments.first_alike(demand.model) for demand in problem.demands)
-    return {model: number for number, model in enumerate(firsts)}
 
 
 def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> Iterator[Workload]:

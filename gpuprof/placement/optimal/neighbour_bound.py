@@ -15,15 +15,16 @@ are split where the program rests on devices of which they say too much.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
-from gpuprof.domain.interference_table import Floats, Integers
+from gpuprof.domain.interference_table import Floats
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.kind_table import number_classes, tabulate_kinds
+from gpuprof.placement.optimal.alone_bound import cover_cheapest
+from gpuprof.placement.optimal.bound_program import BoundProgram
 from gpuprof.placement.optimal.neighbour_box import (
     PIECES,
     Items,
@@ -32,18 +33,13 @@ from gpuprof.placement.optimal.neighbour_box import (
     Worths,
     root_boxes,
 )
-from gpuprof.placement.placement import PlacedGpu
-from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Program
-from gpuprof.placement.segment import Segments
 
 #: Replicas on a device that are told apart by their number; the last stands for more as well.
 _COUNTS = tuple(range(1, 10))
+#: Rounds where no time limit says otherwise.
 _MOST_ROUNDS = 80
 #: A bound that is so much below the program without whole demands is good enough to go on with them.
 _NEAR = 0.02
-#: So often a round, ways to split demands are added.
-_MOST_SPLITTINGS = 2
 #: Boxes are split up to this number, so many a round.
 _MOST_BOXES, _MOST_SPLIT = 1_500, 24
 #: A device is worth more than it costs by less than this part: no more boxes are looked at for it.
@@ -54,137 +50,110 @@ _STABLE = 0.6
 _Column = tuple[int, Items]
 
 
-def bound_with_neighbours(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu], limit: Limit) -> float:
-    """Return what no way to serve all demands costs less than; 0 where nothing is known of how neighbours act.
-
-    Parameters
-    ----------
-    problem : Problem
-        With a latency budget.
-    segments : Segments
-        Of the same problem.
-    gpus : sequence of PlacedGpu
-        Of a known map, from which worths begin.
-    limit : Limit
-    """
-    kinds = () if limit.is_over else tabulate_kinds(problem, segments)
-    if not kinds:
-        return 0.0
-    search = _NeighbourBound(problem, segments, kinds)
-    # What may be taken in any case is for the search: wrapped estimators take longer for the tables than that.
-    return search.raise_bound(gpus, limit.with_least(limit.least_cpu_s))
-
-
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of the program."""
+class BoundTask:
+    """What is to be bounded."""
 
-    rates: Integers  #: By class: what is served.
-    pieces: Integers  #: By class and number of pieces: by how many replicas they are.
-    demands: Integers  #: By class: how many are split.
+    kinds: Sequence[KindTable]  #: What may run on each kind of device.
+    needed: Floats  #: Requests per second, by class.
+    demands: Floats  #: How many there are, by class.
+    known: Sequence[_Column]  #: What stands on the devices of a known map, from which worths begin.
+    seed: int = 0
 
 
 @dataclass(slots=True)
-class _NeighbourBound:
+class NeighbourBound:
     """The program over what could stand on devices, and the boxes that bound it."""
 
-    problem: Problem
-    segments: Segments
-    kinds: Sequence[KindTable]
+    task: BoundTask
     boxes: list[PressureBox] = field(init=False)
-    needed: Floats = field(init=False)  #: Requests per second, by class.
-    demands: Floats = field(init=False)  #: How many there are, by class.
     most_pieces: list[int] = field(init=False)  #: That one replica serves, by class.
-    _columns: dict[_Column, PressureBox] = field(default_factory=dict)
+    _roots: list[list[PressureBox]] = field(init=False)  #: By kind and number of replicas.
+    _program: BoundProgram = field(init=False)
+    _columns: dict[_Column, PressureBox] = field(default_factory=dict)  #: In the program's order.
     #: Ways to split a demand, by class: how often so many pieces of it are served.
     _splits: list[list[dict[int, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.boxes = [box for kind in self.kinds for box in root_boxes(kind, _COUNTS)]
-        numbers = number_classes(self.problem, self.segments)
-        self.needed, self.demands = np.zeros(len(numbers)), np.zeros(len(numbers))
-        for demand in self.problem.demands:
-            group = numbers[self.segments.first_alike(demand.model)]
-            self.needed[group] += demand.rate_rps
-            self.demands[group] += 1.0
-        most = np.ones(len(numbers), dtype=np.int64)
+        self._roots = [root_boxes(kind, _COUNTS) for kind in self.task.kinds]
+        self.boxes = [box for own in self._roots for box in own]
+        most = np.ones(len(self.task.needed), dtype=np.int64)
         for box in self.boxes:
             np.maximum.at(most, box.kind.classes, box.pieces)
         self.most_pieces = most.tolist()
-        self._splits = [list(_list_splits(own)) for own in self.most_pieces]
+        self._program = BoundProgram(self.task.needed, self.task.demands, self.task.seed)
+        for group, own in enumerate(self.most_pieces):
+            self._splits.append([])
+            self._program.let_more_serve_less(group, own)
+            for split in _list_splits(own):
+                self._add_split(group, split)
 
-    def raise_bound(self, gpus: Sequence[PlacedGpu], limit: Limit) -> float:
-        """Return the highest bound that was found in time."""
-        for number, kind in enumerate(self.kinds):
+    def raise_bound(self, limit: Limit) -> Iterator[float]:
+        """Yield ever higher bounds until there are none, or the time is up."""
+        for number, kind in enumerate(self.task.kinds):
             self._begin(number, kind)
-            own = [gpu for gpu in gpus if gpu.device == self.problem.fleet.entries[number].device.name]
-            self._add_known(number, own)
+        for number, items in self.task.known:
+            self._add(number, items)
+        classes = len(self.task.needed)
         highest, weight, whole = 0.0, 0.0, False
-        centre = Worths(np.zeros(len(self.needed)), np.zeros((len(self.needed), PIECES + 1)))
-        for _ in range(_MOST_ROUNDS):
+        centre = Worths(np.zeros(classes), np.zeros((classes, PIECES + 1)))
+        for _ in range(_MOST_ROUNDS) if limit.seconds is None else count():
             solved = self._solve(limit, whole=whole)
             if solved is None:
                 break
-            duals, used = solved
+            duals, used, settled = solved
             worths = centre.mix(duals, weight)
             for box in self.boxes:
                 box.evaluate(worths, box.kind.price)
                 if limit.is_over:
-                    return highest
+                    return
             worths = worths.scale(1.0 / max(1.0, *(box.value / box.kind.price for box in self.boxes)))
             if (bound := self._bound(worths)) > highest:
                 highest, centre = bound, worths
+                yield highest
             added = self._add_worth(duals)
             split = self._split(used)
             if not whole and self._bound(duals) < highest * (1.0 + _NEAR):
                 whole = True
-            elif not added and not split and not weight:
+                self._program.ask_for_whole_demands()
+            elif settled and not added and not split and not weight:
                 break
             weight = _STABLE if added else 0.0
-        return highest
 
     def _bound(self, worths: Worths) -> float:
         """Return what all demands are worth at least, whichever replicas serve them."""
-        whole = [self._cheapest_split(group, worths.of_pieces[group])[0] for group in range(len(self.needed))]
-        return float(worths.per_rps @ self.needed + np.array(whole) @ self.demands)
+        whole, _ = cover_cheapest(self._limit_pieces(worths.of_pieces))
+        return float(worths.per_rps @ self.task.needed + whole @ self.task.demands)
 
-    def _cheapest_split(self, group: int, worth: Floats) -> tuple[float, dict[int, int]]:
-        """Return which pieces serve a demand and are worth least, how often each, and what they are worth."""
-        least, chosen = np.zeros(PIECES + 1), np.zeros(PIECES + 1, dtype=np.int64)
-        sizes = np.arange(1, self.most_pieces[group] + 1)
-        for total in range(1, PIECES + 1):
-            reached = least[np.maximum(total - sizes, 0)] + worth[sizes]
-            best = int(reached.argmin())
-            least[total], chosen[total] = reached[best], sizes[best]
-        split: Counter[int] = Counter()
-        left = PIECES
-        while left > 0:
-            split[int(chosen[left])] += 1
-            left -= int(chosen[left])
-        return float(least[PIECES]), dict(split)
+    def _limit_pieces(self, of_pieces: Floats) -> Floats:
+        """Return what 1, 2, … pieces are worth, beyond reach where no replica serves so many."""
+        worths = of_pieces[:, 1:].copy()
+        worths[np.arange(1, PIECES + 1) > np.array(self.most_pieces)[:, None]] = np.inf
+        return worths
 
     def _begin(self, number: int, kind: KindTable) -> None:
         """Add what serves most of each class alone, so that the program has a solution where there is one."""
         alone = kind.most_rps(1, np.zeros(kind.table.pressures.shape[1]))
-        for group in range(len(self.needed)):
+        for group in range(len(self.task.needed)):
             own = np.flatnonzero((kind.classes == group) & (alone > 0.0))
             if len(own):
                 self._add(number, (int(own[alone[own].argmax()]),))
 
-    def _add_known(self, number: int, gpus: Sequence[PlacedGpu]) -> None:
-        """Add what stands on the devices of a known map."""
-        indices = {workload: index for index, workload in enumerate(self.kinds[number].workloads)}
-        for gpu in gpus:
-            standing = [replace(one.workload, model=self.segments.first_alike(one.model)) for one in gpu.replicas()]
-            if all(one in indices for one in standing):
-                self._add(number, tuple(sorted(indices[one] for one in standing)))
-
     def _add(self, number: int, items: Items) -> None:
-        kind = self.kinds[number]
-        sums = kind.sum_pressures(items).tolist()
-        box = next((one for one in self.boxes if one.kind is kind and one.holds(len(items), sums)), None)
-        if box is not None:
-            self._columns[number, items] = box
+        kind = self.task.kinds[number]
+        if len(items) <= kind.most and (number, items) not in self._columns:
+            root = self._roots[number][min(len(items), len(_COUNTS)) - 1]
+            self._columns[number, items] = box = root.find(kind.sum_pressures(items).tolist())
+            self._program.add_devices(kind.price, self._make_entries(box, items))
+
+    def _make_entries(self, box: PressureBox, items: Items) -> dict[int, float]:
+        own = list(items)
+        groups, rates, pieces = box.kind.classes[own], box.rates[own], box.pieces[own]
+        return self._program.make_entries(groups.tolist(), rates.tolist(), pieces.tolist())
+
+    def _add_split(self, group: int, split: dict[int, int]) -> None:
+        self._splits[group].append(split)
+        self._program.add_split(group, split)
 
     def _add_worth(self, duals: Worths) -> int:
         """Add what is worth more than its device, and return how much that is."""
@@ -192,64 +161,34 @@ class _NeighbourBound:
         for box in self.boxes:
             worth = float(duals.of_workloads(box, np.array(box.items, dtype=np.int64)).sum())
             if box.items and worth > box.kind.price * (1.0 + _TOLERANCE):
-                self._add(self.kinds.index(box.kind), box.items)
+                self._add(self.task.kinds.index(box.kind), box.items)
         return len(self._columns) - before
 
-    def _solve(self, limit: Limit, *, whole: bool) -> tuple[Worths, list[_Column]] | None:
-        """Return what replicas of each class are worth, and the columns that are taken, most first.
+    def _solve(self, limit: Limit, *, whole: bool) -> tuple[Worths, list[_Column], bool] | None:
+        """Return what replicas of each class are worth, the columns that are taken, most first, and whether it settled.
 
-        Ways to split a demand are added until none is worth less than the program says that a demand is.
+        Ways to split a demand are added while one is worth less than the program says that a demand is; where that
+        takes several rounds, devices are looked at in between.
         """
-        for _ in range(_MOST_SPLITTINGS):
-            program, rows = self._make_program(whole=whole)
-            solution = program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
-            if solution is None or not solution.proven:
-                return None
-            duals = np.maximum(0.0, np.array(solution.duals))
-            # Whatever is worth more pieces is worth as much.
-            of_pieces = np.maximum.accumulate(duals[rows.pieces], axis=1)
-            of_pieces[:, 0] = 0.0
-            taken = zip(self._columns, solution.values, strict=False)
-            used = sorted(((value, column) for column, value in taken if value > 1e-9), reverse=True)
-            if not whole or not self._add_splits(of_pieces, duals[rows.demands]) or limit.is_over:
-                break
-        return Worths(duals[rows.rates], of_pieces), [column for _, column in used]
+        solution, settled = self._program.solve(limit.left_s), True
+        if solution is not None and whole and self._add_splits(solution.worths.of_pieces, solution.of_demands):
+            solution, settled = self._program.solve(limit.left_s), False
+        if solution is None:
+            return None
+        taken = zip(solution.taken.tolist(), self._columns, strict=True)
+        used = sorted(((value, column) for value, column in taken if value > 1e-9), reverse=True)
+        return solution.worths, [column for _, column in used], settled
 
     def _add_splits(self, of_pieces: Floats, demands: Floats) -> int:
         """Add the ways to split a demand that are worth less than the demand, and return how many there are."""
         added = 0
-        for group, (worths, demand) in enumerate(zip(of_pieces, demands, strict=True)):
-            worth, split = self._cheapest_split(group, worths)
-            if worth < demand * (1.0 - _TOLERANCE) and split not in self._splits[group]:
-                self._splits[group].append(split)
+        least, counts = cover_cheapest(self._limit_pieces(of_pieces))
+        for group in np.flatnonzero(least < demands * (1.0 - _TOLERANCE)).tolist():
+            split = {pieces: count for pieces, count in enumerate(counts[group].tolist(), 1) if count}
+            if split not in self._splits[group]:
+                self._add_split(group, split)
                 added += 1
         return added
-
-    def _make_program(self, *, whole: bool) -> tuple[Program, _Rows]:
-        """Return the program: first its columns for devices, in their order; with whole demands or without."""
-        program, classes = Program(), range(len(self.needed))
-        rows = _Rows(
-            np.array([program.row(low=float(needed)) for needed in self.needed]),
-            np.array([[program.row(low=0.0) for _ in range(PIECES + 1)] for _ in classes]),
-            np.array([program.row(low=float(count) * whole) for count in self.demands]),
-        )
-        for (number, items), box in self._columns.items():
-            own = list(items)
-            entries: defaultdict[int, float] = defaultdict(float)
-            for group, rate, pieces in zip(box.kind.classes[own], box.rates[own], box.pieces[own], strict=True):
-                if rate > 0.0:
-                    entries[int(rows.rates[group])] += float(rate)
-                if rate > 0.0 and whole:
-                    entries[int(rows.pieces[group, pieces])] += 1.0
-            program.column(self.kinds[number].price, entries, integer=False)
-        for group in classes if whole else ():
-            for split in self._splits[group]:
-                takes = {int(rows.pieces[group, pieces]): -float(count) for pieces, count in split.items()}
-                program.column(0.0, {int(rows.demands[group]): 1.0, **takes}, integer=False)
-            for pieces in range(2, self.most_pieces[group] + 1):  # whoever serves more pieces serves one less
-                larger, smaller = (int(row) for row in rows.pieces[group, [pieces, pieces - 1]])
-                program.column(0.0, {larger: -1.0, smaller: 1.0}, integer=False)
-        return program, rows
 
     def _split(self, used: Sequence[_Column]) -> int:
         """Split boxes that say too much of what the program uses, and those worth most; return how many."""
@@ -260,19 +199,18 @@ class _NeighbourBound:
         for box, items in (*worst[: _MOST_SPLIT // 3], *taken):
             if len(split) >= _MOST_SPLIT or len(self.boxes) >= _MOST_BOXES:
                 break
-            halves = box.split(items) if items and id(box) not in split else None
-            if halves is not None:
+            if items and id(box) not in split and box.split(items):
                 split.add(id(box))
-                self._replace_box(box, halves)
+                self._replace_box(box)
         return len(split)
 
-    def _replace_box(self, box: PressureBox, halves: tuple[PressureBox, PressureBox]) -> None:
+    def _replace_box(self, box: PressureBox) -> None:
         self.boxes.remove(box)
-        self.boxes.extend(halves)
-        for column, where in self._columns.items():
+        self.boxes.extend(box.halves)
+        for number, (column, where) in enumerate(self._columns.items()):
             if where is box:
-                inside = halves[0].holds(len(column[1]), box.kind.sum_pressures(column[1]).tolist())
-                self._columns[column] = halves[0] if inside else halves[1]
+                half = self._columns[column] = box.find(box.kind.sum_pressures(column[1]).tolist())
+                self._program.change_devices(number, self._make_entries(half, column[1]))
 
 
 def _list_splits(most: int) -> Iterator[dict[int, int]]:

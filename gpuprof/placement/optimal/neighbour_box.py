@@ -111,25 +111,30 @@ class PressureBox:
     pieces: Integers = field(init=False)  #: Of its demand that each workload serves at most here.
     value: float = 0.0  #: What no device of the box serves more than, at the worths that were asked for last.
     items: Items = ()  #: What that was found for; it need not lie in the box.
-    _lows: tuple[float, ...] = field(init=False)
-    _highs: tuple[float, ...] = field(init=False)
+    halves: tuple[PressureBox, ...] = ()  #: Two that hold all that this one does, once it is split.
+    highs: tuple[float, ...] = field(init=False)  #: ``high``, quick to compare with.
     _rows: Integers = field(init=False)  #: The workloads that serve anything here.
-    _pressures: Floats = field(init=False)  #: Theirs.
+    #: Theirs: pressures; classes, pieces and sizes; rates.
+    _serving: tuple[Floats, Integers, Floats] = field(init=False)
 
     def __post_init__(self) -> None:
         rates = self.kind.most_rps(self.count, self.low)
         # Whoever alone presses more than the upper end is not here.
         self.rates = np.where(np.any(self.kind.table.pressures > self.high, axis=1), 0.0, rates)
         self.pieces = count_pieces(self.rates / self.kind.rates_rps)
-        self._lows, self._highs = tuple(self.low.tolist()), tuple(self.high.tolist())
-        self._rows = np.flatnonzero(self.rates > 0.0)
-        self._pressures = np.ascontiguousarray(self.kind.table.pressures[self._rows], dtype=float)
+        self.highs = tuple(self.high.tolist())
+        self._rows = rows = np.flatnonzero(self.rates > 0.0)
+        pressures = np.ascontiguousarray(self.kind.table.pressures[rows], dtype=float)
+        numbers = np.stack([self.kind.classes[rows], self.pieces[rows], self.kind.sizes[rows]])
+        self._serving = pressures, numbers, self.rates[rows]
 
-    def holds(self, count: int, sums: Sequence[float]) -> bool:
-        """Whether a device with so many replicas whose pressures come to these sums belongs to the box."""
-        if not self.count <= count <= self.most:
-            return False
-        return all(low <= own <= high for low, own, high in zip(self._lows, sums, self._highs, strict=True))
+    def find(self, sums: Sequence[float]) -> PressureBox:
+        """Return the smallest box within this one that devices belong to whose pressures come to these sums."""
+        box = self
+        while box.halves:
+            first, second = box.halves
+            box = first if all(own <= high for own, high in zip(sums, first.highs, strict=True)) else second
+        return box
 
     def evaluate(self, worths: Worths, goal: float) -> None:
         """Find what no device of the box is worth more than; to be below the goal is good enough."""
@@ -138,18 +143,14 @@ class PressureBox:
         steps = np.array([*self.multipliers, _MOST_STEPS, goal])
         packing = np.array([self.kind.space, self.count, self.most], dtype=np.int64)
         items = np.zeros(self.most, dtype=np.int64)
-        worth = worths.of_workloads(self, self._rows)
         self.value, number = bound_box(
-            worth, self._pressures, self.kind.sizes[self._rows], self.high, packing, steps, items
+            worths.per_rps, worths.of_pieces, *self._serving, self.high, packing, steps, items
         )
         self.items = tuple(sorted(self._rows[items[:number]].tolist()))
         self.multipliers = steps[:-2]
 
-    def split(self, items: Items) -> tuple[PressureBox, PressureBox] | None:
-        """Return two boxes that hold all that this one does, cut where it says too much of ``items``.
-
-        None where it says hardly too much, whichever sum is cut.
-        """
+    def split(self, items: Items) -> bool:
+        """Cut the box in halves where it says too much of ``items``; whether it does, whichever sum is cut."""
         sums = np.minimum(self.kind.sum_pressures(items), self.high)
         now = self._serve(items, self.low)
         losses = []
@@ -157,7 +158,7 @@ class PressureBox:
             losses.append(now - self._serve(items, _replace(self.low, pressure, sums[pressure])))
         pressure = int(np.argmax(losses))
         if losses[pressure] <= _LITTLE * now:
-            return None
+            return False
         # Where half of that is lost: up to there the one half says too much, from there the other.
         low, high = self.low[pressure], sums[pressure]
         for _ in range(_BISECTIONS):
@@ -168,8 +169,10 @@ class PressureBox:
             edge = _EDGE * (self.high[pressure] - self.low[pressure])
             high = min(max(high, self.low[pressure] + edge), self.high[pressure] - edge)
         ends = (self.low, _replace(self.high, pressure, high)), (_replace(self.low, pressure, high), self.high)
-        first, second = (PressureBox(self.kind, self.count, self.most, *pair, self.multipliers.copy()) for pair in ends)
-        return first, second
+        self.halves = tuple(
+            PressureBox(self.kind, self.count, self.most, *pair, self.multipliers.copy()) for pair in ends
+        )
+        return True
 
     def _serve(self, items: Items, totals: Floats) -> float:
         """Return what part of what their classes ask for the items serve, exactly and in whole pieces, added up."""
@@ -187,6 +190,16 @@ def root_boxes(kind: KindTable, counts: Sequence[int]) -> list[PressureBox]:
         ends = np.zeros(pressures), np.full(pressures, np.inf)
         boxes.append(PressureBox(kind, count, most, *ends, np.zeros(pressures)))
     return boxes
+
+
+def compile_kernel() -> None:
+    """Compile the machine code of `PressureBox.evaluate`, or load it: with arrays of the types that it is given."""
+    from gpuprof.placement.optimal.box_kernel import bound_box
+
+    floats, numbers = np.zeros(1), np.zeros((3, 1), dtype=np.int64)
+    steps, packing = np.array([0.0, 1.0, 1.0]), np.array([1, 1, 1], dtype=np.int64)
+    table = np.zeros((1, 1))
+    bound_box(floats, table, table, numbers, floats, floats, packing, steps, np.zeros(1, dtype=np.int64))
 
 
 def _replace(values: Floats, position: int, value: float) -> Floats:

@@ -7,18 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from gpuprof.domain.demand import Demand
-from gpuprof.placement.cover import MOST_REPLICAS, Cover, share_out_rate
 from gpuprof.placement.device_assignment import assign_devices
-from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
-from gpuprof.placement.optimal.class_bound import bound_classes
-from gpuprof.placement.optimal.class_search import ClassSearch, is_of_few_classes
+from gpuprof.placement.optimal.bound_process import BoundProcess, start_bound_process
+from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
+from gpuprof.placement.optimal.class_search import ClassSearch
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
+from gpuprof.placement.optimal.demand_classes import is_of_few_classes
 from gpuprof.placement.optimal.fleet_pruning import prune_fleet
-from gpuprof.placement.optimal.goodput import bound_goodput, maximise_goodput
-from gpuprof.placement.optimal.headroom import slow_down
 from gpuprof.placement.optimal.incumbent import (
     clip_bounds,
     is_proven_optimal,
@@ -28,38 +24,39 @@ from gpuprof.placement.optimal.incumbent import (
     update_incumbent,
 )
 from gpuprof.placement.optimal.local_search import LocalSearch
-from gpuprof.placement.optimal.merge_replicas import merge_replicas
-from gpuprof.placement.optimal.minimise_cost import find_cheapest, minimise_cost
-from gpuprof.placement.optimal.packing import pack_replicas
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
 from gpuprof.placement.optimal.portfolio import run_heuristics, run_portfolio
+from gpuprof.placement.optimal.program_plan import (
+    MOST_SLOWED,
+    ProgramPlan,
+    place_by_program,
+    plan_by_program,
+    plan_with_headroom,
+)
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
-from gpuprof.placement.optimal.restricted_master import Choice, group_demands
 from gpuprof.placement.optimal.spare_capacity import SpareCapacity
 from gpuprof.placement.optimal.warm_start import balance_rates, make_warm_start
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: So many of the quick policies' maps, the best first, are improved, beside the program's own.
 _IMPROVED = 3
-#: Times as slow as alone, as which models are planned where neighbours kept the program from its bound.
-_HEADROOM = (1.25, 1.6)
 #: Part of a time limit that the quick policies leave to the search where each question takes a queue to be solved.
 _FOR_SEARCH = 0.75
 #: Part that they leave where demands are few classes, of which more can be made.
 _FOR_CLASSES = 0.9
 #: Parts of a time limit that are left once kinds of devices were left out, and once a first map has its bound.
 _AFTER_PRUNING, _AFTER_BOUND = 0.2, 0.3
+#: Of more demands by queues a search takes minutes: with a limit, maps by half of the SLO leave it this part of that.
+_MOST_SEARCHED, _AFTER_BUDGET = 20, 0.25
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
 #: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
 _FOR_BOUND = 0.35
-#: Of more demands no such maps are made: each takes as long as the program itself.
-_MOST_SLOWED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +104,8 @@ class Optimal:
         segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
+        if first is None and problem.previous is None and len(problem.demands) > _MOST_SEARCHED and whole.seconds:
+            first = planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds))
         if first is not None and is_proven_optimal(problem, first):
             spread = _distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
             settled = planner.settle(spread)
@@ -121,22 +120,20 @@ class Optimal:
         self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
     ) -> tuple[PlacedGpu, ...]:
         """Return the devices that the program takes for demands at these rates."""
-        choices = CandidateSegments(problem, known).known_segments()
         asked = raise_demands(problem.demands, rates)
-        able = [_within_reach(one, choices[one.model]) for one in asked if choices[one.model]]
-        classes = group_demands(able, choices)
-        choice = find_cheapest(problem, classes, limit) or maximise_goodput(problem, classes, limit, fair=self.fair)
-        return _build_placement(problem, known, choices, _make_covers(able, choices, choice), choice)[0]
+        return place_by_program(problem, known, asked, limit, fair=self.fair)
 
     def _place_split(self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit) -> Placement:
         """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
         if whole.seconds is None:
             *_, plan = self._improving_plans(problem, segments, whole)
             return plan
-        first = plan = self._first_plan(problem, segments, known, whole)
-        limit = whole.keeping(_FOR_REST * whole.seconds if known is not None else whole.spent_s)
-        if not limit.is_over or first.lower_bound_cost_per_hour is None:
-            first = plan = self._search_classes(problem, segments, first, limit)
+        wanted = not self.fair and is_of_few_classes(problem, segments)
+        with start_bound_process(wanted=wanted) as process:
+            first = plan = self._first_plan(problem, segments, known, whole)
+            limit = whole.keeping(_FOR_REST * whole.seconds if known is not None or wanted else whole.spent_s)
+            if wanted and (not limit.is_over or first.lower_bound_cost_per_hour is None):
+                first = plan = self._search_classes(problem, segments, first, limit, process)
         if limit.is_over:
             return replace(first, stopped=True)
         with problem.limits.until(limit), suppress(TimeUpError):
@@ -148,15 +145,20 @@ class Optimal:
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
         return replace(_better_of_two(problem, plan, first), stopped=True)
 
-    def _search_classes(self, problem: Problem, segments: Segments, first: Placement, limit: Limit) -> Placement:
-        """Return the better of a map and one of patterns of demands that are alike, where those are few classes."""
-        if self.fair or not is_of_few_classes(problem, segments):
-            return first
-        search = ClassSearch(problem, segments, limit.keeping(_FOR_BOUND * (limit.left_s or 0.0)))
-        gpus = search.search([first.gpus])
+    def _search_classes(
+        self, problem: Problem, segments: Segments, first: Placement, limit: Limit, process: BoundProcess | None
+    ) -> Placement:
+        """Return the better of a map and one of patterns of demands that are alike, with a bound.
+
+        The bound is raised meanwhile where there is a process for it, else in the time that the search leaves.
+        """
+        task = None if process is None or first.unplaced else make_bound_task(problem, segments, first.gpus)
+        beside = process if process is not None and task is not None and process.begin(task, limit) else None
+        kept = _FOR_BOUND * (limit.left_s or 0.0) if beside is None else 0.0
+        gpus = ClassSearch(problem, segments, limit.keeping(kept)).search([first.gpus])
         if gpus is not None:
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
-        return first if first.unplaced else bound_classes(problem, segments, first, limit)
+        return first if first.unplaced else bound_classes(problem, segments, first, limit, beside)
 
     def _first_plan(self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
@@ -180,7 +182,7 @@ class Optimal:
             # Its bound comes with the search by classes, where there is time for that.
             return bound_classes(problem, segments, best, limit) if limit.is_over else best
         if best is not None and limit.is_over:
-            few = alike or len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
+            few = alike or len(problem.demands) <= MOST_SLOWED  # of many the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best, limit) if few else best)
         first = make_quick_plan(problem, segments, limit)
         return clip_bounds(
@@ -204,38 +206,14 @@ class Optimal:
 
     def _plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
-        planned = self._program(problem, segments, limit)
+        planned = plan_by_program(problem, segments, limit, fair=self.fair)
         choose = self._find_fairest if self.fair else self._find_best
         try:
             return choose(problem, segments, planned, limit)
         except TimeUpError:
             return clip_bounds(problem, planned.placement)
 
-    def _program(self, problem: Problem, segments: Segments, limit: Limit) -> _ProgramPlan:
-        """Return what the integer program that knows of no neighbours makes of the problem."""
-        offers = CandidateSegments(problem, segments)
-        choices = offers.known_segments()
-        demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
-        result = minimise_cost(problem, demands, offers, limit)
-        choice, choices = result.choice, result.choices
-        fixed = all(entry.count is not None for entry in problem.fleet.entries)
-        if choice is None and demands and not limit.is_over:
-            if problem.options.latency_budget is not None:
-                offers.work_out_all()
-            choices = offers.listed_segments()
-            choice = maximise_goodput(problem, group_demands(demands, choices), limit, fair=self.fair)
-        gpus, whole = _build_placement(problem, segments, choices, _make_covers(demands, choices, choice), choice)
-        placed = Placement("optimal", gpus, (), result.gpus, result.cost_per_hour)
-        if fixed:
-            most = sum(demand.rate_rps for demand in demands)
-            if result.choice is None:
-                most = bound_goodput(
-                    problem, demands, group_demands(demands, offers.optimistic_segments(demands)), limit
-                )
-            placed = replace(placed, upper_bound_goodput_rps=most)
-        return _ProgramPlan(with_unplaced(problem, segments, placed), whole, tuple(demands))
-
-    def _find_best(self, problem: Problem, segments: Segments, planned: _ProgramPlan, limit: Limit) -> Placement:
+    def _find_best(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
         """Return the best of the program's map, those made of patterns, and the quick policies' maps, improved."""
         best = planned.placement
         if planned.whole and is_proven_optimal(problem, best):
@@ -247,7 +225,7 @@ class Optimal:
             best = self._improve(problem, segments, planned, best, search)
         return clip_bounds(problem, best)
 
-    def _find_fairest(self, problem: Problem, segments: Segments, planned: _ProgramPlan, limit: Limit) -> Placement:
+    def _find_fairest(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
         """Return the cheapest map that serves all, or where none does the one that serves the least served best."""
         placement = planned.placement
         if placement.lower_bound_cost_per_hour is not None:
@@ -262,7 +240,7 @@ class Optimal:
         return placement
 
     def _improve(
-        self, problem: Problem, segments: Segments, planned: _ProgramPlan, best: Placement, search: PatternSearch
+        self, problem: Problem, segments: Segments, planned: ProgramPlan, best: Placement, search: PatternSearch
     ) -> Placement:
         """Return the best of a map, the program's with headroom, and the quick policies', improved."""
         with suppress(TimeUpError):
@@ -273,7 +251,7 @@ class Optimal:
         return best
 
     def _other_maps(
-        self, problem: Problem, segments: Segments, planned: _ProgramPlan, search: PatternSearch
+        self, problem: Problem, segments: Segments, planned: ProgramPlan, search: PatternSearch
     ) -> Iterator[tuple[str, Placement]]:
         """Yield the maps of the program and the quick policies, as they are and improved, and one of their patterns."""
         limit = search.limit
@@ -283,7 +261,7 @@ class Optimal:
             gpus = ClassSearch(problem, segments, limit).search([one.gpus for one in quick[:_IMPROVED]])
             if gpus is not None:
                 yield "patterns of classes", _as_placement(problem, segments, gpus)
-        own = chain([planned.placement], self._with_headroom(problem, segments, planned.demands, limit))
+        own = chain([planned.placement], plan_with_headroom(problem, segments, planned.demands, limit, fair=self.fair))
         maps = []
         for position, placement in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):
             maps.append(placement)
@@ -295,22 +273,6 @@ class Optimal:
         mixed = search.recombine([one.gpus for one in maps]) if search.is_worth_trying else None
         if mixed is not None:
             yield "patterns of several maps", _as_placement(problem, segments, mixed.gpus)
-
-    def _with_headroom(
-        self, problem: Problem, segments: Segments, demands: Sequence[Demand], limit: Limit
-    ) -> Iterator[Placement]:
-        """Yield the program's maps for slower models, which leaves headroom."""
-        for factor in _HEADROOM if len(demands) <= _MOST_SLOWED else ():
-            if limit.is_over:
-                return
-            slow = slow_down(problem, factor)
-            known = Segments(slow)
-            choices = CandidateSegments(slow, known).known_segments()
-            able = [_within_reach(one, choices[one.model]) for one in demands if choices[one.model]]
-            classes = group_demands(able, choices)
-            choice = find_cheapest(slow, classes, limit) or maximise_goodput(slow, classes, limit, fair=self.fair)
-            gpus, _ = _build_placement(slow, known, choices, _make_covers(able, choices, choice), choice)
-            yield with_unplaced(problem, segments, Placement("optimal", gpus))
 
     def _keep_running(
         self, problem: Problem, segments: Segments, planned: Placement, limit: Limit
@@ -335,15 +297,6 @@ class Optimal:
             else:
                 too_few = freed
             freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
-
-
-@dataclass(frozen=True, slots=True)
-class _ProgramPlan:
-    """The program's placement, whether all that it chose was placed, and the demands that it regarded."""
-
-    placement: Placement
-    whole: bool
-    demands: tuple[Demand, ...]
 
 
 def _search_patterns(problem: Problem, segments: Segments, best: Placement, search: PatternSearch) -> Placement:
@@ -390,34 +343,6 @@ def _distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity
     """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
     gpus = spare.distribute(placement.gpus)
     return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))
-
-
-def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
-    """Return the demand lowered to what its allowed number of replicas can serve at most."""
-    most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    reach = most * max(segment.capacity_rps for segment in segments)
-    return demand if demand.rate_rps <= reach else replace(demand, rate_rps=reach)
-
-
-def _build_placement(
-    problem: Problem, segments: Segments, choices: Choices, covers: Mapping[str, Cover], choice: Choice | None
-) -> tuple[tuple[PlacedGpu, ...], bool]:
-    """Return the devices that a choice takes, and whether all that it chose was placed."""
-    bins = FleetBins(problem, segments)
-    left = choice is None or pack_replicas(covers, choice, segments, bins)
-    return merge_replicas(problem, segments, choices, bins.to_gpus()), not left
-
-
-def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice | None) -> dict[str, Cover]:
-    covers: dict[str, Cover] = {}
-    for demand in demands:
-        if choice is None:
-            break
-        counts = choice.covers[demand.model]
-        chosen = [s for s, count in zip(choices[demand.model], counts, strict=True) for _ in range(count)]
-        if chosen:
-            covers[demand.model] = share_out_rate(demand.rate_rps, chosen)
-    return covers
 
 
 def _prefer(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.budget_plan import BudgetPlans
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cost_bound import with_cost_bound, with_least_bound
 from gpuprof.placement.optimal.goodput import bound_goodput
@@ -72,6 +73,17 @@ class PooledPlanner:
             with self.problem.limits.until(limit), suppress(TimeUpError):
                 best = self._bound(best)
         return clip_bounds(self.problem, best)
+
+    def plan_by_budget(self, limit: Limit) -> Placement | None:
+        """Return the cheapest map of `BudgetPlans` that is found in time, with a bound; None where there is none."""
+        found: Gpus | None = None
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            for cheaper in BudgetPlans(self.problem, self.segments).plan(limit):
+                found = cheaper
+        if found is None:
+            return None
+        made = Placement("optimal", found, found_by="half of the SLO, judged by queues")
+        return with_cost_bound(self.problem, self.segments, self._without_bounds(made), limit)
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
         """Return the best of a map for split streams, freed of what it need not have, and the program's of pools."""

@@ -164,13 +164,26 @@ def make_table_pricing(
         First demand of a class → the class's number in ``kind``.
     """
     demands = [segments.problem.demand(part.model) for part in parts]
-    memory = [float(segments.memory_bytes(segments.estimate(device, one)) or 0) for one in kind.workloads]
     return TablePricing(
         kind=kind,
         parts=parts,
         rates_rps=np.array([part.fraction * one.rate_rps for part, one in zip(parts, demands, strict=True)]),
         classes=np.array([numbers[part.model] for part in parts], dtype=np.int64),
         units=np.array([share_units(one.share) for one in kind.workloads], dtype=np.int64),
-        memory_bytes=np.array(memory),
+        memory_bytes=_list_memory(segments, device, kind),
         capacity_bytes=float(device.dram_bytes),
     )
+
+
+def _list_memory(segments: Segments, device: Device, kind: KindTable) -> Floats:
+    """Return the memory of all workloads; 0 for a class of which a few have none that is known."""
+    memory = np.zeros(len(kind.workloads))
+
+    def ask(row: int) -> float:
+        return float(segments.memory_bytes(segments.estimate(device, kind.workloads[row])) or 0)
+
+    for number in np.unique(kind.classes):
+        rows = np.flatnonzero(kind.classes == number).tolist()
+        if any(ask(row) for row in (rows[0], rows[len(rows) // 2], rows[-1])):
+            memory[rows] = [ask(row) for row in rows]
+    return memory

@@ -8,7 +8,6 @@ are chosen from in whole numbers. That is a heuristic: it proves nothing.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart, PartPattern, Split
-from gpuprof.placement.optimal.kind_table import number_classes
+from gpuprof.placement.optimal.demand_classes import DemandClasses, group_alike, number_classes
 from gpuprof.placement.optimal.neighbour_box import KindTable
 from gpuprof.placement.optimal.pattern import SPACE, PartitionKind
 from gpuprof.placement.optimal.pattern_program import ReplicaPattern
@@ -29,11 +27,11 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
 from gpuprof.placement.segment import Segments
 
-#: Pieces that demands are divided into, and the numbers of equal replicas beside them.
-_PIECES = 12
+#: Pieces that demands are divided into, and parts of unequal sizes that a demand is split into at most: first coarsely,
+#: then, with a time limit that leaves some, finely.
+_COARSE, _FINE = (12, 4), (36, 2)
+#: Numbers of equal replicas beside them.
 _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
-#: Parts of unequal sizes that a demand is split into at most.
-_MOST_UNEQUAL = 4
 #: Parts are left out that take so many times as much of a device for their requests as the class's best.
 _DEARER = 1.35
 _MOST_ROUNDS = 60
@@ -49,6 +47,8 @@ _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
 #: A relaxation that is not better by this part is no better.
 _STALLED = 1e-4
+#: So often in turn it may be no better before parts are priced no more.
+_MOST_STALLED = 6
 #: Part of the time that is left to the program in whole numbers.
 _FOR_PROGRAM = 0.35
 #: Programs in whole numbers are solved again without the patterns that break an SLO after all, so often at most.
@@ -63,33 +63,47 @@ class TableSearch:
     segments: Segments  #: Of the same problem.
     kinds: Sequence[KindTable]  #: Of the fleet's entries, in their order.
     limit: Limit
-    _classes: dict[str, list[Demand]] = field(default_factory=dict)
+    _classes: DemandClasses = field(init=False)
     _pricings: dict[PartitionKind, TablePricing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._classes = group_alike(self.problem, self.segments)
 
     def search(self) -> tuple[PlacedGpu, ...] | None:
         """Return a map that serves all demands; None where none is found."""
-        classes: defaultdict[str, list[Demand]] = defaultdict(list)
-        for demand in self.problem.demands:
-            classes[self.segments.first_alike(demand.model)].append(demand)
-        self._classes = dict(classes)
         seconds = self.limit.seconds or 0.0
-        limit = self.limit.keeping(_FOR_PROGRAM * (self.limit.left_s or 0.0)).with_least(
-            min(_LEAST_S, _LEAST_PART * seconds)
-        )
+        limit = self._keep_for_program().with_least(min(_LEAST_S, _LEAST_PART * seconds))
+        best, patterns = self._search(_COARSE, (), limit)
+        if best is None or self.limit.seconds is None or self.limit.is_over:
+            return best
+        finer, _ = self._search(_FINE, patterns, self._keep_for_program())
+        return best if finer is None else min(best, finer, key=self._cost)
+
+    def _keep_for_program(self) -> Limit:
+        """Return the limit of patterns: some of what is left is for the program in whole numbers."""
+        return self.limit.keeping(_FOR_PROGRAM * (self.limit.left_s or 0.0))
+
+    def _search(
+        self, pieces: tuple[int, int], known: Sequence[PartPattern], limit: Limit
+    ) -> tuple[tuple[PlacedGpu, ...] | None, Sequence[PartPattern]]:
+        """Return the best map of demands that are split so, and all patterns that were met."""
         program = None
         with self.problem.limits.until(limit), suppress(TimeUpError):
-            splits = self._tabulate_parts()
+            splits = self._tabulate_parts(*pieces)
             if splits is None:
-                return None
-            relaxed = self._generate(self._make_program(splits, (), unequal=True), limit, by_class=True)
+                return None, known
+            relaxed = self._make_program(splits, known, unequal=True)
+            relaxed = self._generate(relaxed, limit, by_class=True)
             program = self._make_program(splits, relaxed.patterns())
             program = self._generate(program, limit, by_class=False)
-        return None if program is None else self._solve(program, splits or ())
+        if program is None:
+            return None, known
+        return self._solve(program, splits or ()), program.patterns()
 
-    def _tabulate_parts(self) -> Sequence[Split] | None:
+    def _tabulate_parts(self, pieces: int, most_unequal: int) -> Sequence[Split] | None:
         """Return how demands may be split; None where a class cannot be served in one of these ways."""
         fractions = sorted(
-            {Fraction(n, _PIECES) for n in range(1, _PIECES + 1)} | {Fraction(1, n) for n in _DIVISORS}, reverse=True
+            {Fraction(n, pieces) for n in range(1, pieces + 1)} | {Fraction(1, n) for n in _DIVISORS}, reverse=True
         )
         numbers = number_classes(self.problem, self.segments)
         parts = [DemandPart(model, one.denominator, one.numerator) for model in self._classes for one in fractions]
@@ -103,7 +117,7 @@ class TableSearch:
         for model, demands in self._classes.items():
             kept = _drop_dear({p: float(c) for p, c in zip(parts, costs, strict=True) if p.model == model})
             most = demands[0].max_replicas or math.inf
-            own = {split for split in _list_splits(kept) if len(split) <= most}
+            own = {split for split in _list_splits(kept, pieces, most_unequal) if len(split) <= most}
             if not own:
                 return None
             splits += sorted(own)
@@ -116,8 +130,9 @@ class TableSearch:
         if unequal:
             program.relax_splits()
         for pattern in patterns:
-            program.add(pattern)
-        if not patterns:
+            if all(part in program.part_rows for part in pattern.parts):
+                program.add(pattern)
+        if not patterns or unequal:
             for kind, pricing in self._pricings.items():
                 for one in pricing.list_alone():
                     if one.parts[0] in program.part_rows:
@@ -128,7 +143,7 @@ class TableSearch:
         """Add patterns that are worth more than their partitions, until there are none or the time is up."""
         weights = [1.0] if by_class else list(_STABLE)
         centre: dict[DemandPart, float] = {}
-        best = math.inf
+        best, stalled = math.inf, 0
         for _ in range(_MOST_ROUNDS):
             solution = program.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
             if solution is None or limit.is_over:
@@ -137,15 +152,17 @@ class TableSearch:
             classes = {part: solution.duals[program.class_rows[part.model]] * part.fraction for part in duals}
             mixed = {part: weights[0] * classes[part] + (1.0 - weights[0]) * duals[part] for part in duals}
             added = 0
-            for worth in (_average(centre, mixed), mixed) if centre else (mixed,):
-                added, centre = self._price(program, solution, worth, duals, limit)
-                if added:
-                    break
-            if not added or solution.objective > best * (1.0 - _STALLED):
-                if len(weights) == 1 and (not added or not by_class):
+            with suppress(TimeUpError):  # what was added by then stays
+                for worth in (_average(centre, mixed), mixed) if centre else (mixed,):
+                    added, centre = self._price(program, solution, worth, duals, limit)
+                    if added:
+                        break
+            stalled = stalled + 1 if solution.objective > best * (1.0 - _STALLED) else 0
+            if not added or stalled:
+                if len(weights) == 1 and (not added or (stalled > _MOST_STALLED and not by_class)):
                     break
                 weights = weights[1:] or weights
-            best = solution.objective
+            best = min(best, solution.objective)
         return program
 
     def _price(
@@ -226,8 +243,9 @@ class TableSearch:
         return None
 
     def _holds(self, pattern: PartPattern) -> bool:
-        device = self.problem.device(pattern.pattern.device)
-        return self.segments.holds(device, pattern.pattern.partition)
+        device, partition = self.problem.device(pattern.pattern.device), pattern.pattern.partition
+        memory = sum(one.memory_bytes or 0 for one in partition.replicas)
+        return memory <= device.dram_bytes and self.segments.holds(device, partition)
 
 
 def _drop_dear(costs: Mapping[DemandPart, float]) -> list[DemandPart]:
@@ -246,13 +264,13 @@ def _count_equal(part: DemandPart) -> int:
     return -(-part.divisor // part.pieces)
 
 
-def _list_splits(parts: Sequence[DemandPart]) -> Iterator[Split]:
+def _list_splits(parts: Sequence[DemandPart], pieces: int, most_unequal: int) -> Iterator[Split]:
     """Yield what serves a whole demand: as many of one part as that takes, and pieces of several sizes."""
     for part in parts:
         yield (part,) * _count_equal(part)
-    pieces = {_PIECES * part.pieces // part.divisor: part for part in parts if _PIECES % part.divisor == 0}
-    for sizes in _partitions(_PIECES, sorted(pieces, reverse=True), _MOST_UNEQUAL):
-        yield tuple(pieces[size] for size in sizes)
+    of_size = {pieces * part.pieces // part.divisor: part for part in parts if pieces % part.divisor == 0}
+    for sizes in _partitions(pieces, sorted(of_size, reverse=True), most_unequal):
+        yield tuple(of_size[size] for size in sizes)
 
 
 def _partitions(total: int, sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:

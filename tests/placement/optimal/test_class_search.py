@@ -12,7 +12,8 @@ from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import class_search
 from gpuprof.placement.optimal.candidates import CandidateSegments
-from gpuprof.placement.optimal.class_search import ClassSearch, is_of_few_classes
+from gpuprof.placement.optimal.class_search import ClassSearch
+from gpuprof.placement.optimal.demand_classes import is_of_few_classes
 from gpuprof.placement.optimal.minimise_cost import bound_relaxed
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement

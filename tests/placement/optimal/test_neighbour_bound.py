@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +22,16 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal import neighbour_bound
+from gpuprof.placement.optimal import bound_process, neighbour_bound
+from gpuprof.placement.optimal.alone_bound import bound_alone, bound_queues_alone
+from gpuprof.placement.optimal.bound_process import start_bound_process
 from gpuprof.placement.optimal.candidates import CandidateSegments
-from gpuprof.placement.optimal.class_bound import bound_classes
+from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.minimise_cost import bound_relaxed
-from gpuprof.placement.optimal.neighbour_bound import bound_with_neighbours
+from gpuprof.placement.optimal.neighbour_bound import BoundTask, NeighbourBound
+from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.program import Program
@@ -85,6 +92,20 @@ def problem(seed: int, *, kinds: int = 1, copies: int = 12, disturbed: bool = Tr
     return Problem(demands, Fleet(entries), estimator, ExponentialQueue(), Options(latency_budget=0.5))
 
 
+def make_task(given: Problem, gpus: Sequence[PlacedGpu] = ()) -> BoundTask:
+    task = make_bound_task(given, Segments(given), gpus)
+    assert task is not None
+    return task
+
+
+def bound_with_neighbours(given: Problem, gpus: Sequence[PlacedGpu] = ()) -> float:
+    return max(NeighbourBound(make_task(given, gpus)).raise_bound(Limit()))
+
+
+def bound_of(task: BoundTask) -> float:
+    return bound_alone(task.kinds, task.needed, task.demands)
+
+
 #: Into so many pieces, rounded down, a reference divides what replicas serve of a demand.
 PIECES = 12
 
@@ -143,9 +164,11 @@ def test_the_bound_lies_between_what_it_is_without_neighbours_and_the_program_ov
     segments = Segments(given)
     fractions = solve_over_all_patterns(given, segments, whole=False)
     best = solve_over_all_patterns(given, segments, whole=True)
-    bound = bound_with_neighbours(given, segments, (), Limit())
+    bound = bound_with_neighbours(given)
     calm = problem(seed, kinds=kinds, disturbed=False)
-    alone = bound_with_neighbours(calm, Segments(calm), (), Limit())
+    alone = bound_with_neighbours(calm)
+    assert 0.0 < bound_of(make_task(given)) == pytest.approx(bound_of(make_task(calm)))
+    assert bound_of(make_task(calm)) <= alone * (1.0 + 1e-6)
     assert alone < bound <= best * (1.0 + 1e-6)  # whose pieces are rounded down
     assert bound > fractions - 0.5 * (fractions - alone)
 
@@ -167,7 +190,7 @@ def test_a_map_is_bounded_by_what_neighbours_cost_and_no_map_is_cheaper(
     assert bound is not None
     assert alone <= bound <= len(bounded.gpus)
     assert bounded.lower_bound_gpus == round(bound)
-    known = bound_with_neighbours(given, segments, map_of_igniter.gpus, Limit())
+    known = bound_with_neighbours(given, map_of_igniter.gpus)
     assert bound == math.ceil(max(alone, known) - 1e-6)  # devices are whole
 
 
@@ -185,14 +208,100 @@ def test_a_map_whose_bounds_had_no_time_has_one_all_the_same() -> None:
     assert bound_classes(curved, segments, placement, Limit(0.0)).lower_bound_gpus == loose
 
 
-def test_a_bound_that_was_given_no_time_says_nothing() -> None:
+def test_a_search_for_bounds_that_was_given_no_time_finds_none() -> None:
+    assert not list(NeighbourBound(make_task(problem(0))).raise_bound(Limit(0.0)))
+
+
+def test_shares_alone_bound_a_demand_that_one_replica_serves_and_one_that_takes_two_unequal_ones() -> None:
+    given = problem(0, copies=1)
+    for one in given.demands:
+        single = replace(given, demands=(one,))
+        task = make_task(single)
+        (kind,) = task.kinds
+        rates = kind.most_rps(1, np.zeros(1))
+        # By listing all pairs and single replicas of what may run.
+        options = list(zip(rates.tolist(), (kind.sizes / kind.space).tolist(), strict=True))
+        pairs = [(a + c, b + d) for (a, b), (c, d) in combinations_with_replacement([*options, (0.0, 0.0)], 2)]
+        best = min((cost for rate, cost in pairs if rate >= one.rate_rps * (1.0 - 1e-9)), default=math.inf)
+        assert 0.0 < bound_of(task) <= best + 1e-9
+        assert math.isinf(best) or bound_of(task) > 0.8 * best
+
+
+def test_a_process_beside_the_search_finds_a_bound_above_that_of_shares_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_process, "_count_cores", lambda: 2)
     given = problem(0)
-    assert bound_with_neighbours(given, Segments(given), (), Limit(0.0)) == 0.0
+    task, best = make_task(given), bound_with_neighbours(given)
+    with start_bound_process(wanted=True) as process:
+        assert process is not None
+        assert process.begin(task, Limit(120.0))
+        found = process.wait(Limit(120.0), enough=bound_of(task))
+    assert bound_of(task) <= found <= best * (1.0 + 1e-6)
+
+
+def test_a_process_that_still_compiles_is_left_to_end_by_itself_one_that_has_done_so_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bound_process, "_count_cores", lambda: 2)
+    killed: list[object] = []
+
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        killed.append(process)
+        os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    with start_bound_process(wanted=True):
+        pass  # numba takes longer to import than this
+    assert not killed
+    with start_bound_process(wanted=True) as process:
+        assert process is not None
+        assert process.begin(make_task(problem(0)), Limit(120.0))
+        assert process.wait(Limit(120.0), enough=1.0) >= 1.0
+    assert len(killed) == 1
+
+
+class LocalFloats(int):
+    """Cannot be sent to another process."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+def test_without_a_second_core_or_with_a_table_that_cannot_be_sent_no_process_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bound_process, "_count_cores", lambda: 1)
+    with start_bound_process(wanted=True) as process:
+        assert process is None
+    monkeypatch.setattr(bound_process, "_count_cores", lambda: 2)
+    with start_bound_process(wanted=False) as process:
+        assert process is None
+
+    task = make_task(problem(0))
+    (kind,) = task.kinds
+    local = SummedTable(LocalFloats(3), kind.table.pressures, 0.0)  # type: ignore[arg-type]
+    with start_bound_process(wanted=True) as process:
+        assert process is not None
+        assert not process.begin(replace(task, kinds=[replace(kind, table=local)]), Limit(60.0))
+        assert process.wait(Limit(60.0), enough=1.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_shares_take_by_queues_is_no_more_than_a_map_takes_and_more_than_full_batches_do(seed: int) -> None:
+    told = SummedEstimator(disturbance=0.3, spread=0.0, sizes=BATCHES, interval=0.0)
+    given = replace(problem(seed, copies=3), options=Options(), estimator=told)
+    segments = Segments(given)
+    bound = bound_queues_alone(given, segments, Limit())
+    placement = Optimal().place(given)
+    assert not placement.unplaced
+    assert 1.0 < bound <= len(placement.gpus)
+    untold = replace(given, estimator=CurvedEstimator(disturbance=0.3, spread=0.0, sizes=BATCHES))
+    assert bound_queues_alone(untold, Segments(untold), Limit()) == 0.0
 
 
 def test_nothing_is_said_where_neighbours_are_not_known_to_act_by_sums_or_stand_in_instances() -> None:
     given = problem(0)
-    curved = replace(given, estimator=CurvedEstimator(disturbance=0.3))
-    assert bound_with_neighbours(curved, Segments(curved), (), Limit()) == 0.0
-    sliced = replace(given, fleet=Fleet((FleetEntry(sliced_device()),)))
-    assert bound_with_neighbours(sliced, Segments(sliced), (), Limit()) == 0.0
+    for other in (
+        replace(given, estimator=CurvedEstimator(disturbance=0.3)),
+        replace(given, fleet=Fleet((FleetEntry(sliced_device()),))),
+    ):
+        assert make_bound_task(other, Segments(other), ()) is None

@@ -15,7 +15,8 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import table_search
 from gpuprof.placement.optimal.class_program import DemandPart
 from gpuprof.placement.optimal.class_search import ClassSearch
-from gpuprof.placement.optimal.kind_table import number_classes, tabulate_kinds
+from gpuprof.placement.optimal.demand_classes import number_classes
+from gpuprof.placement.optimal.kind_table import tabulate_kinds
 from gpuprof.placement.optimal.table_pricing import make_table_pricing
 from gpuprof.placement.optimal.table_search import TableSearch
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
@@ -67,7 +68,7 @@ def test_parts_that_are_priced_together_keep_their_slos_and_are_worth_more_than_
 
 def test_parts_of_every_split_serve_a_whole_demand_none_is_for_nothing_and_some_are_unequal() -> None:
     parts = [DemandPart("m", one.denominator, one.numerator) for one in (Fraction(n, 12) for n in range(1, 13))]
-    splits = list(table_search._list_splits(parts))
+    splits = list(table_search._list_splits(parts, *table_search._COARSE))
     totals = [sum(map(_fraction, split)) for split in splits]
     assert all(
         total >= 1 and total - min(map(_fraction, split)) < 1 for total, split in zip(totals, splits, strict=True)

@@ -1,0 +1,213 @@
+"""A lower bound in no time: what demands take of devices if nobody slows anybody down, by tables of all workloads.
+
+A demand is served by whole replicas, each of which takes its share of a device: no less than the cheapest shares whose
+replicas can serve all of its pieces together, and no less than its rate takes where a share does most for its price.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.interference_table import Floats, Integers, tabulate_interference
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.demand_classes import group_alike
+from gpuprof.placement.optimal.neighbour_box import PIECES, KindTable, count_pieces
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.pooled_segment import SLACK
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+#: Times are compared so much more generously than whoever checks a map does.
+_GENEROUS = 1e-8
+#: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
+_KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class LeastCosts:
+    """What replicas cost at least by their shares of devices."""
+
+    classes: int
+    per_rps: Floats = field(init=False)  #: By class: of each request per second.
+    of_pieces: Floats = field(init=False)  #: By class and number of pieces: of a replica that can serve so many.
+
+    def __post_init__(self) -> None:
+        self.per_rps = np.full(self.classes, np.inf)
+        self.of_pieces = np.full((self.classes, PIECES + 1), np.inf)
+
+    def add(self, classes: Integers, costs: Floats, rates: Floats, asked: Floats) -> None:
+        """Take workloads in: their classes, costs, what they serve at most, what their demands ask for each."""
+        able = np.flatnonzero(rates > 0.0)
+        classes, costs, rates, asked = classes[able], costs[able], rates[able], asked[able]
+        np.minimum.at(self.per_rps, classes, costs / rates)
+        np.minimum.at(self.of_pieces, (classes, count_pieces(rates / asked)), costs)
+
+    def forget(self, number: int) -> None:
+        """Take all of a class out again."""
+        self.per_rps[number] = self.of_pieces[number] = np.inf
+
+    def bound(self, needed: Floats, demands: Floats) -> float:
+        """Return what classes cost at least by their rates and numbers of demands; none where nothing serves them."""
+        # Whoever serves more pieces can serve fewer.
+        costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
+        whole, _ = cover_cheapest(costs)
+        totals = np.maximum(self.per_rps * needed, whole * demands)
+        return float(totals[np.isfinite(totals)].sum())
+
+
+def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> float:
+    """Return what no way to serve all demands costs less than.
+
+    Parameters
+    ----------
+    kinds : sequence of KindTable
+    needed : ndarray
+        Requests per second, by class.
+    demands : ndarray
+        How many there are, by class.
+    """
+    least = LeastCosts(len(needed))
+    for kind in kinds:
+        rates = kind.most_rps(1, np.zeros(kind.table.pressures.shape[1]))
+        least.add(kind.classes, kind.price * kind.sizes / kind.space, rates, kind.rates_rps)
+    return least.bound(needed, demands)
+
+
+def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> float:
+    """Return what no map for these queues costs less than; 0 where estimators tell no tables.
+
+    Of a replica that forms batches up to its own only those in time count, and it stands for no more than these over
+    the part of the requests that must be in time (`gpuprof.placement.pooled_segment.most_within_rps`).
+
+    Parameters
+    ----------
+    problem : Problem
+        Without a latency budget.
+    segments : Segments
+        Of the same problem.
+    limit : Limit
+        What demands cost that were not looked at by then is left out; the next time they are looked at first.
+    """
+    if segments not in _KNOWN:
+        _KNOWN[segments] = _QueueBound(problem, segments)
+    return _KNOWN[segments].raise_bound(limit)
+
+
+class _QueueBound:
+    """The bound of one problem by queues, as far as demands were looked at."""
+
+    def __init__(self, problem: Problem, segments: Segments) -> None:
+        self._problem, self._segments = problem, weakref.proxy(segments)
+        self._classes = group_alike(problem, segments)
+        self._least = LeastCosts(len(self._classes))
+        self._left = list(enumerate(self._classes))
+        self._planner = PartitionPlanner(problem, self._segments)
+        self._tabulated: dict[object, Floats] = {}
+
+    def raise_bound(self, limit: Limit) -> float:
+        """Look at demands until the time is up, and return the bound."""
+        while self._left and not limit.is_over:
+            number, model = self._left.pop()
+            try:
+                told = all(self._add(number, model, entry) for entry in self._problem.fleet.entries)
+            except InputError:  # of some kind of device nothing is known, which might do all
+                self._least.forget(number)
+                continue
+            if not told:
+                self._left, self._least = [], LeastCosts(len(self._classes))
+        needed = [sum(one.rate_rps for one in own) for own in self._classes.values()]
+        demands = [float(len(own)) for own in self._classes.values()]
+        return self._least.bound(np.array(needed), np.array(demands))
+
+    def _add(self, number: int, model: str, entry: FleetEntry) -> bool:
+        """Take in all that may run of a class on a kind of device; whether a table tells it."""
+        device, demand = entry.device, self._problem.demand(model)
+        shares = self._problem.estimator.shares(model, device)
+        if device.kind != "gpu" or any(share.mig is not None for share in shares):
+            return False
+        series = list(_list_series(self._segments, entry, model, self._planner.steps(device, None, model)))
+        # Services of one model take the same times: that of the largest share tells whether they do.
+        name = (device.name, demand.source_model or model, tuple((own[0].share, len(own)) for own in series))
+        last = _tabulate_latency(self._problem, entry, series[-1:])
+        if last is None:
+            return False
+        if name not in self._tabulated or not np.array_equal(self._tabulated[name][-len(last) :], last):
+            tabulated = _tabulate_latency(self._problem, entry, series)
+            if tabulated is None:
+                return False
+            self._tabulated[name] = tabulated
+        _add_series(demand, entry, series, self._tabulated[name], (number, self._least))
+        return True
+
+
+def _tabulate_latency(problem: Problem, entry: FleetEntry, series: Sequence[Sequence[Workload]]) -> Floats | None:
+    table = tabulate_interference(problem.estimator, entry.device, [one for own in series for one in own])
+    return None if table is None else table.least_times_ms(1, np.zeros(table.pressures.shape[1]))[0]
+
+
+def _add_series(
+    demand: Demand,
+    entry: FleetEntry,
+    series: Sequence[Sequence[Workload]],
+    latency: Floats,
+    into: tuple[int, LeastCosts],
+) -> None:
+    """Take in what a demand's replicas serve at most under each share, by the times of all batches."""
+    number, least = into
+    most, costs, end = [], [], 0
+    for own in series:
+        begin, end = end, end + len(own)
+        served = 1000.0 * own[0].processes * np.arange(1, len(own) + 1) / latency[begin:end]
+        in_time = np.where(latency[begin:end] <= demand.slo.latency_ms * (1.0 + _GENEROUS), served, 0.0).max()
+        most.append(min(served.max(), in_time / (demand.slo.percentile / 100.0 - SLACK), demand.rate_rps))
+        costs.append(entry.price_per_hour * entry.device.fraction(own[0].share))
+    asked = np.full(len(most), demand.rate_rps)
+    least.add(np.full(len(most), number), np.array(costs), np.array(most) * (1.0 + _GENEROUS), asked)
+
+
+def _list_series(
+    segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]
+) -> Iterator[Sequence[Workload]]:
+    """Yield for each share and number of processes all batches that a replica may form."""
+    for percent in steps:
+        share = Share(percent)
+        largest = max(segments.menu.listed_batches(model, entry.device, share), default=0)
+        for processes in segments.menu.processes(share) if largest else ():
+            yield [Workload(model, batch, share, processes) for batch in range(1, largest + 1)]
+
+
+def cover_cheapest(costs: Floats) -> tuple[Floats, Integers]:
+    """Return the least costs of pieces that make whole demands, and how often each number of pieces is taken.
+
+    Parameters
+    ----------
+    costs : (n, p) ndarray
+        By demand, of 1, 2, … pieces.
+
+    Returns
+    -------
+    (n,) ndarray, (n, p) ndarray
+    """
+    demands, most = costs.shape
+    every, sizes = np.arange(demands), np.arange(1, most + 1)
+    least, chosen = np.zeros((demands, PIECES + 1)), np.zeros((demands, PIECES + 1), dtype=np.int64)
+    for total in range(1, PIECES + 1):
+        reached = least[:, np.maximum(total - sizes, 0)] + costs
+        best = chosen[:, total] = reached.argmin(axis=1)
+        least[:, total] = reached[every, best]
+    counts, left = np.zeros((demands, most), dtype=np.int64), np.full(demands, PIECES)
+    while np.any(left > 0):
+        taken = chosen[every, left]
+        counts[every, taken] += left > 0
+        left = np.maximum(left - sizes[taken], 0)
+    return least[:, PIECES], counts

@@ -1,0 +1,116 @@
+"""Maps by queues, through maps by half of the SLO: those are quick to make, and queues then judge them.
+
+A replica whose batches take less than half of the SLO mostly answers in time as long as it is not too busy. How busy it
+may be differs by demand: each is planned for more than its rate by a factor of its own, which is raised where a replica
+is too slow and lowered where none is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuprof.errors import GpuprofError
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.pool import Gpus
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+#: The policy that makes the maps, and the rule by which.
+_POLICY, _BUDGET = "igniter", 0.5
+#: How much more than its rate a demand is planned for at first, at least and at most.
+_FIRST, _LEAST, _MOST = 1.4, 1.02, 4.0
+#: By how much a factor is raised, and up to which ratio to one that is too little it is not lowered any more.
+_STEP, _NEAR = 1.15, 1.03
+_MOST_ROUNDS = 12
+
+
+@dataclass(slots=True)
+class _Factor:
+    """How much more than its rate a demand is planned for: what was too little, what was enough."""
+
+    now: float = _FIRST
+    little: float = _LEAST
+    enough: float = math.inf
+
+    def raise_(self) -> None:
+        """Take what was planned for to be too little."""
+        self.little = max(self.little, self.now)
+        if self.enough <= self.little:  # neighbours have changed
+            self.enough = math.inf
+        self.now = min(_MOST, self.now * _STEP, self.enough)
+
+    def lower(self) -> None:
+        """Take what was planned for to be enough, and try less."""
+        self.enough = min(self.enough, self.now)
+        self.little = min(self.little, self.enough)
+        if self.enough > self.little * _NEAR:
+            self.now = math.sqrt(self.little * self.enough)
+
+
+@dataclass(slots=True)
+class BudgetPlans:
+    """Makes the maps of one problem."""
+
+    problem: Problem  #: Without a latency budget.
+    segments: Segments  #: Of the same problem.
+    _factors: dict[str, _Factor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._factors = {demand.model: _Factor() for demand in self.problem.demands}
+
+    def plan(self, limit: Limit) -> Iterator[Gpus]:
+        """Yield maps whose replicas serve all demands in time, until the time is up or factors have settled."""
+        best = math.inf
+        for _ in range(_MOST_ROUNDS):
+            gpus = None if limit.is_over else self._plan_once()
+            if gpus is None:
+                return
+            late = self._find_late(gpus)
+            if not late:
+                cost = sum(self.problem.entry(gpu.device).price_per_hour for gpu in gpus)
+                if cost < best:
+                    best = cost
+                    yield gpus
+            for model, factor in self._factors.items():
+                if model in late:
+                    factor.raise_()
+                elif not late:
+                    factor.lower()
+
+    def _find_late(self, gpus: Gpus) -> set[str]:
+        """Return the models of which some replica is too slow for its own part of the requests."""
+        late = set()
+        for gpu in gpus:
+            device = self.problem.device(gpu.device)
+            for partition in gpu.partitions:
+                for one in partition.replicas:
+                    demand, beside = self.problem.demand(one.model), partition.beside(one)
+                    if one.model not in late and not self.segments.meets(
+                        demand, device, one.workload, one.rate_rps, beside
+                    ):
+                        late.add(one.model)
+        return late
+
+    def _plan_once(self) -> Gpus | None:
+        """Return a map by half of the SLO for the demands times their factors, at the demands' own rates."""
+        factors = {model: factor.now for model, factor in self._factors.items()}
+        options = replace(self.problem.options, latency_budget=_BUDGET, time_limit_s=None)
+        demands = tuple(replace(one, rate_rps=one.rate_rps * factors[one.model]) for one in self.problem.demands)
+        asked = replace(self.problem, demands=demands, options=options, previous=None, alike={})
+        try:
+            placement = make_policy(_POLICY).place(asked)
+        except GpuprofError:
+            return None
+        return None if placement.unplaced else tuple(_scale_rates(gpu, factors) for gpu in placement.gpus)
+
+
+def _scale_rates(gpu: PlacedGpu, factors: Mapping[str, float]) -> PlacedGpu:
+    def scale(partition: PlacedPartition) -> PlacedPartition:
+        replicas = (replace(one, rate_rps=one.rate_rps / factors[one.model]) for one in partition.replicas)
+        return replace(partition, replicas=tuple(replicas))
+
+    return replace(gpu, partitions=tuple(map(scale, gpu.partitions)))
