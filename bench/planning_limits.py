@@ -25,7 +25,8 @@ from bench.igniter_profiles import DEVICE, table_3
 from bench.planning_scale import PROFILE
 from gpuprof.domain.catalogue import datasets
 
-QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd", "alpaserve", "paris-elsa", "shepherd")
+#: Those that need no MIG, which a V100 lacks.
+QUICK = ("igniter", "gslice", "gpulet", "ffd", "alpaserve", "shepherd")
 _CHECKOUT = Path(__file__).parents[1]
 _MOST_DEMANDS = 40
 _THESIS = "v100_profiles.csv"
@@ -81,7 +82,7 @@ def _draw_igniter(draw: random.Random) -> Iterator[str]:
 
 def _draw_thesis(draw: random.Random) -> Iterator[str]:
     with (datasets() / _THESIS).open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["latency_s"] and row["throughput_rps"]]
     for number in range(draw.randint(3, _MOST_DEMANDS // 2)):
         row = draw.choice(rows)
         ms = 1000.0 * float(row["latency_s"])
