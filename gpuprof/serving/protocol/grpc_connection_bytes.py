@@ -18,6 +18,9 @@ from urllib.parse import unquote
 Peer = tuple[str, int]
 #: Beyond messages: once, and for each second. Of calls that are still to be taken up, 64 KiB of each may have come.
 _ONCE_BYTES, _BYTES_PER_S = 16 << 20, 1 << 20
+#: Of that only so much, and so many times its messages, for who has sent little: a head that never ends takes the core
+#: more than twice its length, needs no token, and anybody may have hundreds of connections.
+_FIRST_BYTES, _TIMES_MESSAGES = 1 << 20, 16
 #: For the head of a call and the ends of its message, and of a message what frames and TLS add to it.
 _CALL_BYTES, _OVERHEAD = 4096, 1 / 16
 #: What had come so many looks ago is judged by the messages that are known now: they are told a little later.
@@ -41,18 +44,19 @@ class ConnectionBytes:
         self._futile: set[Peer] = set()
         self._seen: deque[Mapping[Peer, int]] = deque(maxlen=_LAG)
 
-    def begin_message(self, uri: str) -> None:
-        """Note that a call of this client (``ipv4:127.0.0.1:50412``) waits for a message."""
-        self._receiving[uri] = self._receiving.get(uri, 0) + 1
+    def begin_message(self, uri: str, most: int | None = None) -> None:
+        """Note that a call of this client (``ipv4:127.0.0.1:50412``) waits for a message, of at most so many bytes."""
+        self._receiving[uri] = self._receiving.get(uri, 0) + (most or self._max_message_bytes)
 
-    def end_message(self, uri: str, size: int | None) -> None:
+    def end_message(self, uri: str, size: int | None, most: int | None = None) -> None:
         """Note that it waits no more: a message of so many bytes has come, None: an unknown part of one."""
-        left = self._receiving[uri] - 1
+        most = most or self._max_message_bytes
+        left = self._receiving[uri] - most
         if left:
             self._receiving[uri] = left
         else:
             del self._receiving[uri]
-        more = self._max_message_bytes if size is None else _CALL_BYTES + int((1.0 + _OVERHEAD) * size)
+        more = most if size is None else _CALL_BYTES + int((1.0 + _OVERHEAD) * size)
         self._explained[uri] = self._explained.get(uri, 0) + more
 
     def explain(self) -> dict[Peer, int]:
@@ -73,14 +77,14 @@ class ConnectionBytes:
         """
         earlier = self._seen[0] if len(self._seen) == _LAG else {}
         self._seen.append(received)
-        waiting = {_peer_of_uri(uri) for uri in self._receiving}
+        awaited = {_peer_of_uri(uri): min(most, self._max_message_bytes) for uri, most in self._receiving.items()}
         futile = []
         for peer, had in earlier.items():
             if peer not in received:
                 continue
             known, forgiven = explained.get(peer, 0), self._forgiven.get(peer, 0.0)
             beyond = had - known - forgiven
-            allowed = _ONCE_BYTES + (self._max_message_bytes if peer in waiting else 0)
+            allowed = min(_ONCE_BYTES, _FIRST_BYTES + _TIMES_MESSAGES * known) + awaited.get(peer, 0)
             if beyond > allowed and peer not in self._futile:
                 futile.append(peer)
             # What is explained beyond all that has come explains nothing that comes later.

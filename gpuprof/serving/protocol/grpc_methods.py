@@ -160,7 +160,7 @@ class CallLimits:
         return self.limit(answer)
 
     async def _read_short(self, context: Any, parse: Callable[[Buffer], Any], limit_s: float) -> Any:
-        message = await self._reader.read_message(context, limit_s)
+        message = await self._reader.read_message(context, limit_s, _MAX_SHORT_BYTES)
         if message is None:
             return None
         self._reader.release(len(message))

@@ -68,8 +68,17 @@ class MessageReader:
         self._trimmed_at = -math.inf
         self._inflating = asyncio.Semaphore(_INFLATED_AT_ONCE)
 
-    async def read_message(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
+    async def read_message(
+        self, context: Any, limit_s: float = math.inf, usual_bytes: int | None = None
+    ) -> Buffer | None:
         """Return the next message of a call, None where the client sends no more; `release` must be called for it.
+
+        Parameters
+        ----------
+        context : ServicerContext
+        limit_s : float
+        usual_bytes : int or None
+            Who sends far more meanwhile is taken for one who sends no messages; None: as much as any message may have.
 
         Raises
         ------
@@ -80,7 +89,7 @@ class MessageReader:
         assert task is not None
         began, uri, message = time.monotonic(), context.peer(), None
         receiving = self._receiving[task] = _Receiving(began, began + limit_s)
-        self._connections.begin_message(uri)
+        self._connections.begin_message(uri, usual_bytes)
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -90,7 +99,7 @@ class MessageReader:
             raise
         finally:
             del self._receiving[task]
-            self._connections.end_message(uri, _size_of(message))
+            self._connections.end_message(uri, _size_of(message), usual_bytes)
         if not isinstance(message, bytes):
             return None
         self._charge(len(message))

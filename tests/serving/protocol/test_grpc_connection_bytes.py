@@ -33,7 +33,25 @@ def test_who_sends_more_than_messages_is_found_and_nobody_else() -> None:
     connections = ConnectionBytes(LIMIT)
     other = ("10.0.0.8", 4242)
     assert not judge(connections, {PEER: 0, other: 0})
-    assert judge(connections, {PEER: ONCE + LIMIT, other: ONCE // 2}) == [PEER]
+    for uri in (URI, "ipv4:10.0.0.8:4242"):
+        connections.begin_message(uri)
+        connections.end_message(uri, ONCE // 8)
+    assert judge(connections, {PEER: 2 * ONCE, other: ONCE // 2}) == [PEER]
+
+
+def test_who_has_sent_no_messages_is_allowed_less() -> None:
+    connections = ConnectionBytes(LIMIT)
+    assert not judge(connections, {PEER: 0})
+    assert not judge(connections, {PEER: 1 << 19})
+    assert judge(connections, {PEER: 1 << 22}) == [PEER]
+
+
+def test_who_keeps_a_call_waiting_whose_messages_are_short_is_allowed_no_long_one() -> None:
+    connections = ConnectionBytes(8 * ONCE)
+    connections.begin_message(URI, 1 << 16)
+    connections.begin_message(URI, 1 << 16)
+    connections.end_message(URI, None, 1 << 16)
+    assert judge(connections, {PEER: ONCE}) == [PEER]
 
 
 def test_what_messages_explained_before_explains_nothing_later() -> None:
