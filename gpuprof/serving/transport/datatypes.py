@@ -103,10 +103,7 @@ def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[byte
 def check_strings(data: bytes | bytearray | memoryview, count: int) -> None:
     """Check that `split_strings` can be done, without copying any.
 
-    Raises
-    ------
-    ValueError
-        When the lengths do not add up.
+    Raises `ValueError` when the lengths do not add up.
     """
     position, end, unpack = 0, len(data), _LENGTH.unpack_from
     for _ in range(count):

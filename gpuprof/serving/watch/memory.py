@@ -53,14 +53,7 @@ def private_bytes() -> int:
 
 
 class FreeMemory:
-    """Returns to the system what a time of much to do has left.
-
-    Parameters
-    ----------
-    arena : Arena
-    now : float
-        Monotonic seconds.
-    """
+    """Returns to the system what a time of much to do has left. ``now``: monotonic seconds."""
 
     def __init__(self, arena: Arena, now: float) -> None:
         self._arena = arena
@@ -71,12 +64,7 @@ class FreeMemory:
     async def return_free(self, now: float, is_asked: bool) -> bool:
         """Return memory if there is nothing to do, or far too much of it; called now and then by the router's thread.
 
-        Parameters
-        ----------
-        now : float
-            Monotonic seconds.
-        is_asked : bool
-            Whether there are requests.
+        ``now``: monotonic seconds; ``is_asked``: whether there are requests.
 
         Returns
         -------
