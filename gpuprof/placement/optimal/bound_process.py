@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
+from typing import IO
 
 from gpuprof.machine.cgroup_limits import cpu_quota_cores, usable_cores
 from gpuprof.placement.limit import Limit
@@ -46,10 +48,10 @@ class BoundProcess:
         kinds = [replace(kind, workloads=()) for kind in task.kinds]
         assert self._process.stdin is not None
         # Plug-ins may tell tables that cannot be sent.
-        with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
+        with suppress(pickle.PicklingError, TypeError, AttributeError):
             content = pickle.dumps((replace(task, kinds=kinds), limit.left_s))
-            self._process.stdin.write(content)
-            self._process.stdin.close()
+            # In a thread: more than a pipe holds waits until the process has come to read it.
+            Thread(target=_send, args=(self._process.stdin, content), daemon=True).start()
             self._ended = False
         return not self._ended
 
@@ -82,11 +84,18 @@ class BoundProcess:
             self._process.returncode = 0  # nobody waits for it, which is meant
         else:
             self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
+        # Of a process that still compiles, whoever sends the task closes what it is sent by.
+        sends = self._compiles and not self._ended
+        for stream in (None if sends else self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
         self._process.wait()
+
+
+def _send(stream: IO[bytes], content: bytes) -> None:
+    with suppress(OSError, ValueError), stream:  # the process has ended, or was ended
+        stream.write(content)
 
 
 @contextmanager

@@ -68,26 +68,22 @@ def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTa
     workloads = sorted(_list_workloads(problem, segments, entry), key=lambda one: one.share.sm_pct)
     units = [share_units(one.share) for one in workloads]
     common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
-    kept = list(range(len(workloads)))
-    for _ in range(2):  # of all, and again of those that are in time alone
-        own = [workloads[index] for index in kept]
-        table = tabulate_interference(problem.estimator, device, own) if own else None
-        if table is None:
-            return None
-        demands = [problem.demand(one.model) for one in own]
-        budget = problem.options.latency_budget or 1.0
-        kind = KindTable(
-            price=entry.price_per_hour,
-            workloads=own,
-            table=table,
-            sizes=np.array([units[index] // common for index in kept], dtype=np.int64),
-            space=SPACE // common,
-            classes=np.array([numbers[one.model] for one in own], dtype=np.int64),
-            requests=np.array([float(one.batch * one.processes) for one in own]),
-            budgets_ms=np.array([budget * one.slo.latency_ms for one in demands]),
-            rates_rps=np.array([one.rate_rps for one in demands]),
-            most=MPS_CLIENTS,
-        )
-        alone = kind.most_rps(1, np.zeros(table.pressures.shape[1]))
-        kept = [index for index, most in zip(kept, alone, strict=True) if most > 0.0]
-    return kind
+    table = tabulate_interference(problem.estimator, device, workloads) if workloads else None
+    if table is None:
+        return None
+    demands = [problem.demand(one.model) for one in workloads]
+    budget = problem.options.latency_budget or 1.0
+    kind = KindTable(
+        price=entry.price_per_hour,
+        workloads=workloads,
+        table=table,
+        sizes=np.array(units, dtype=np.int64) // common,
+        space=SPACE // common,
+        classes=np.array([numbers[one.model] for one in workloads], dtype=np.int64),
+        requests=np.array([float(one.batch * one.processes) for one in workloads]),
+        budgets_ms=np.array([budget * one.slo.latency_ms for one in demands]),
+        rates_rps=np.array([one.rate_rps for one in demands]),
+        most=MPS_CLIENTS,
+    )
+    alone = kind.most_rps(1, np.zeros(table.pressures.shape[1]))
+    return kind.take(np.flatnonzero(alone > 0.0)) if np.any(alone > 0.0) else None

@@ -11,7 +11,7 @@ What a replica is worth is the sum of two: what its rate is, and what the pieces
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -61,6 +61,19 @@ class KindTable:
         latency, occupied = table.least_times_ms(count, totals)
         rates = np.minimum(self.rates_rps[rows], 1000.0 * self.requests[rows] / occupied * (1.0 + _SLACK))
         return np.where(latency * (1.0 - _SLACK) < self.budgets_ms[rows], rates, 0.0)
+
+    def take(self, rows: Integers) -> KindTable:
+        """Return the table of some of the workloads."""
+        return replace(
+            self,
+            workloads=[self.workloads[row] for row in rows.tolist()],
+            table=self.table.take(rows),
+            sizes=self.sizes[rows],
+            classes=self.classes[rows],
+            requests=self.requests[rows],
+            budgets_ms=self.budgets_ms[rows],
+            rates_rps=self.rates_rps[rows],
+        )
 
     def sum_pressures(self, items: Items) -> Floats:
         """Return the sums of the pressures of what stands on a device."""

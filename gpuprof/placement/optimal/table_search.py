@@ -41,7 +41,7 @@ _MOST_ADDED = 150
 _CHOSEN, _GAP = (120, 300), 6e-3
 #: Parts of the limit that patterns and the first program have as processor time in any case, and seconds at most.
 _LEAST_PART, _LEAST_S = 0.35, 2.0
-_LEAST_PROGRAM_PART, _LEAST_PROGRAM_S = 0.1, 0.6
+_LEAST_PROGRAM_PART, _LEAST_PROGRAM_S = 0.2, 1.0
 #: How much the duals of classes count beside those of parts, in turn: the latter are wild while patterns are few.
 _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
