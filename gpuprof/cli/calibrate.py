@@ -47,7 +47,7 @@ _COLUMNS = (
 )
 _RANKED = (
     Column("interference", "interference", right=False),
-    Column("left_out", "left out", right=False),
+    Column("left_out", "left out", lambda value: f"each {value}", right=False),
     Column("rows", "latencies"),
     Column("mean_pct", "mean error %", number(3)),
     Column("p95_pct", "95th percentile %", number(3)),

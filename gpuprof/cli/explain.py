@@ -47,10 +47,10 @@ _PLACES = (
     Column("free_pct", "free %", number(3)),
 )
 _NEIGHBOURS = (
-    Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
+    Column("where", "stands on", right=False, role=ColumnRole.KEY),
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
-    Column("neighbour", "neighbour", right=False, role=ColumnRole.KEY),
+    Column("neighbour", "neighbour", right=False, role=ColumnRole.SUBJECT),
     Column("added_ms", "adds ms", number()),
     Column("added_pct", "adds %", number()),
     Column("alone_ms", "alone ms", number()),

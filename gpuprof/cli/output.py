@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
+
+#: At the end of a heading.
+_UNIT = re.compile(r" (ms|MiB|%)$")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -242,11 +246,12 @@ def _name_cell(heading: str, cell: str) -> str:
 
 
 def _full_heading(texts: Sequence[ColumnText], position: int) -> str:
-    """Return a heading that says what it belongs to where it stands alone."""
+    """Return a heading that says what it belongs to where it stands alone, without the unit of that."""
     owner = position
     while texts[owner].joined and owner:
         owner -= 1
-    return texts[position].heading if owner == position else f"{texts[owner].heading} {texts[position].heading}"
+    own = texts[position].heading
+    return own if owner == position else f"{_UNIT.sub('', texts[owner].heading)} {own}"
 
 
 def _finite(value: object) -> object:

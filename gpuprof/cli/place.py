@@ -106,4 +106,4 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         if sources := describe_sources(deployment):
             print_text(f"Times: {sources}.")
         for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
-            print_text(f"{line}.")
+            print_text(f"{line[0].upper()}{line[1:]}.")

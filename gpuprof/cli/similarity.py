@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MODELS = (
     Column("first", "model", right=False, role=ColumnRole.SUBJECT),
     Column("second", "compared with", right=False, role=ColumnRole.KEY),
-    Column("layers", "pairs of layers"),
+    Column("layers", "pairs of layers", number()),
     Column("all_pairs", "mean of all pairs", number()),
     Column("matched", "mean of the best matching", number()),
     Column("exact", "exact", lambda value: "yes" if value else "≥", right=False),

@@ -10,9 +10,9 @@ _COLUMNS = (
     Column("device", "device", right=False),
     Column("architectures", "architectures"),
     Column("ops", "ops"),
-    Column("points", "models x batches"),
-    Column("latency_factor", "latency within x/÷", number(3)),
-    Column("memory_factor", "memory within x/÷", number(3)),
+    Column("points", "models × batches"),
+    Column("latency_factor", "latency within ×/÷", number(3)),
+    Column("memory_factor", "memory within ×/÷", number(3)),
 )
 
 

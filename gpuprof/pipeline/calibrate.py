@@ -228,7 +228,9 @@ def _measure(
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
     old = sum(not outcome.measured_now for outcome in outcomes)
-    notes.add(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
+    notes.add(
+        f"{len(outcomes) - old} measured, {old} {'was' if old == 1 else 'were'} there before, {len(failed)} failed"
+    )
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0]}")
     return resolve_device(here.name, KernelDb(path))

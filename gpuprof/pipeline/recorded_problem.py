@@ -65,6 +65,11 @@ def restore_problem(
     lacking = [name for name, model in deployment.models.items() if (model.source_model or name) not in paths]
     database = open_database(db, needed=bool(lacking))
     settings = deployment.planned_with
+    if database is None and settings.database_sha256 is not None:
+        note(
+            "the kernel database that the map was planned from is not here: times come from the models' files alone "
+            "(name it with --db)"
+        )
     kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     execution = _recorded_execution(settings, OtherTimes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.plural import count_of
 
 #: What a map says ended its search before it was over.
 STOPPED = "time limit"
@@ -17,7 +18,11 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
         return None
     predicted, words = deployment.predicted, []
     if predicted.lower_bound_gpus is not None:
-        words.append(f"{predicted.gpus} devices, and no map takes fewer than {predicted.lower_bound_gpus}")
+        is_least = predicted.gpus <= predicted.lower_bound_gpus
+        known = (
+            "the least that any map takes" if is_least else f"and no map takes fewer than {predicted.lower_bound_gpus}"
+        )
+        words.append(f"{count_of(predicted.gpus, 'device')}, {known}")
     if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         words.append(
             f"{predicted.cost_per_hour:.4g} $/h, and none costs less than {predicted.lower_bound_cost_per_hour:.4g}"
@@ -26,7 +31,7 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
         words.append(
             f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
         )
-    known = "; ".join(words) or "no bound is known"
+    result = "; ".join(words) or "no bound is known"
     if limit_s is None:
-        return f"the {stopped_by} ended the search early: {known}"
-    return f"the {stopped_by} of {limit_s:g} s ended the search early (--time-limit gives it longer): {known}"
+        return f"the {stopped_by} ended the search early: {result}"
+    return f"the {stopped_by} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"

@@ -15,7 +15,7 @@ from gpuprof.placement.problem import Problem
 
 TOGETHER = "measured together"
 TURNS = "waits for its turn"
-UNKNOWN = "nothing is known"
+UNKNOWN = "no measurement"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ _GIB = 2**30
 _SERVER_CORES = 1.0
 #: Router, machine process and what they have imported, and the tensors on their way, of which ``serve --buffer-mb``
 #: lets 1 GiB be kept: assumptions.
-_SERVER_BYTES, _BUFFER_BYTES = _GIB // 2, _GIB
+_SERVER_BYTES, _BUFFER_BYTES = _GIB // 4, _GIB
 #: A worker process without its model, an assumption: on a GPU it holds the runtime's libraries and CUDA's context.
-_CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = _GIB // 8, 2 * _GIB
+_CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = _GIB // 16, 2 * _GIB
 #: Memory of a model of which nothing is known but its file: weights, and as much for what it computes.
 _FILE_FACTOR = 2
 #: Where limits must be set, so much more memory than is asked for: a limit that is a guess ends what would have run.

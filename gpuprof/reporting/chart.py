@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import shade_of
+
+#: Of the axis, for the bars of a group where there are few groups, and at least for each of its bars.
+_MOST_OF_AXIS, _LEAST_OF_AXIS = 0.25, 0.08
+#: Of a name that stands aslant below its bars; of a row of bars that lie, and of each bar in it.
+_NAME_PIXELS, _ROW_PIXELS, _BAR_PIXELS = 24, 16, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +108,52 @@ def series_of(mark: Line | Points | Box) -> str:
 def stack_bars(
     groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
 ) -> tuple[Box, ...]:
-    """Return bars at 0, 1, …, one a group, of the parts on top of one another."""
+    """Return bars at 0, 1, …, one a group, of the parts on top of one another, the lowest part of all bars first."""
+    half = min(0.36, _MOST_OF_AXIS * len(groups) / 2)
+    below = [0.0] * len(groups)
     boxes = []
-    for i, group in enumerate(groups):
-        below = 0.0
-        for (part, values), color in zip(parts.items(), colors, strict=True):
+    for (part, values), color in zip(parts.items(), colors, strict=True):
+        for i, group in enumerate(groups):
             if values[i] > 0:
                 tip = f"{group}, {part}: {show_number(values[i])} {unit}"
-                boxes.append(Box(part, i - 0.36, i + 0.36, below, below + values[i], tip, color))
-                below += values[i]
+                boxes.append(
+                    Box(part, i - half, i + half, below[i], below[i] + values[i], tip, color, shade=shade_of(color))
+                )
+                below[i] += values[i]
     return tuple(boxes)
 
 
 def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
     """Return bars at 0, 1, …, for each group those of its parts beside one another; a part that is None is left out."""
-    width = 0.8 / max(1, len(parts))
+    whole = min(0.8, max(_MOST_OF_AXIS, _LEAST_OF_AXIS * len(parts)) * len(groups))
+    width = whole / max(1, len(parts))
     return tuple(
         Box(
             part,
-            i - 0.4 + j * width,
-            i - 0.4 + (j + 0.92) * width,
+            i - whole / 2 + j * width,
+            i - whole / 2 + (j + 0.92) * width,
             0.0,
             value,
             f"{group}, {part}: {show_number(value)} {unit}",
             j,
             shade=shade_of(j),
         )
-        for i, group in enumerate(groups)
         for j, (part, values) in enumerate(parts.items())
+        for i, group in enumerate(groups)
         if (value := values[i]) is not None
+    )
+
+
+def fit_bars(chart: Chart) -> Chart:
+    """Return a chart whose upright bars have room for their names below them, or lie below one another instead."""
+    names, upright = chart.x.names, chart.boxes and not (chart.lines or chart.points or chart.y.names)
+    if not upright or len(names) * _NAME_PIXELS <= chart.width or all(name.isdigit() for name in names):
+        return chart
+    beside = len({(box.x0, box.x1) for box in chart.boxes}) / len(names)
+    return replace(
+        chart,
+        x=chart.y,
+        y=replace(chart.x, downwards=True),
+        boxes=tuple(replace(box, x0=box.y0, x1=box.y1, y0=box.x0, y1=box.x1) for box in chart.boxes),
+        height=round(len(names) * max(_ROW_PIXELS, _BAR_PIXELS * beside)),
     )

@@ -31,12 +31,14 @@ from gpuprof.reporting.figures import (
 )
 from gpuprof.reporting.map_figures import map_figure
 from gpuprof.reporting.number import show_number
+from gpuprof.reporting.palette import COLORS
 
 #: A JSON file is parsed as a whole, into objects several times as large.
 _MAX_FILE_BYTES = 512 * 1024 * 1024
 _TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
+_BESIDE = 5  # models whose bars stand beside one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,8 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
         "batch times from",
     )
     if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # said once, not in every row
-        text += "" if common == {"–"} else f" Batch times: {common.pop()}."
+        told = common.pop()  # nothing, or what was said above
+        text += "" if told == "–" or sources.endswith(f" {told}") else f" Batch times: {told}."
         headings, rows = headings[:-1], tuple(row[:-1] for row in rows)
     source = "predicted from measurements" if is_observed(deployment) else "predicted"
     return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
@@ -201,8 +204,8 @@ def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
         Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table, "simulated"),
         *(
             Section(
-                f"{one['model']}, simulated",
-                f"{where}: over the time of the simulation.",
+                f"{one['model']} over time",
+                f"{where}: the simulation, by the time of arrival.",
                 (goodput_over_time_figure(one, times), stages_over_time_figure(one, times)),
                 source="simulated",
                 folded=len(series) > _UNFOLDED,
@@ -301,15 +304,37 @@ def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return what part of the batches had which size, by model; None where the server kept no statistics."""
+    """Return what part of the batches had which size, by model; None where the server kept no statistics.
+
+    A few models stand beside one another at each size, of more each has a bar of its sizes.
+    """
     known = {row["model"]: _sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
     sizes = sorted({size for own in known.values() for size in own})
     if not sizes:
         return None
-    parts = {model: [100.0 * own.get(size, 0) / sum(own.values()) for size in sizes] for model, own in known.items()}
-    names = tuple(str(size) for size in sizes)
-    boxes = group_bars(names, parts, "%")
-    return Chart("Batches by size", Axis("batch size", names=names), Axis("batches in %", low=0.0), boxes=boxes)
+    y = Axis("batches in %", low=0.0)
+    if len(known) <= _BESIDE:
+        parts = {
+            model: [100.0 * own.get(size, 0) / sum(own.values()) for size in sizes] for model, own in known.items()
+        }
+        names = tuple(str(size) for size in sizes)
+        return Chart("Batches by size", Axis("batch size", names=names), y, boxes=group_bars(names, parts, "%"))
+    spans = [(size, size) for size in sizes] if len(sizes) <= COLORS else _double_spans(sizes[-1])
+    stacks = {
+        f"batch of {low}" if low == high else f"{low}–{high}": [
+            100.0 * sum(count for size, count in own.items() if low <= size <= high) / sum(own.values())
+            for own in known.values()
+        ]
+        for low, high in spans
+    }
+    boxes = stack_bars(tuple(known), stacks, "%", range(len(stacks)))
+    return Chart("Batches by size", Axis("model", names=tuple(known)), y, boxes=boxes)
+
+
+def _double_spans(largest: int) -> list[tuple[int, int]]:
+    """Return 1, 2, 3–4, 5–8 … up to the largest size."""
+    ends = [1 << power for power in range((largest - 1).bit_length() + 1)]
+    return [(end // 2 + 1, end) for end in ends]
 
 
 def _sizes(row: Mapping[str, Any]) -> dict[int, int]:

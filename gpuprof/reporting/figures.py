@@ -18,6 +18,9 @@ _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service"
 _MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
 _MOST_BARS = 40
 _NO_MODEL = 7  #: Black on white, white on black.
+_PERCENTILES, _PREDICTED = ("p50", "p95", "p99"), " predicted"
+_PREDICTED_SHADE = 0.45
+_MANY_BARS, _BROAD = 72, 1160  # from so many on, a figure is so many pixels wide
 
 
 def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
@@ -82,14 +85,14 @@ def stage_figure(models: Sequence[Row]) -> Chart:
 def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     """Return where the time of a mean request went, by the time of its arrival."""
     boxes = []
-    for i, (begin, end) in enumerate(pairwise(times_s)):
-        below = 0.0
-        for stage, color in _STAGE_COLORS.items():
+    below = [0.0] * len(times_s)
+    for stage, color in _STAGE_COLORS.items():
+        for i, (begin, end) in enumerate(pairwise(times_s)):
             ms = row["stage_mean_ms"][stage][i] or 0.0
             if ms > 0:
                 tip = f"{begin:.4g}–{end:.4g} s, {stage}: {show_number(ms)} ms"
-                boxes.append(Box(stage, begin, end, below, below + ms, tip, color))
-                below += ms
+                boxes.append(Box(stage, begin, end, below[i], below[i] + ms, tip, color))
+                below[i] += ms
     return Chart(
         f"{row['model']}: mean latency by stage over time",
         Axis("time in s", low=times_s[0], high=times_s[-1]),
@@ -144,7 +147,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     models = list(dict.fromkeys(replica["model"] for replica in replicas))
     boxes = tuple(
         Box(
-            replica["model"],
+            "",  # without a key: its name stands at the axis
             0.0,
             100.0 * replica["utilization"],
             i - 0.4,
@@ -159,7 +162,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     return Chart(
         "How busy the replicas were",
         Axis("time in %", low=0.0, high=100.0),
-        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown)),
+        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown), downwards=True),
         boxes=boxes,
         note=note,
         height=max(120, 16 * len(shown)),
@@ -200,22 +203,28 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
     names = tuple(row["model"] for row in rows)
     latency: dict[str, Sequence[float | None]] = {
         f"{name}{said}": [row.get(f"{key}{name}_ms") for row in rows]
-        for name in ("p50", "p95", "p99")
-        for key, said in (("", ""), ("predicted_", " predicted"))
+        for name in _PERCENTILES
+        for key, said in (("", ""), ("predicted_", _PREDICTED))
         if any(row.get(f"{key}{name}_ms") is not None for row in rows)
     }
     pairs = [
         (name, f"{row['model']} {name}", row[f"{name}_ms"], row[f"predicted_{name}_ms"])
-        for name in ("p50", "p95", "p99")
+        for name in _PERCENTILES
         for row in rows
         if row.get(f"{name}_ms") is not None and row.get(f"predicted_{name}_ms") is not None
     ]
     charts = [
         goodput_figure(rows),
-        _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
+        _bars("Latency", names, "latency in ms", tuple(map(_color_percentile, group_bars(names, latency, "ms")))),
         prediction_figure("Latency, predicted against measured", "ms", pairs),
     ]
     return [chart for chart in charts if chart is not None]
+
+
+def _color_percentile(box: Box) -> Box:
+    """Return a bar in the colour of its percentile, paler where it was predicted."""
+    color = _PERCENTILES.index(box.name.removesuffix(_PREDICTED))
+    return replace(box, color=color, shade=_PREDICTED_SHADE if box.name.endswith(_PREDICTED) else 1.0)
 
 
 def evaluation_figure(rows: Sequence[Row]) -> Chart:
@@ -229,7 +238,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     return Chart(
         "Median error of estimates, by what was left out",
         Axis("error in %", low=0.0),
-        Axis("", names=groups),
+        Axis("", names=groups, downwards=True),
         boxes=boxes,
         height=max(140, 14 * len(predictors) * len(groups)),
     )
@@ -276,4 +285,6 @@ def _whole_marks(most: float) -> tuple[float, ...]:
 
 
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
-    return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)
+    across = len({(box.x0, box.x1) for box in boxes})
+    broad = {"width": _BROAD} if across > _MANY_BARS else {}
+    return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes, **broad)

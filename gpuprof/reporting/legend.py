@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -12,6 +13,8 @@ from gpuprof.reporting.palette import COLORS
 LETTER = 7.0  # mean width of a letter at 12 pixels
 _LINE = 18
 _SWATCH = 26
+_LEFT = 12.0
+_MOST_ROWS = 1.4  # of columns, times those that the keys take one after the other
 
 
 def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
@@ -19,13 +22,13 @@ def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
     marks = chart.legend()
     if len(marks) < 2:
         return "", 0.0
-    parts, x, row = [], 12.0, 0
     longest = int((chart.width - 24 - _SWATCH) / LETTER)
+    texts = [shorten(name, longest) for name in marks]
+    widths = [_SWATCH + LETTER * len(text) + 12 for text in texts]
+    places = _place_keys(widths, chart.width - 20)
+    parts = []
     for number, (name, mark) in enumerate(marks.items()):
-        shown = shorten(name, longest)
-        width = _SWATCH + LETTER * len(shown) + 12
-        if x + width > chart.width - 8 and x > 12:
-            x, row = 12.0, row + 1
+        (x, row), shown, width = places[number], texts[number], widths[number]
         y = top + row * _LINE
         parts.append(
             f'<g class="key" data-key="{number}" tabindex="0" role="button" aria-pressed="true">'
@@ -34,8 +37,23 @@ def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
             f'{_swatch(chart, mark, x, y)}<text class="faint" x="{x + _SWATCH - 3:.0f}" y="{y + 3:.0f}">'
             f"{escape(shown)}</text></g>"
         )
+    return "".join(parts), (places[-1][1] + 1) * _LINE
+
+
+def _place_keys(widths: Sequence[float], available: float) -> list[tuple[float, int]]:
+    """Return where each key begins and in which row: one after the other or, where there are many, in columns."""
+    places: list[tuple[float, int]] = []
+    x, row = _LEFT, 0
+    for width in widths:
+        if x + width > _LEFT + available and x > _LEFT:
+            x, row = _LEFT, row + 1
+        places.append((x, row))
         x += width
-    return "".join(parts), (row + 1) * _LINE
+    columns = max(1, int(available / max(widths)))
+    rows = math.ceil(len(widths) / columns)
+    if row < 2 or rows > (row + 1) * _MOST_ROWS:  # of which one long name would make too many
+        return places
+    return [(_LEFT + i % columns * max(widths), i // columns) for i in range(len(widths))]
 
 
 def group_series(chart: Chart, marks: Sequence[tuple[Line | Points | Box, Callable[[], str]]]) -> str:

@@ -14,8 +14,8 @@ from gpuprof.reporting.svg import inline
 #: A report can be mailed and opened from a disk: nothing in it can send anything, whatever a model is called.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
-#: Pixels of a drawing in a window of 400.
-_NARROW = 370
+#: Pixels of a drawing in a window of 400, and of one that needs the width of the page.
+_NARROW, _BROAD = 370, 760
 
 _CSS = """
 *{box-sizing:border-box}
@@ -30,6 +30,7 @@ nav a{display:block;color:var(--c0);overflow-wrap:anywhere;line-height:1.7}
 td a{color:var(--c0)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:18px;align-items:start}
 figure{margin:0;max-width:760px;border:1px solid var(--grid);border-radius:8px;padding:8px}
+.broad{grid-column:1/-1;max-width:none}
 figcaption{color:var(--faint);font-size:13px;padding:0 6px 4px}
 svg{display:block;width:100%;height:auto}
 .key{cursor:pointer}.key:focus-visible .area{stroke:var(--ink)}
@@ -50,7 +51,7 @@ font-size:13px;max-width:420px;visibility:hidden;z-index:9}
 .narrow{display:none}
 @media(max-width:600px){main{padding:12px}figure{padding:2px}.wide{display:none}.narrow{display:block}
 h1{font-size:20px}#tip{max-width:92vw}thead{display:none}tbody{display:block}
-tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(100px,1fr));gap:4px 12px;padding:8px 0;
+tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(84px,1fr));gap:4px 10px;padding:8px 0;
 border-bottom:1px solid var(--grid)}
 td,td:first-child{display:block;border:0;padding:0;text-align:left;overflow-wrap:anywhere}
 td:first-child{grid-column:1/-1;font-weight:600}
@@ -150,16 +151,19 @@ def _themes() -> str:
 
 
 def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
-    figures = "".join(
-        f"<figure>{_draw_twice(chart)}{f'<figcaption>{escape(chart.note)}</figcaption>' if chart.note else ''}</figure>"
-        for chart in section.charts
-    )
+    figures = "".join(map(_figure, section.charts))
     table = "" if section.table is None else _table(section.table, anchors)
     tag = f'<span class="tag">{escape(section.source)}</span>' if section.source else ""
     text = f'<p>{escape(section.text)}</p>{table}<div class="charts">{figures}</div>'
     if section.folded:
         return f'<details id="s{number}"><summary>{escape(section.title)}{tag}</summary>{text}</details>'
     return f'<section id="s{number}"><h2>{escape(section.title)}{tag}</h2>{text}</section>'
+
+
+def _figure(chart: Chart) -> str:
+    kind = ' class="broad"' if chart.width > _BROAD else ""
+    note = f"<figcaption>{escape(chart.note)}</figcaption>" if chart.note else ""
+    return f"<figure{kind}>{_draw_twice(chart)}{note}</figure>"
 
 
 def _draw_twice(chart: Chart) -> str:

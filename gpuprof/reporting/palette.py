@@ -33,7 +33,7 @@ def style(values: Mapping[str, str]) -> str:
         f".frame{{fill:none;stroke:{values['faint']};stroke-width:1}}",
         f".strip{{fill:{values['ink']};fill-opacity:.1;stroke:{values['ink']};stroke-width:1}}",
         ".area{fill:none;pointer-events:all}",
-        f".inbox{{fill:{values['paper']};{_TEXT};font-size:11px}}",
+        f".inbox{{fill:{values['paper']};{_TEXT};font-size:11px}}.onbox{{fill:{values['ink']};{_TEXT};font-size:11px}}",
     ]
     for i in range(COLORS):
         rules.append(f".f{i}{{fill:{values[f'c{i}']}}}.s{i}{{stroke:{values[f'c{i}']};fill:none;stroke-width:2}}")

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from gpuprof.reporting.chart import Axis
 
 _LEAST = 1e-30  # of a logarithmic axis
+_LEAST_TICKS = 3  # fewer do not show that an axis is logarithmic
+#: Where its ticks may stand within a decade, the second where the first are too few.
+_LOG_FACTORS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ def _linear_ticks(low: float, high: float) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    factors = (1,) if last - first > 3 else (1, 2, 5)
     every = max(1, (last - first) // 8)
-    ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
-    inside = [tick for tick in ticks if low <= tick <= high]
-    return inside if len(inside) > 1 else _linear_ticks(low, high)  # less than a decade
+    for factors in _LOG_FACTORS if last - first <= 3 else ((1,),):
+        ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= _LEAST_TICKS or last - first > 3:
+            return inside
+    return _linear_ticks(low, high)  # a small part of a decade
 
 
 def tick_text(value: float) -> str:

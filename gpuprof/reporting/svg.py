@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, fit_bars
 from gpuprof.reporting.legend import LETTER, draw_legend, group_series, shorten
 from gpuprof.reporting.marker import dash_of, mark_of
 from gpuprof.reporting.number import show_number
@@ -28,7 +28,7 @@ _SLANT = 40.0  # degrees, of names below the drawing that have no room side by s
 _UNTOUCHED = 'pointer-events="none"'
 _SEE_THROUGH = 'opacity="0.85"'
 _MARKS = 8  # of a long line, that tell it apart
-_PALE = 0.6  # on paler boxes than this, text has the colour of text
+_PALE, _PALE_INK = 0.6, 0.5  # on paler boxes than this, the second of the colour of text, text has its own colour
 _TARGETS = 240  # of a line, that can be pointed at
 
 
@@ -61,6 +61,7 @@ def inline(chart: Chart, kind: str = "") -> str:
 
 def _draw(chart: Chart) -> tuple[str, int]:
     """Return the elements of a chart, and its height."""
+    chart = fit_bars(chart)
     titles = textwrap.wrap(chart.title, int((chart.width - 24) / _TITLE_LETTER))
     above = _TOP + _TITLE_LINE * (len(titles) - 1 if titles else 0)
     legend, rows = draw_legend(chart, above)
@@ -243,7 +244,8 @@ def _box(box: Box, x: Scale, y: Scale) -> str:
     letters = int(width / LETTER)
     if not box.label or letters < 3 or height < 12:
         return rectangle
-    ink = "faint" if box.framed else "ink" if box.strip else "inbox" if box.shade > _PALE else "ink"
+    pale = _PALE if box.color % COLORS != COLORS - 1 else _PALE_INK
+    ink = "faint" if box.framed else "ink" if box.strip else "inbox" if box.shade > pale else "onbox"
     label = box.label if len(box.label) <= letters else shorten(box.name or box.label, letters)
     return (
         f'{rectangle}<text class="{ink}" text-anchor="middle" pointer-events="none" x="{left + width / 2:.1f}" '

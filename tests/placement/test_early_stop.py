@@ -22,13 +22,15 @@ def test_a_stopped_search_is_told_with_its_bounds() -> None:
     settings = deployment.planned_with
     assert (settings.found_by, settings.stopped_by) == ("first fit", "time limit")
     assert early_stop(deployment) == (
-        "the time limit ended the search early: 1 devices, and no map takes fewer than 1; "
+        "the time limit ended the search early: 1 device, the least that any map takes; "
         "1 $/h, and none costs less than 0.5"
     )
     line = early_stop(deployment, 7.5)
     assert line is not None and line.startswith(
-        "the time limit of 7.5 s ended the search early (--time-limit gives it longer): 1 devices"
+        "the time limit of 7.5 s ended the search early (--time-limit gives it longer): 1 device,"
     )
+    fewer = deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update={"lower_bound_gpus": 0})})
+    assert "1 device, and no map takes fewer than 0" in str(early_stop(fewer))
 
 
 def test_without_a_bound_it_says_so_and_on_a_fixed_fleet_what_could_be_served_at_most() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, fit_bars, group_bars, stack_bars
 from gpuprof.reporting.heat_map import heat_map
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import COLORS, DARK, LIGHT, THEMES
@@ -119,6 +119,51 @@ def test_bars_side_by_side_do_not_overlap_and_leave_out_what_is_not_known() -> N
     boxes = group_bars(("a", "b"), {"x": [1.0, None], "y": [2.0, 3.0]}, "ms")
     assert [(box.name, round(box.x0)) for box in boxes] == [("x", 0), ("y", 0), ("y", 1)]
     assert boxes[0].x1 <= boxes[1].x0
+
+
+def test_the_parts_of_stacked_bars_have_their_order_in_the_legend_though_the_first_bar_lacks_one() -> None:
+    boxes = stack_bars(("a", "b"), {"x": [0.0, 1.0], "y": [2.0, 3.0], "z": [1.0, 0.0]}, "ms", (0, 1, 2))
+    assert list(Chart("", Axis("model", names=("a", "b")), Axis("ms"), boxes=boxes).legend()) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(("models", "parts"), [(1, 1), (1, 6), (2, 2), (5, 6), (40, 3)])
+def test_bars_of_few_models_leave_most_of_the_axis_free_and_never_reach_their_neighbours(
+    models: int, parts: int
+) -> None:
+    names = tuple(f"m{i}" for i in range(models))
+    boxes = group_bars(names, {f"p{j}": [1.0] * models for j in range(parts)}, "ms")
+    assert all(abs((box.x0 + box.x1) / 2 - round((box.x0 + box.x1) / 2)) <= 0.4 for box in boxes)
+    assert all(box.x1 - box.x0 <= 0.25 * models for box in boxes)
+    stacked = stack_bars(names, {"p": [1.0] * models}, "ms", (0,))
+    assert all(box.x1 - box.x0 <= min(0.73, 0.25 * models) for box in stacked)
+
+
+def test_bars_of_more_names_than_stand_below_them_lie_with_the_first_on_top() -> None:
+    names = tuple(f"model_{i}" for i in range(24))
+    boxes = group_bars(names, {"x": [1.0] * 24, "y": [2.0] * 24}, "ms")
+    wide = Chart("Bars", Axis("model", names=names), Axis("ms", low=0.0), boxes=boxes)
+    assert fit_bars(wide) is wide
+    narrow = fit_bars(replace(wide, width=370))
+    assert (narrow.x.label, narrow.y.names, narrow.y.downwards) == ("ms", names, True)
+    assert narrow.height >= 24 * 14  # what a name needs
+    assert {(box.x0, box.x1) for box in narrow.boxes} == {(0.0, 1.0), (0.0, 2.0)}
+    sizes = replace(wide, x=Axis("batch size", names=tuple(map(str, range(24)))), width=370)
+    assert fit_bars(sizes) is sizes  # of numbers some are left out
+
+
+def test_many_keys_stand_in_columns_and_few_one_after_the_other() -> None:
+    def places(names: list[str]) -> list[tuple[str, str]]:
+        lines = tuple(Line(name, (1.0, 2.0), (1.0, 2.0), i) for i, name in enumerate(names))
+        root = ElementTree.fromstring(standalone([Chart("", Axis("x"), Axis("y"), lines)]))
+        areas = [key.find(f"{SVG}rect") for key in root.iter(f"{SVG}g") if key.get("class") == "key"]
+        return [(area.get("x", ""), area.get("y", "")) for area in areas if area is not None]
+
+    many = places([f"{'a_' * (i % 3)}long_name_of_a_model_{i}" for i in range(24)])
+    columns, rows = sorted({float(x) for x, _ in many}), {y for _, y in many}
+    assert len(columns) == math.ceil(24 / len(rows)) > 1
+    assert len({y for _, y in places(["a", "bbbb", "cc"])}) == 1
+    one_long = places(["n" * 60, *(f"m{i}" for i in range(30))])
+    assert len({y for _, y in one_long}) < 8
 
 
 def test_a_sparkline_goes_from_nothing_to_the_top() -> None:
@@ -255,6 +300,14 @@ def test_large_numbers_have_no_exponent() -> None:
         "0.07289",
         "3",
     ]
+
+
+@pytest.mark.parametrize(("low", "high"), [(40.0, 160.0), (4.0, 40.0), (45.0, 55.0), (1.0, 100.0), (0.9, 1.1)])
+def test_a_logarithmic_axis_has_three_ticks_at_least_and_not_too_many(low: float, high: float) -> None:
+    scale = scale_of(Axis("ms", log=True, low=low, high=high), (), 0.0, 100.0)
+    ticks = scale.ticks()
+    assert 3 <= len(ticks) <= 12 and ticks == sorted(ticks)
+    assert all(scale.low <= tick <= scale.high for tick in ticks)
 
 
 def test_a_logarithmic_axis_of_less_than_a_decade_has_ticks() -> None:

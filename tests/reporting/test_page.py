@@ -146,7 +146,11 @@ def test_the_parts_say_where_their_figures_come_from() -> None:
     assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0][0].text
     ((placed,), _) = sections_of(json.loads(a_map().to_json()), "map.json")
     assert placed.source.startswith("predicted") and placed.table is not None
-    assert "Batch times: measured." in placed.text and placed.table.headings[-1] == "predicted p99 ms"
+    assert (
+        "measured." in placed.text
+        and "Batch times" not in placed.text
+        and placed.table.headings[-1] == "predicted p99 ms"
+    )
     mixed = json.loads(a_map().to_json().replace('"measured"', '"roofline"', 1))
     ((placed,), _) = sections_of(mixed, "map.json")
     assert placed.table is not None and placed.table.headings[-1] == "batch times from"
@@ -157,7 +161,7 @@ def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -
     sections = sections_of(simulation_of(24), "x.json")[0]
     assert len(sections) == 25 and all(one.folded for one in sections[1:])
     drawn = page("t", sections)
-    assert drawn.count("<details") == 24 and all(f">m{i:02}, simulated</a>" in drawn for i in range(24))
+    assert drawn.count("<details") == 24 and all(f">m{i:02} over time</a>" in drawn for i in range(24))
     assert "<details" not in page("t", sections_of(simulation(), "x.json")[0])
 
 
@@ -344,6 +348,42 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
     assert (chart.lines[0].x, chart.lines[0].y) == ((0.2, 0.2, 0.3), (0.0, 90.0, 100.0))
     (section,) = sections_of([LOAD[0] | {"predicted_by": "replay"}], "x.json")[0]
     assert "Predictions come from: the same requests, replayed through the simulator" in section.text
+
+
+def test_batches_of_many_models_are_a_bar_of_their_sizes_each() -> None:
+    def rows(models: int, sizes: dict[int, int]) -> list[dict[str, Any]]:
+        stages = {"infer_ms": 1.0, "batches": sizes}
+        return [LOAD[0] | {"model": f"m{i}", "stages": stages} for i in range(models)]
+
+    def figure(models: int, sizes: dict[int, int]) -> Chart:
+        (section,) = sections_of(rows(models, sizes), "x.json")[0]
+        return next(chart for chart in section.charts if chart.title == "Batches by size")
+
+    assert figure(5, {1: 3, 4: 1}).x.names == ("1", "4")
+    many = figure(24, {1: 3, 4: 1})
+    assert many.x.names == tuple(f"m{i}" for i in range(24)) and list(many.legend()) == ["batch of 1", "batch of 4"]
+    assert {box.y1 for box in many.boxes} == {75.0, 100.0}
+    spans = figure(24, dict.fromkeys(range(1, 21), 1))
+    assert list(spans.legend()) == ["batch of 1", "batch of 2", "3–4", "5–8", "9–16", "17–32"]
+    assert max(box.y1 for box in spans.boxes) == pytest.approx(100.0)
+
+
+def test_a_predicted_percentile_has_the_colour_of_the_measured_one_and_is_paler() -> None:
+    from gpuprof.reporting.figures import load_figures
+
+    chart = next(one for one in load_figures([LOAD[0] | {"predicted_p50_ms": 10.0}]) if one.title == "Latency")
+    drawn = {box.name: (box.color, box.shade) for box in chart.boxes}
+    assert drawn["p50"][0] == drawn["p50 predicted"][0] != drawn["p99"][0] == drawn["p99 predicted"][0]
+    assert drawn["p50 predicted"][1] < drawn["p50"][1] == 1.0
+
+
+def test_figures_of_many_bars_have_the_width_of_the_page() -> None:
+    from gpuprof.reporting.figures import load_figures
+
+    few, many = (load_figures([LOAD[0] | {"model": f"m{i}"} for i in range(count)])[1] for count in (5, 40))
+    assert few.width < many.width
+    assert 'class="broad"' in page("t", [Section("s", "", (many,))])
+    assert 'class="broad"' not in page("t", [Section("s", "", (few,))])
 
 
 def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
