@@ -6,6 +6,8 @@ import csv
 import hashlib
 import io
 import math
+import numbers
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +107,19 @@ def read_demands(path: Path) -> DemandFile:
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
     return demands
+
+
+def require_possible(demand: Demand) -> None:
+    """Refuse numbers of a demand that no service can have; those of slo.csv were refused with their line."""
+    limits = (
+        ("rate_rps", demand.rate_rps, _LEAST_RPS, _MOST_RPS),
+        ("latency_ms of the SLO", demand.slo.latency_ms, math.ulp(0.0), sys.float_info.max),
+        ("percentile of the SLO", demand.slo.percentile, 1.0, 99.999),
+    )
+    for name, value, low, high in limits:
+        if not isinstance(value, numbers.Real) or not low <= value <= high:
+            bounds = "above 0 and finite" if high == sys.float_info.max else f"from {low:g} to {high:,.6g}"
+            raise InputError(f"{name} of {demand.model!r} must be a number {bounds} but got {value!r}")
 
 
 def _parse(text: str, where: str) -> Iterator[Demand]:

@@ -89,8 +89,15 @@ def import_files(
             outcomes.append(Imported(path, name, "", 0, "there already"))
         else:
             read = list(IMPORTERS[name].read_runs(source, device))
-            runs += read
             rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
+            if not rows:
+                if not optional:
+                    raise InputError(
+                        f"{path} has no row of the form {name}", "fetch it again whole, or name its --format"
+                    )
+                outcomes.append(Imported(path, name, "", 0, "passed over: no row"))
+                continue
+            runs += read
             measured_on = ", ".join(dict.fromkeys(run.run.device for run in read))
             outcomes.append(Imported(path, name, measured_on, rows))
     # Only now, when every file has been read.

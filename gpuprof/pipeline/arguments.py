@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from gpuprof.domain.demand import Demand, DemandFile, read_demands
+from gpuprof.domain.demand import Demand, DemandFile, read_demands, require_possible
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.map_file import read_map
@@ -45,8 +45,11 @@ def map_label(given: MapArgument) -> str:
 def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
     """Return the demands, read from their file if that is given; those of a file know its hash.
 
-    Raises `InputError` when the file holds no demands.
+    Raises `InputError` when the file holds no demands, or one of them asks for what cannot be.
     """
     if isinstance(given, str | os.PathLike):
         return read_demands(Path(given))
-    return given if isinstance(given, DemandFile) else tuple(given)
+    demands = given if isinstance(given, DemandFile) else tuple(given)
+    for demand in demands:
+        require_possible(demand)
+    return demands

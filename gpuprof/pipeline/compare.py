@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import PlanAtEnds
 from gpuprof.domain.map_sources import describe_sources
+from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.planning_options import PlanningOptions
@@ -109,6 +110,8 @@ def compare(
     """
     notes = NoteList(note)
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
+    if not chosen:
+        raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
     options = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.errors import unknown_name
+from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
@@ -123,6 +123,8 @@ def explain(
     notes, resolved = NoteList(note), resolve_map(deployment)
     if not model and len(resolved.models) == 1:
         model = next(iter(resolved.models))
+    if not model:
+        raise InputError("the map has several models", f"name one: {', '.join(sorted(resolved.models))}")
     if model not in resolved.models:
         raise unknown_name("model of the map", model, sorted(resolved.models))
     problem = restore_problem(locate_files(resolved, map_folder(deployment)), optional_path(db), notes.add, estimator)

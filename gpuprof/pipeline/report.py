@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +48,7 @@ class ReportResult(Result):
 
 
 def report(
-    sources: Sequence[PathArgument],
+    sources: PathArgument | Sequence[PathArgument],
     output: PathArgument = "report.html",
     *,
     title: str = "gpuprof report",
@@ -58,7 +59,7 @@ def report(
 
     Parameters
     ----------
-    sources : sequence of path
+    sources : path or sequence of path
         A database, maps, and the JSON that ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate`` print.
     output : path
         The page.
@@ -97,11 +98,14 @@ def report(
             f"a report is one HTML page but got {target.name}",
             "name it .html; pictures: --figures FOLDER --format svg or png",
         )
-    sections = _read_sections([Path(source) for source in sources])
+    paths = [Path(source) for source in ((sources,) if isinstance(sources, str | os.PathLike) else sources)]
+    if not paths:
+        raise InputError("a report needs a source", "name a database, a map, or the --json output of a verb")
+    sections = _read_sections(paths)
     with refuse_unwritable(target):
         target.write_text(page(title, sections), encoding="utf-8")
     charts = sum(len(section.charts) for section in sections)
-    notes = [f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(sources), 'source')}"]
+    notes = [f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(paths), 'source')}"]
     pictures: tuple[Path, ...] = ()
     if figures is not None:
         pictures = _write_pictures(sections, Path(figures), picture_format)

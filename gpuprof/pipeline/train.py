@@ -96,11 +96,12 @@ def train(
     from gpuprof.estimators.learned.store import save_model
     from gpuprof.estimators.measured.conformal import interval_factor
 
-    make_constituents(regressors)  # an unknown one is refused before anything is read
+    names = [regressors] if isinstance(regressors, str) else list(regressors)
+    make_constituents(names)  # an unknown one is refused before anything is read
     progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(db, device)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
-    model = fit_with_intervals(data, list(regressors), lambda done, total: progress(Progress(what, done, total)))
+    model = fit_with_intervals(data, names, lambda done, total: progress(Progress(what, done, total)))
     folder = save_model(model, database_path(db), data.data_hash, data.architectures)
     residuals = model.residuals
     return TrainResult(

@@ -75,7 +75,8 @@ def read_result(path: Path) -> Any:
     try:
         rows = pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from None
+        what = f"cannot read {path} as Parquet: {str(error).splitlines()[0].removesuffix('.')}"
+        raise InputError(what, "write it again with load --output") from None
     return [_with_stages(row) for row in rows]
 
 
@@ -141,6 +142,14 @@ def _is_rows(content: Any, keys: Sequence[str]) -> bool:
     )
 
 
+def _require_names(rows: Sequence[Mapping[str, Any]], *keys: str) -> None:
+    """Refuse rows of which something is called by what is no text, with a `ValueError`."""
+    for row in rows:
+        for key in keys:
+            if not isinstance(row[key], str):
+                raise ValueError(f"{key} must be a name but is {row[key]!r}")
+
+
 def _map(deployment: DeploymentMap, where: str) -> Section:
     predicted = deployment.predicted
     cost = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} dollars an hour"
@@ -184,6 +193,8 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
 
 def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
     models, series, times = content["models"], content["series"], content["times_s"]
+    _require_names(models, "model")
+    _require_names(series, "model")
     slos = {model["model"]: float(model["slo_ms"]) for model in models}
     charts: list[Chart | None] = [
         goodput_figure(models),
@@ -216,6 +227,7 @@ def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
 
 
 def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+    _require_names(rows, "model")
     table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
     charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
     text = f"{where}: what clients measured."
@@ -226,6 +238,7 @@ def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+    _require_names(rows, "setting", "quantity", "predictor")
     keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
     text = f"{where}: how far off estimates are on what was measured and left out."
     shown = _table(rows, keys)
@@ -234,6 +247,7 @@ def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
 
 def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
     """Return what was compared: policies on one fleet, or kinds of GPUs by one policy."""
+    _require_names(rows, subject)
     keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
     shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
     noun = "policy" if subject == "policy" else "kind of GPU"
@@ -308,7 +322,8 @@ def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
 
     A few models stand beside one another at each size, of more each has a bar of its sizes.
     """
-    known = {row["model"]: _sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    counted = {row["model"]: _sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    known = {model: own for model, own in counted.items() if sum(own.values())}
     sizes = sorted({size for own in known.values() for size in own})
     if not sizes:
         return None
@@ -338,4 +353,7 @@ def _double_spans(largest: int) -> list[tuple[int, int]]:
 
 
 def _sizes(row: Mapping[str, Any]) -> dict[int, int]:
-    return {int(size): int(count) for size, count in row["stages"]["batches"].items()}
+    sizes = {int(size): int(count) for size, count in row["stages"]["batches"].items()}
+    if min(*sizes, *sizes.values()) < 0:
+        raise ValueError("a batch size or a count of batches is negative")
+    return sizes

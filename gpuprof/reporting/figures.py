@@ -286,5 +286,5 @@ def _whole_marks(most: float) -> tuple[float, ...]:
 
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
     across = len({(box.x0, box.x1) for box in boxes})
-    broad = {"width": _BROAD} if across > _MANY_BARS else {}
-    return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes, **broad)
+    chart = Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)
+    return replace(chart, width=_BROAD) if across > _MANY_BARS else chart

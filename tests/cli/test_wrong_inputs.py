@@ -101,6 +101,19 @@ _FILES = {
     "quoted.csv": 'time_s,model\n1,"b\n',
     "documents.yaml": "steps: [doctor]\n---\nsteps: [doctor]\n",
     "cut.parquet": "PAR1xxxxPAR1",
+    **{
+        f"load_{name}.json": json.dumps(
+            [{"rate_rps": 1.0, "goodput_rps": 1.0, "p99_ms": 1.0, "model": model, "stages": stages}]
+        )
+        for name, model, stages in (
+            ("model", ["a"], {}),
+            ("size", "a", {"infer_ms": 1, "batches": {"one": 3}}),
+            ("count", "a", {"infer_ms": 1, "batches": {"4": -3}}),
+        )
+    },
+    "setting.json": '[{"setting": 1, "quantity": "latency", "predictor": "lasso", "median_pct": 3}]',
+    "keys.jsonl": "{}\n",
+    "rows.csv": "Mig instance,Batch size,Workload Number,Throughput,Latency\n",
 }
 
 #: Words of a command line → part of what is said.
@@ -335,6 +348,14 @@ _WRONG: list[tuple[str, str]] = [
     ("profile net.onnx --device cpu --db /proc/db", "/proc is not writable"),
     ("place --slo-file slo.csv --gpus a100-80:1 -o /proc/map.json", "cannot write /proc/map.json"),
     ("report map.json --figures /proc/figures", "cannot write to /proc/figures"),
+    ("report load_model.json", "model must be a name but is ['a']"),
+    ("report load_size.json", "'one'"),
+    ("report load_count.json", "negative"),
+    ("report setting.json", "setting must be a name but is 1"),
+    ("train --db DB --regressors lasso,lasso", "lasso is named twice"),
+    ("calibrate --profile keys.jsonl --device a100-80", "hardware"),
+    ("db import rows.csv --db fresh", "no row of the form parvagpu"),
+    ("db import keys.jsonl --format parvagpu --db fresh", "no row of the form parvagpu"),
 ]
 
 

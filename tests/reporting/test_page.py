@@ -350,6 +350,12 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
     assert "Predictions come from: the same requests, replayed through the simulator" in section.text
 
 
+def test_a_load_test_without_a_batch_has_no_figure_of_batches() -> None:
+    rows = [LOAD[0] | {"stages": {"infer_ms": 1.0, "batches": {"1": 0}}}]
+    (section,) = sections_of(rows, "x.json")[0]
+    assert section.charts and all(chart.title != "Batches by size" for chart in section.charts)
+
+
 def test_batches_of_many_models_are_a_bar_of_their_sizes_each() -> None:
     def rows(models: int, sizes: dict[int, int]) -> list[dict[str, Any]]:
         stages = {"infer_ms": 1.0, "batches": sizes}

@@ -38,7 +38,9 @@ def profile_of_tables(
         hardware = _hardware(tables["hardware"])
         return hardware, {name: _workload(table) for name, table in tables.items() if name != "hardware"}
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: the profile lacks or garbles {error}") from None
+        raise InputError(
+            f"{where}: the profile lacks or garbles {error}", "name the config.jsonl of iGniter's tools, whole"
+        ) from None
 
 
 def coefficients_path(database: Path, device: str) -> Path:

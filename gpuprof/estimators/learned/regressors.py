@@ -50,8 +50,12 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
     boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not. Raises
     `UnavailableError` when the library of one is not installed.
     """
+    if not names:
+        raise InputError("no regressor is named", f"name some of {', '.join((*STACKED, *OPTIONAL))}")
     made: dict[str, BaseEstimator] = {}
     for name in names:
+        if name in made:
+            raise InputError(f"the regressor {name} is named twice", "name each once")
         if name == "lasso":
             made[name] = make_pipeline(StandardScaler(), Lasso(alpha=0.003, max_iter=20_000, random_state=_SEED))
         elif name == "kernel_ridge":

@@ -55,7 +55,9 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
         ]
         devices = [_device(run.run_id, run.device, hardware)]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{source.path}: the profile lacks or garbles {error}") from None
+        raise InputError(
+            f"{source.path}: the profile lacks or garbles {error}", "name the config.jsonl of iGniter's tools, whole"
+        ) from None
     yield Run(run, devices=devices, models=models, colocations=pairs)
 
 
