@@ -59,15 +59,29 @@ def list_options(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
     return _keep_undominated(found)
 
 
-def verify_option(
+def settle_options(
+    segments: BoundingSegments, demand: Demand, entry: FleetEntry, options: Sequence[ReplicaOption]
+) -> tuple[ReplicaOption, ...]:
+    """Return the options up to the first of which a queue shows that it serves the whole demand alone."""
+    settled: list[ReplicaOption] = []
+    for option in options:
+        one = _solve_queues(segments, demand, entry, option) if option.candidates else option
+        if one.rate_rps > (settled[-1].rate_rps if settled else 0.0):
+            settled.append(one)
+        if one.rate_rps >= demand.rate_rps:
+            break
+    return tuple(settled)
+
+
+def _solve_queues(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, option: ReplicaOption
 ) -> ReplicaOption:
-    """Return the option with its queues solved: it serves a little less than the demand where all are too late."""
-    for candidate in option.candidates:
+    """Return the option with what it serves: a little less than the demand where all its candidates are too late."""
+    for candidate in reversed(option.candidates):  # of the same part a larger share is likelier to suffice
         for batch in segments.menu.listed_batches(demand.model, entry.device, candidate.share):
             with suppress(InputError):
                 if segments.serves_alone(demand, _make_server(segments, demand, entry, candidate, batch)):
-                    return replace(option, candidates=())
+                    return ReplicaOption(option.part, demand.rate_rps)
     return ReplicaOption(option.part, demand.rate_rps * LESS)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.replica_options import ReplicaOption, list_options, verify_option
+from gpuprof.placement.optimal.replica_options import ReplicaOption, list_options, settle_options
 from gpuprof.placement.pooled_segment import BoundingSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program
@@ -49,12 +49,11 @@ class _KnownOptions(dict[_Pair, tuple[ReplicaOption, ...]]):
             self[kind, first] = list_options(self._segments, self._problem.demand(first), self._problem.entry(kind))
         self[pair] = self[kind, first]
 
-    def verify(self, pair: _Pair, place: int) -> None:
-        """Solve the queues of one of the replicas, in its place among the options."""
+    def settle(self, pair: _Pair) -> None:
+        """Solve the queues of those replicas that may serve a whole demand alone."""
         kind, model = pair
-        demand, options = self._problem.demand(model), list(self[pair])
-        options[place] = verify_option(self._segments, demand, self._problem.entry(kind), options[place])
-        self[pair] = tuple(options)
+        demand, entry = self._problem.demand(model), self._problem.entry(kind)
+        self[pair] = settle_options(self._segments, demand, entry, self[pair])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +90,16 @@ class _Relaxation:
     """The program's bound, and what it rests on."""
 
     bound: WholeDeviceBound
-    pairs: Sequence[_Pair] = ()  #: Demands on kinds that were not looked at.
-    replicas: Sequence[tuple[_Pair, int]] = ()  #: Whose queues were not solved, by their place among the options.
+    unknown: Sequence[_Pair] = ()  #: Demands on kinds that were not looked at.
+    unsettled: Sequence[_Pair] = ()  #: Those of which one replica serves all, if its queue shows that it does.
 
     def resolve(self, known: _KnownOptions) -> bool:
         """Look at something that the bound rests on; False where all of it is known."""
-        if self.pairs:
-            known.look_up(self.pairs[0])
-        elif self.replicas:
-            known.verify(*self.replicas[0])
-        return bool(self.pairs or self.replicas)
+        if self.unknown:
+            known.look_up(self.unknown[0])
+        elif self.unsettled:
+            known.settle(self.unsettled[0])
+        return bool(self.unknown or self.unsettled)
 
 
 def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool) -> _Relaxation:
@@ -115,16 +114,17 @@ def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool)
     for entry in problem.fleet.entries:
         most = math.inf if entry.count is None else float(entry.count)
         kinds[entry.device.name] = program.column(entry.price_per_hour, {room[entry.device.name]: 1.0}, most)
-    pairs: dict[int, _Pair] = {}
-    replicas: dict[int, tuple[_Pair, int]] = {}
+    unknown: dict[int, _Pair] = {}
+    unsettled: dict[int, _Pair] = {}
     for kind, model in product(names, served):
         rate_rps, options = problem.demand(model).rate_rps, known.get((kind, model))
         if options is not None and whole:
-            for place, one in enumerate(options):
+            for one in options:
                 rows = {served[model]: one.rate_rps / rate_rps, room[kind]: -one.part}
                 column = program.column(0.0, rows, math.ceil(rate_rps / one.rate_rps))
                 if one.candidates:
-                    replicas[column] = (kind, model), place
+                    unsettled[column] = kind, model
+                    break  # larger ones serve no more
         elif options != ():
             part = min((one.part * rate_rps / one.rate_rps for one in options or ()), default=0.0)
             none_without = program.row(0.0)  # nothing is served by a kind of which there is no device
@@ -133,7 +133,7 @@ def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool)
                 0.0, {served[model]: 1.0, room[kind]: -part, none_without: -1.0}, 1.0, integer=False
             )
             if options is None:
-                pairs[column] = kind, model
+                unknown[column] = kind, model
     solution = program.solve(time_limit_s=None if limit.left_s is None else max(limit.left_s, _LEAST_S))
     if solution is None:  # not in time, or fewer devices than it takes
         return _Relaxation(WholeDeviceBound(0.0))
@@ -141,6 +141,6 @@ def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool)
     used = {column for column, value in enumerate(solution.values) if value > _LITTLE}
     return _Relaxation(
         WholeDeviceBound(solution.bound, taken),
-        [pair for column, pair in pairs.items() if column in used],
-        [replica for column, replica in replicas.items() if column in used],
+        [pair for column, pair in unknown.items() if column in used],
+        [pair for column, pair in unsettled.items() if column in used],
     )
