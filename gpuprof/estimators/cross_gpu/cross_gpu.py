@@ -24,7 +24,7 @@ from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, descri
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.features import bound_times
 from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, launched_as, name_kinds
-from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, repeat_table, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
@@ -277,7 +277,7 @@ class CrossGpuModel:
 
 def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """Return what the host takes to launch all kernels."""
-    own = _EAGER_HOST_S if runtime is LaunchMode.EAGER else {}
+    own = {**(_EAGER_HOST_S if runtime is LaunchMode.EAGER else {}), PART_OF_CONVOLUTION: 0.0}
     pairs = zip(kernels.count, kernels.op_types, strict=True)
     return sum(count * own.get(op_type, _HOST_S[runtime]) for count, op_type in pairs)
 

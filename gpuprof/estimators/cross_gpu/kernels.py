@@ -50,6 +50,8 @@ _DEPTHWISE_TRAFFIC = 2.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
 _INTEGERS = ("int64", "int32", "bool", "uint8")
+#: Op type of the kernels that a convolution launches beside its own.
+PART_OF_CONVOLUTION = "(part of the convolution)"
 
 
 class LaunchMode(StrEnum):
@@ -65,7 +67,7 @@ class KernelList:
 
     ops: OpTable  #: N kernels.
     count: tuple[int, ...]  #: How many times each runs: the steps of a recurrent op.
-    op_types: tuple[str, ...]  #: Of the node that each is of.
+    op_types: tuple[str, ...]  #: Of the node that each is of; `PART_OF_CONVOLUTION` of what follows its first.
     unknown: tuple[str, ...]  #: Op types of which only the traffic is known, sorted.
 
 
@@ -76,7 +78,13 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
     """Return what ``runtime`` launches for ``graph`` in ``precision``."""
     walk = _Walk(graph, precision, runtime)
     rows = [(place, row, count) for place in range(len(graph.ops)) for row, count in walk.kernels(place)]
-    types = tuple(graph.ops[place].op_type for place, _, _ in rows)
+    places = [place for place, _, _ in rows]
+    types = tuple(
+        PART_OF_CONVOLUTION
+        if place == before and graph.ops[place].op_type in _CONVOLUTIONS
+        else graph.ops[place].op_type
+        for before, place in zip([-1, *places], places, strict=False)
+    )
     known = {op.op_type for op in graph.ops if op.flops is not None} | _VIEWS
     return KernelList(
         table_of(row for _, row, _ in rows),
@@ -126,7 +134,10 @@ class _Walk:
         elif op.op_type in _PRODUCTS:
             yield self._product(place), 1
         elif op.op_type in _CONVOLUTIONS:
-            yield self._convolution(place), 1
+            family, _ = convolution = self._convolution(place)
+            yield convolution, 1
+            if family == "conv" and self._reorders:
+                yield from ((self._layout_conversion(one), 1) for one in (op.inputs[0], op.outputs[0]))
         elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
             yield self._projection(op), 1
             yield self._projected_attention(op), 1
@@ -351,7 +362,7 @@ class _Walk:
         row = {
             **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps},
             "flops": 2.0 * pixels * outs * taps,
-            "read_bytes": moved - made + self._layout_bytes(image, out),
+            "read_bytes": moved - made,
             "written_bytes": made,
             "elements": float(out.elements),
             "width": self._width,  # products of 8 bits that were measured make their operands first; these are there
@@ -361,12 +372,12 @@ class _Walk:
         }
         return "conv", row
 
-    def _layout_bytes(self, image: Tensor, out: Tensor) -> float:
-        """Return what is moved to put the channels last for a convolution in TF32, and first again behind it.
+    def _layout_conversion(self, tensor: Tensor) -> _Row:
+        """Return the kernel that puts the channels last before a convolution in TF32, or first again behind it.
 
         In half precision cuDNN takes either order, and compilers keep the channels last.
         """
-        return 2.0 * self._width * (image.elements + out.elements) if self._reorders else 0.0
+        return "movement", {"read_bytes": self._width * tensor.elements, **self._measure_output(tensor)}
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
         """Yield the product for the inputs of all steps, and a step."""
