@@ -186,6 +186,8 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
     def list_all(model: str) -> list[str]:
         return [*services.get(model, ()), *mixed.get(model, ())] or [model]
 
+    # What ran together answers only for what failed beside others: of a thousand services it is a million pairs.
+    together = tried.together if any(one.beside for one in tried.failed) else frozenset()
     # A service of several sizes fails where one of them does; that one of them ran says nothing of the others.
     return TriedRuns(
         tuple(run for one in tried.failed for run in one.rename(list_all)),
@@ -193,8 +195,6 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
             (device, own) for device, ran in tried.measured for (own,) in rename_workloads((ran,), list_services)
         ),
         frozenset(
-            (device, tuple(sorted(named)))
-            for device, ran in tried.together
-            for named in rename_workloads(ran, list_services)
+            (device, tuple(sorted(named))) for device, ran in together for named in rename_workloads(ran, list_services)
         ),
     )

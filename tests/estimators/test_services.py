@@ -57,6 +57,17 @@ def test_what_failed_of_a_model_failed_of_each_of_its_services() -> None:
     assert named.measured == tried.measured
 
 
+def test_what_ran_together_is_told_of_services_where_anything_failed_beside_others_and_else_not() -> None:
+    pair = Workload("m", 1, SHARE, 1), Workload("n", 1, SHARE, 1)
+    together = frozenset({("d", pair)})
+    sources = {"a": "m", "b": "m", "n": "n"}
+    alone = TriedRuns((FailedRun("d", pair[0], "out of memory"),), together=together)
+    assert not name_tried_services(alone, sources).together
+    beside = TriedRuns((FailedRun("d", pair[0], "out of memory", pair[1:]),), together=together)
+    named = {tuple(one.model for one in ran) for _, ran in name_tried_services(beside, sources).together}
+    assert named == {("a", "n"), ("b", "n")}
+
+
 def test_requests_of_two_sizes_take_what_each_takes_by_how_many_have_it() -> None:
     inner = SizedEstimator({64: 1.0, 256: 4.0})
     services = ServiceEstimator(inner, {"s": "m[seq=64:0.75|seq=256:0.25]"})
