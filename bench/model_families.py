@@ -271,7 +271,7 @@ def write_demand(kind: Kind, path: Path, measured_ms: float, file: Path) -> None
     """Write slo.csv with one service that a core can answer."""
     rate_rps = min(MOST_RPS, LOAD * 1000.0 / measured_ms)
     slo_ms = max(LEAST_SLO_MS, SLO_FACTOR * measured_ms)
-    dims = describe_sizes(tuple(sorted(kind.dims.items()))) or ""
+    dims = describe_sizes(kind.dims.items()).replace(",", ";")  # commas are between columns
     file.write_text(f"model,rate_rps,slo_ms,dims\n{path},{rate_rps:.6g},{slo_ms:.6g},{dims}\n", encoding="utf-8")
 
 

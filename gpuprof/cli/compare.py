@@ -103,7 +103,13 @@ class PolicyListOptions:
         names = [name.strip() for name in self.policies.split(",") if name.strip()]
         if not names:
             raise InputError(f"--policies names no policy: {self.policies!r}", "name some, as in ffd,optimal, or all")
-        return None if names == ["all"] else names
+        if names == ["all"]:
+            return None
+        if "all" in names:
+            raise InputError(f"--policies {self.policies} names policies beside all", "leave the others out, or all")
+        if len(set(names)) < len(names):
+            raise InputError(f"--policies {self.policies} names a policy twice", "name each once")
+        return names
 
     def only_name(self) -> str:
         """Return the policy that plans for each kind of GPU. Raises `InputError` when several are named."""

@@ -57,6 +57,8 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
     result = list_measured_models(db)
     rows = result.rows()
     print_rows(rows, _columns(result.columns, rows), chosen_format(as_json, as_csv))
+    if not rows:
+        say_note(f"{db} holds no measurements (gpuprof profile MODEL.onnx --db {db} makes some)")
 
 
 @app.command(cls=VerbCommand, short_help="Show the newest rows of a table.")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _MOST_RPS = 1e7
+#: Of what is measured, at least.
+_LEAST_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class TrafficOptions:
     """Which requests are sent, and how long."""
 
     duration: Annotated[
-        float | None, typer.Option(help="Measured time in seconds; default: 20, or the length of the trace.", min=0.1)
+        str | None, typer.Option(help="Measured time, such as 60s or 5m; default: 20s, or the length of the trace.")
     ] = None
     dim: Annotated[
         list[str] | None,
@@ -56,28 +58,32 @@ class TrafficOptions:
             metavar="PERCENT", help="Measure until three windows in a row differ by no more than this.", min=0.1
         ),
     ] = None
-    window: Annotated[float, typer.Option(help="Length in seconds of a window of --stability.", min=0.1)] = 5.0
+    window: Annotated[str, typer.Option(help="Length of a window of --stability.")] = "5s"
     max_windows: Annotated[int, typer.Option(help="Windows after which --stability gives up.", min=3)] = 10
-    warmup: Annotated[float, typer.Option(help="Time in seconds before the measured time.", min=0.0)] = 2.0
+    warmup: Annotated[str, typer.Option(help="Time before the measured time.")] = "2s"
     clients: Annotated[int | None, typer.Option(help="Client processes; default: as many as needed.", min=1)] = None
     allow_changed: AllowChangedOption = False
     seed: Annotated[int, typer.Option(help="Seed of the traffic.", min=0)] = 0
 
     def load_traffic(self) -> LoadTraffic:
-        """Return the traffic as `gpuprof.load` takes it. Raises `InputError` when a rate cannot be read."""
+        """Return the traffic as `gpuprof.load` takes it.
+
+        Raises `InputError` when a rate or a duration cannot be read.
+        """
+        from gpuprof.domain.duration import parse_duration
         from gpuprof.pipeline.load_traffic import LoadTraffic
 
         return fill_settings(
             LoadTraffic,
             self,
-            duration_s=self.duration,
+            duration_s=None if self.duration is None else parse_duration(self.duration, "--duration", _LEAST_S),
             rates_rps=collect_once("the rate", map(_parse_rate, self.rate or ())),
-            warmup_s=self.warmup,
+            warmup_s=parse_duration(self.warmup, "--warmup", least_s=0.0),
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
             concurrency=collect_once("the concurrency", map(_parse_concurrency, self.concurrency or ())),
             stability_pct=self.stability,
-            window_s=self.window,
+            window_s=parse_duration(self.window, "--window", _LEAST_S),
         )
 
 

@@ -21,6 +21,8 @@ from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError
 #: As shells say of a program that SIGINT ended: 128 and the signal's number.
 INTERRUPTED_EXIT_CODE = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Verbs that read a file of demands.
+_OF_DEMANDS = ("place", "compare")
 
 #: verb → what the list of verbs says of it. The module of gpuprof.cli that has its name defines it as a function of
 #: that name, or as a typer app called ``app``. Nothing of it is imported for the list.
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 0
         if hasattr(error, "format_message"):
-            return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
+            return _fail(f"{error.format_message()} ({_remedy(error, words)})", InputError.exit_code)
         if debug:
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
@@ -196,8 +198,14 @@ def _root(
     pass  # all of them act before a verb is chosen
 
 
-def _verb(words: Sequence[str]) -> str:
-    return f"{words[0]} " if words and words[0] in VERBS else ""
+def _remedy(error: Any, words: Sequence[str]) -> str:
+    """Return the way out for a command line that cannot be read."""
+    verb = words[0] if words and words[0] in VERBS else ""
+    demands = [word for word in words if word.endswith(".csv")]
+    if verb in _OF_DEMANDS and demands and "unexpected extra" in error.format_message():
+        return f"demands are given by --slo-file {demands[0]}"
+    context = getattr(error, "ctx", None)
+    return f"see {f'gpuprof {verb}'.rstrip() if context is None else context.command_path} --help"
 
 
 def _fail(message: str, exit_code: int) -> int:

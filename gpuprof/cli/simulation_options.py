@@ -46,7 +46,7 @@ class ArrivalOptions:
             rates_rps=rates,
             total_rps=total,
             duration_s=parse_duration(self.duration, "--duration") if self.duration else None,
-            warmup_s=parse_duration(self.warmup, "--warmup") if self.warmup else 0.0,
+            warmup_s=parse_duration(self.warmup, "--warmup", least_s=0.0) if self.warmup else 0.0,
         )
 
 

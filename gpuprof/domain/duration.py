@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from gpuprof.errors import InputError
@@ -13,10 +12,11 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 8640
 LONGEST_S = 100 * 365 * 86400.0
 
 
-def parse_duration(text: str, what: str = "a duration") -> float:
+def parse_duration(text: str, what: str = "a duration", least_s: float | None = None) -> float:
     """Return the seconds that ``text`` says; a number without a unit is seconds.
 
-    Raises `InputError` when it has no such form, is zero, or is longer than a hundred years.
+    Raises `InputError` when it has no such form, is shorter than ``least_s`` (None: is zero), or is longer than a
+    hundred years.
 
     Examples
     --------
@@ -27,6 +27,8 @@ def parse_duration(text: str, what: str = "a duration") -> float:
     if match is None:
         raise InputError(f"cannot read {what} from {text!r}", "write a number and ms, s, m, h or d, as in 60s")
     seconds = float(match["number"]) * _SECONDS[match["unit"]]
-    if not 0.0 < seconds <= LONGEST_S or not math.isfinite(seconds):
-        raise InputError(f"{what} must be above 0 and at most 100 years but got {text}")
+    is_long_enough = seconds > 0.0 if least_s is None else seconds >= least_s
+    if not is_long_enough or not seconds <= LONGEST_S:
+        least = "above 0" if least_s is None else f"at least {least_s:g} s"
+        raise InputError(f"{what} must be {least} and at most 100 years but got {text}")
     return seconds

@@ -34,7 +34,7 @@ def read_map(path: Path) -> DeploymentMap:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_require_own_keys)
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_require_own_keys)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
     except (ValueError, RecursionError) as error:

@@ -23,10 +23,10 @@ def is_batch(name: str) -> bool:
 def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     """Return for each input with a free batch dimension the position of that dimension.
 
-    A dimension named like a batch is one wherever it stands; else the first one, if it is free and not named like
-    a sequence or a side. Where another input names its batch, the first one counts if images or sequences follow it, as
-    ``[images, 3, 224, 224]`` beside ``[batch, sequence]``. Inputs without either, and models with a fixed batch, are
-    absent.
+    A dimension named like a batch is one wherever it stands, and so is a ``B`` that every input has; else the first
+    one, if it is free and not named like a sequence or a side. Where another input names its batch, the first one
+    counts if images or sequences follow it, as ``[images, 3, 224, 224]`` beside ``[batch, sequence]``. Inputs without
+    either, and models with a fixed batch, are absent.
     """
     named = {
         name: axis
@@ -34,6 +34,7 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         for axis, dim in reversed(list(enumerate(dims)))
         if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
+    named = named or _lettered(inputs)
     others = bool(named)
     for name, dims in inputs.items():
         first = dims[0] if dims else 0
@@ -41,6 +42,14 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         if name not in named and (first is None or (open_first and (not others or _holds_items(dims)))):
             named[name] = 0
     return named
+
+
+def _lettered(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+    """Return where each input has the dimension ``B``; nothing where one lacks it, or has an ``A``, too."""
+    shapes = {name: [str(dim).upper() for dim in dims] for name, dims in inputs.items() if dims}
+    if not shapes or any("B" not in dims or "A" in dims for dims in shapes.values()):
+        return {}
+    return {name: dims.index("B") for name, dims in shapes.items()}
 
 
 def _holds_items(dims: tuple[Dim, ...]) -> bool:

@@ -37,6 +37,19 @@ _WEIGHTS_APART = 4
 _MOST_KEPT_BYTES = 16 * _MOST_KEPT_ELEMENTS
 #: Parsed files that are kept, the oldest given up first: a fleet's models, and not every file of a long campaign.
 _MOST_FILES = 64
+#: What files of other formats begin with, some behind four bytes; what they are, and how ONNX is made of them.
+_OTHER_FORMATS = (
+    (b"PK\x03\x04", "a ZIP archive, as PyTorch and Keras write", "export the model with torch.onnx.export, or tf2onnx"),
+    (b"\x89HDF", "HDF5, as Keras writes", "export the model with tf2onnx"),
+    (b"TFL3", "TensorFlow Lite's", "export the model with tf2onnx"),
+    (b"ORTM", "ONNX Runtime's own format", "give the ONNX file that it was made of"),
+    (b"GGUF", "GGUF, as llama.cpp takes", "export the model with torch.onnx.export"),
+    (b"\x80\x02", "a pickle of Python", "load the model and export it with torch.onnx.export, or skl2onnx"),
+    (b"\x80\x04", "a pickle of Python", "load the model and export it with torch.onnx.export, or skl2onnx"),
+    (b"\0\0\0\0{", "safetensors: weights without a graph", "load the model and export it with torch.onnx.export"),
+    (b"\x1f\x8b", "compressed by gzip", "decompress it: gunzip"),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself: git lfs pull"),
+)
 _RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
 _ELEMENT_TYPES: dict[int, str] = {
     int(number): _RENAMED.get(name, name.lower()) for name, number in TensorProto.DataType.items() if number
@@ -73,7 +86,9 @@ def read_onnx(path: Path) -> OnnxFile:
     try:
         status = path.stat()
     except OSError as error:
-        raise InputError(f"cannot read model {path}: {error.strerror}", "give the path of an ONNX file") from error
+        is_url = path.parts[:1] != () and path.parts[0].endswith(":")
+        fix = "download it first" if is_url else "give the path of an ONNX file"
+        raise InputError(f"cannot read model {path}: {error.strerror}", fix) from error
     if not path.is_file():
         raise InputError(f"cannot read model {path}: not a file", "give the path of an ONNX file")
     if status.st_size == 0:
@@ -211,16 +226,25 @@ def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:
         return _parse(path.read_bytes(), path), {}  # nothing to pass over, or the reason why it is no model
 
 
+def _refuse_other_format(content: bytes, path: Path) -> None:
+    """Raise `InputError` for a file of another format that is known."""
+    for start, form, fix in _OTHER_FORMATS:
+        if start in (content[: len(start)], content[4 : 4 + len(start)]):
+            raise InputError(f"{path} is not an ONNX model but {form}", fix) from None
+
+
 def _parse(content: bytes, path: Path) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(content)
     except Exception as error:  # protobuf's DecodeError lies in different places in its implementations
+        _refuse_other_format(content, path)
         # 0x08 is the tag of field 1, ir_version, with which exporters begin: such a file was once a model.
         reason = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
         raise InputError(
             f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole"
         ) from error
     if not model.ir_version or not model.graph.node or not model.graph.output:
+        _refuse_other_format(content, path)
         missing = "nodes" if not model.graph.node else "outputs"
         reason = f"its graph has no {missing}" if model.ir_version else "it declares no IR version"
         raise InputError(f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole")

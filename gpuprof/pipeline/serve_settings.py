@@ -73,7 +73,7 @@ class ServeSettings:
     Raises
     ------
     InputError
-        When a request may be larger than all memory for tensors.
+        When a request may be larger than all memory for tensors, or HTTP and gRPC are to share a port.
     """
 
     host: str = "127.0.0.1"
@@ -110,6 +110,8 @@ class ServeSettings:
             raise InputError(
                 f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
             )
+        if self.port and self.port == self.grpc_port:
+            raise InputError(f"--port and --grpc-port are both {self.port}", "give them different ports")
 
     def to_message(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""

@@ -146,6 +146,7 @@ def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
 #: What C++ puts before its messages: the line of a source file, and the function with the types of its parameters.
 _ORIGIN = re.compile(r"/\S*onnxruntime\S*:\d+ .*?\)(?: const)? (?=[A-Z\[])")
+_NO_LOCALE = re.compile(r"Failed to construct locale with name:([^:\s]+)")
 _TOO_NEW = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)")
 
 
@@ -161,6 +162,8 @@ def translate_error(error: Exception, path: Path) -> InputError:
         return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
     if kind == "NoSuchFile":
         return InputError(f"cannot read {path}: no such file")
+    if locale := _NO_LOCALE.search(detail):
+        return InputError(f"{path} compares texts by the locale {locale[1]}, which this machine lacks", "install it")
     if kind == "NotImplemented":
         return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}", _LACKING)
     if detail.startswith("Unexpected input data type"):

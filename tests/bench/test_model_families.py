@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from bench import model_families
-from bench.model_families import KINDS, FamilyOutcome, render_table, take_kinds
+from bench.model_families import KINDS, FamilyOutcome, render_table, take_kinds, write_demand
+from bench.model_kinds import Kind
 from bench.model_kinds.odd import ODD
+from gpuprof.domain.demand import read_demands
 from gpuprof.errors import InputError
 from gpuprof.graph.load import load_runnable, only_batch
 from tests.reruns import serves_in_real_time
@@ -92,3 +94,10 @@ def test_kinds_are_served_or_refused_with_the_true_reason(tmp_path: Path) -> Non
     )
     assert not sequence.is_served and "input parts is of kind sequence, not a tensor" in sequence.remark
     assert not resized.is_served and "Resize" in resized.remark and "--input-data" in resized.remark
+
+
+def test_a_demand_of_several_sizes_is_one_field_of_the_file(tmp_path: Path) -> None:
+    kind = Kind("cache", lambda path: None, {"S": 4, "P": 12})
+    write_demand(kind, tmp_path / "m.onnx", 1.0, tmp_path / "slo.csv")
+    (demand,) = read_demands(tmp_path / "slo.csv")
+    assert demand.dims == "P=12,S=4"

@@ -21,7 +21,7 @@ def test_measured_stands_beside_predicted(
     document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
     document["models"]["a"]["predicted"] = {"goodput_rps": 50.0, "p50_ms": 0.3, "p95_ms": 0.5, "p99_ms": 0.7}
     with running(tmp_path, document) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1", "--warmup", "0.1"]
+        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1s", "--warmup", "100ms"]
         assert main([*words, "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert (first["model"], first["predicted_p99_ms"]) == ("a", 0.7)

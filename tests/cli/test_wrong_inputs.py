@@ -114,6 +114,12 @@ _FILES = {
     "setting.json": '[{"setting": 1, "quantity": "latency", "predictor": "lasso", "median_pct": 3}]',
     "keys.jsonl": "{}\n",
     "rows.csv": "Mig instance,Batch size,Workload Number,Throughput,Latency\n",
+    "net.pt": "PK\3\4 archive/data.pkl",
+    "net.h5": "\x89HDF\r\n",
+    "net.tflite": "\x1c\0\0\0TFL3",
+    "net.safetensors": "\x08\0\0\0\0\0\0\0{}",
+    "pointer.onnx": "version https://git-lfs.github.com/spec/v1\n",
+    "url.csv": "model,rate_rps,slo_ms\nhttps://example.com/net.onnx,5,20\n",
 }
 
 #: Words of a command line → part of what is said.
@@ -356,6 +362,24 @@ _WRONG: list[tuple[str, str]] = [
     ("calibrate --profile keys.jsonl --device a100-80", "hardware"),
     ("db import rows.csv --db fresh", "no row of the form parvagpu"),
     ("db import keys.jsonl --format parvagpu --db fresh", "no row of the form parvagpu"),
+    # Found by trying another 170: answered all the same, or with a remedy that did not help.
+    ("profile net.pt --device cpu", "as PyTorch and Keras write (export the model with torch.onnx.export"),
+    ("profile net.h5 --device cpu", "HDF5"),
+    ("estimate net.tflite --device t4", "TensorFlow Lite's (export the model with tf2onnx)"),
+    ("merge net.safetensors net.onnx -o both.onnx", "weights without a graph"),
+    ("profile pointer.onnx --device cpu", "git lfs pull"),
+    ("profile https://example.com/net.onnx --device cpu", "(download it first)"),
+    ("place --slo-file url.csv --gpus t4", "(download it first)"),
+    ("place slo.csv --gpus t4", "(demands are given by --slo-file slo.csv)"),
+    ("zoo build", "see gpuprof zoo build --help"),
+    ("db show", "see gpuprof db show --help"),
+    ("trace show trace.csv --bins 1", "see gpuprof trace show --help"),
+    ("compare --slo-file slo.csv --gpus t4 --policies ffd,ffd", "names a policy twice"),
+    ("compare --slo-file slo.csv --gpus t4 --policies all,ffd", "leave the others out, or all"),
+    ("serve map.json --simulate --port 8123 --grpc-port 8123", "are both 8123 (give them different ports)"),
+    ("load http://127.0.0.1:9/v2?x=1 --map map.json", "has a path, and requests go to /v2 at its root"),
+    ("load http://127.0.0.1:9 --map map.json --window 0s", "--window must be at least 0.1 s"),
+    ("load http://127.0.0.1:9 --map map.json --duration 1y", "write a number and ms, s, m, h or d"),
 ]
 
 

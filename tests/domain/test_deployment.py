@@ -30,6 +30,8 @@ def test_a_map_survives_being_written_and_read(tmp_path: Path) -> None:
     deployment = parse_map(document(), "here")
     write_map(deployment, tmp_path / "map.json")
     assert read_map(tmp_path / "map.json") == deployment
+    (tmp_path / "map.json").write_text((tmp_path / "map.json").read_text(), encoding="utf-8-sig")  # as PowerShell does
+    assert read_map(tmp_path / "map.json") == deployment
     assert [path.name for path in tmp_path.iterdir()] == ["map.json"]
 
 

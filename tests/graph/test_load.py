@@ -190,6 +190,22 @@ def test_a_batch_that_is_not_the_first_dimension_is_found_by_its_name(tmp_path: 
     assert load_graph(path, 5).inputs[0].shape == (128, 5, 8)
 
 
+@pytest.mark.parametrize(
+    ("frames", "state", "shapes"),
+    [
+        (["T", "B", 8], [2, "B", 4], [(128, 5, 8), (2, 5, 4)]),
+        (["T", "B", 8], [2, "H", 4], [(5, 128, 8), (2, 128, 4)]),  # not every input has a B
+        (["A", "B", 8], ["A", "B", 4], [(5, 128, 8), (5, 128, 4)]),  # counted, and no batch
+    ],
+)
+def test_a_dimension_called_b_is_the_batch_where_every_input_has_it(
+    frames: Dims, state: Dims, shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Relu", ["h"], ["z"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": frames, "h": state}, {"y": None, "z": None})
+    assert [one.shape for one in load_graph(path, 5).inputs] == shapes
+
+
 def test_arithmetic_of_dimensions_is_understood(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",

@@ -67,6 +67,12 @@ def test_places_in_the_runtimes_own_source_are_left_out_of_errors(tmp_path: Path
     assert error.message == f"ONNX Runtime refuses {tmp_path / 'm.onnx'}: Negative size (of w) Is refused."
 
 
+def test_a_locale_that_the_machine_lacks_is_named(tmp_path: Path) -> None:
+    said = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to construct locale with name:en_US.UTF-8:locale::facet"
+    error = translate_error(RuntimeError(said), tmp_path / "m.onnx")
+    assert "by the locale en_US.UTF-8, which this machine lacks" in error.message and error.fix == "install it"
+
+
 def test_a_provider_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="has no NoSuchProvider here"):
         open_session(write_mlp(tmp_path / "m.onnx"), threads=1, provider="NoSuchProvider")

@@ -215,13 +215,26 @@ def _read_row(
 ) -> PoolSojourn:
     """Return a row as times of the replicas that were asked for."""
     numbers = {one: number for number, (one, _) in enumerate(kinds)}
+    each = _share_out(row, kinds, scaled)
     parts = {}
     for server in counts:
         one = scale_server(server, unit_ms)
         law = _later(_law(row, numbers[one], unit_ms), server.overhead_ms)
-        parts[server] = ServedPart(rate_rps * float(row.part[numbers[one]]) / scaled[one], law)
+        parts[server] = ServedPart(rate_rps * each[one], law)
     whole = _later(_law(row, -1, unit_ms), max(one.overhead_ms for one in counts))
     return PoolSojourn(whole, tuple(parts[one] for one in servers))
+
+
+def _share_out(row: _Row, kinds: _Kinds, scaled: Counter[ScaledServer]) -> dict[ScaledServer, float]:
+    """Return which part of the requests each replica of a kind answers, all replicas together 1."""
+    simulated = dict(kinds)
+    parts = {one: float(row.part[number]) for number, (one, _) in enumerate(kinds)}
+    if simulated == scaled:
+        return {one: part / scaled[one] for one, part in parts.items()}
+    # In a pool that was shrunk, few replicas of a kind stand for more than their part.
+    each = {one: part / simulated[one] for one, part in parts.items()}
+    total = math.fsum(each[one] * count for one, count in scaled.items())
+    return {one: part / total for one, part in each.items()}
 
 
 def _law(row: _Row, number: int, unit_ms: float) -> Sojourn:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.estimate import Workload
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.cover import MOST_REPLICAS, Cost, make_cost
@@ -15,6 +17,9 @@ from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
+
+#: By kind of device, workload and rate the devices, by number, that refused such a replica: they only fill up.
+_Refused = defaultdict[tuple[str, Workload, float], set[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,14 @@ class AlpaServe:
         choices = {demand.model: _list_choices(problem, segments, demand) for demand in problem.demands}
         missing_rps = {demand.model: demand.rate_rps for demand in problem.demands}
         counts = dict.fromkeys(missing_rps, 0)
+        refused: _Refused = defaultdict(set)
         waiting = list(problem.demands)
         while waiting:
             demand = max(waiting, key=lambda one: (one.priority, missing_rps[one.model]))
             served = 0.0
             if counts[demand.model] < min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
-                served = _add_replica(bins, segments, choices[demand.model], cost, missing_rps[demand.model])
+                left_rps = missing_rps[demand.model]
+                served = _add_replica(bins, segments, choices[demand.model], cost, left_rps, refused)
             missing_rps[demand.model] -= served
             counts[demand.model] += 1
             if not served or missing_rps[demand.model] <= demand.rate_rps * 1e-9:
@@ -60,16 +67,22 @@ def _list_choices(problem: Problem, segments: Segments, demand: Demand) -> list[
 
 
 def _add_replica(
-    bins: FleetBins, segments: Segments, choices: Sequence[Segment], cost: Cost, missing_rps: float
+    bins: FleetBins, segments: Segments, choices: Sequence[Segment], cost: Cost, missing_rps: float, refused: _Refused
 ) -> float:
-    """Put one replica somewhere; return the requests/s that it serves, 0 where there is no room for any."""
+    """Put one replica somewhere; return the requests/s that it serves, 0 where there is no room for any.
+
+    ``refused`` is kept up to date.
+    """
     enough = sorted((one for one in choices if one.capacity_rps >= missing_rps), key=cost)
     others = sorted(choices, key=lambda one: -one.capacity_rps / cost(one))
     for segment in (*enough[:1], *others):
         replica = segment.replica(min(missing_rps, segment.capacity_rps))
-        for one in sorted(bins.bins, key=_used_fraction):
-            if one.device.name == segment.device and one.add(replica, segments):
+        full = refused[segment.device, replica.workload, replica.rate_rps]
+        left = [n for n, one in enumerate(bins.bins) if n not in full and one.device.name == segment.device]
+        for number in sorted(left, key=lambda n: _used_fraction(bins.bins[n])):
+            if bins.bins[number].add(replica, segments):
                 return replica.rate_rps
+            full.add(number)
         fresh = bins.open(segment.device)
         if fresh is not None and fresh.add(replica, segments):
             return replica.rate_rps

@@ -126,6 +126,7 @@ class _Filling:
         halves = self._halves.get(entry.device.name, [])
         least = _ideal(sizes, missing_rps).share.sm_pct
         rests: dict[float, tuple[Segment, PlacedReplica] | None] = {}
+        borne: dict[tuple[PlacedReplica, ...], bool] = {}  # many devices hold the same
         for index in range(bisect_left(halves, least - 1e-9, key=_free), len(halves)):
             gpu = halves[index]
             if gpu.free_pct not in rests:
@@ -134,7 +135,12 @@ class _Filling:
                     None if rest is None else (rest, _just_enough(self.segments, entry, rest, missing_rps))
                 )
             chosen = rests[gpu.free_pct]
-            if chosen is not None and self._bears(gpu, chosen[1]):
+            if chosen is None:
+                continue
+            together = (*gpu.replicas, chosen[1])
+            if together not in borne:
+                borne[together] = self._bears(gpu, chosen[1])
+            if borne[together]:
                 gpu.lets.append((chosen[1],))
                 gpu.free_pct = 0.0
                 del halves[index]

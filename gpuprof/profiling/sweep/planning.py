@@ -73,9 +73,8 @@ def parse_model(text: str) -> NamedModel:
     if not name.strip():
         raise InputError(f"{text!r} gives the model no name", "write NAME=FILE, or the file alone")
     if not Path(path).is_file():
-        raise InputError(
-            f"there is no model file {path}", "give the path of an ONNX file; gpuprof zoo build makes some"
-        )
+        fix = "give the path of an ONNX file; gpuprof zoo build makes some"
+        raise InputError(f"there is no model file {path}", "download it first" if "://" in path else fix)
     return NamedModel(name, Path(path))
 
 

@@ -55,6 +55,9 @@ class Target:
             host = port = None
         if not host or _NO_HOST.search(host) or parts.scheme not in ("", "http", "https"):
             raise InputError(f"cannot read the address {url!r}", "write http://127.0.0.1:8000")
+        if parts.path.strip("/") or parts.query:
+            shorter = url[: url.index(parts.netloc) + len(parts.netloc)]
+            raise InputError(f"the address {url!r} has a path, and requests go to /v2 at its root", f"write {shorter}")
         encrypted = parts.scheme == "https"
         if token and not encrypted and not is_loopback(host):
             raise InputError(f"the token would go to {host} for everybody to read", f"write https://{host}")

@@ -89,11 +89,13 @@ class OnnxRuntime:
         self._session = open_session(path, threads=threads, provider=provider)
         self._errors = runtime_errors()
         self.merged = _read_merged(self._session, path)
-        inputs = tuple(_spec(value) for value in self._session.get_inputs())
-        outputs = tuple(_output_spec(value) for value in self._session.get_outputs())
-        mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
-        batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(self._session.get_inputs())
-        batched = batched and all(map(_has_row_each, self._session.get_outputs()))
+        taken = self._session.get_inputs()
+        # Clients tell outputs apart by name: one that the model lists twice is served once.
+        given = list({value.name: value for value in self._session.get_outputs()}.values())
+        inputs, outputs = tuple(map(_spec, taken)), tuple(map(_output_spec, given))
+        mixing = _mixing(taken, given)
+        batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(taken)
+        batched = batched and all(map(_has_row_each, given))
         if batched and batch > 1 and self.merged is None:
             mixing = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixing or not batched):

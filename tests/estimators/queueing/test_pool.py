@@ -194,3 +194,12 @@ def test_large_pools_wait_less_and_less() -> None:
         for count in (2, 4, 16, 64, 500)
     ]
     assert all(later <= sooner * 1.01 for sooner, later in itertools.pairwise(tails))
+
+
+def test_a_few_odd_replicas_of_a_large_pool_answer_no_more_than_they_can() -> None:
+    many, odd = server(8), server(4, 12.0)
+    servers = (*(many,) * 400, odd)
+    found = QUEUE.pool(Arrivals(0.97 * capacity_rps(servers)), servers)
+    assert found.parts[-1].rate_rps < odd.capacity_rps
+    assert math.fsum(part.rate_rps for part in found.parts) == pytest.approx(0.97 * capacity_rps(servers))
+    assert found.parts[0].rate_rps == pytest.approx(0.97 * many.capacity_rps, rel=0.01)
