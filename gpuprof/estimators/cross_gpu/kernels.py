@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.estimators.cross_gpu.node_groups import (
+    ATTENTION,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    NORMS,
+    PRODUCTS,
+    RECURRENT,
+    SOFTMAXES,
+    VIEWS,
+    NodeGroups,
+)
 from gpuprof.estimators.cross_gpu.op_table import OpTable, table_of
 
 #: Bytes of an element of the activations and of the operands of products, by precision.
@@ -19,32 +29,7 @@ _WIDTHS = {
     "int8": (2.0, 1.0),
     "float4": (2.0, 0.5),
 }
-_PRODUCTS = frozenset({"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "MatMulNBits"})
-_CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"})
-_NORMS = frozenset({"LayerNormalization", "SkipLayerNormalization", "RMSNormalization", "InstanceNormalization"})
-_NORMS |= {"GroupNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-_SOFTMAXES = frozenset({"Softmax", "LogSoftmax"})
-_ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
-_RECURRENT = {"LSTM": 4.0, "GRU": 3.0, "RNN": 1.0}
-#: Shapes change, no kernel runs; a transposition that a product reads is none either (strides of its operands).
-_VIEWS = frozenset(
-    {
-        "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Dropout", "Constant",
-        "ConstantOfShape", "Cast",
-    }
-)  # fmt: skip
-_ELEMENTWISE = frozenset(
-    {
-        "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Erf", "Relu", "Tanh",
-        "Sigmoid", "Pow", "Where", "Equal", "Less", "Greater", "Not", "And", "Or", "Clip", "LeakyRelu", "PRelu",
-        "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign", "Gelu",
-        "FastGelu", "QuickGelu", "BiasGelu", "BatchNormalization", "Sum", "Max", "Min", "Sin", "Cos", "Floor",
-        "Ceil", "Round", "Sign", "LessOrEqual", "GreaterOrEqual", "Mod",
-    }
-)  # fmt: skip
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
-#: Ops that a kernel does at most: compilers end a chain there (TorchInductor's ``max_fusion_size``).
-_MOST_FUSED = 64
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
@@ -81,11 +66,11 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
     places = [place for place, _, _ in rows]
     types = tuple(
         PART_OF_CONVOLUTION
-        if place == before and graph.ops[place].op_type in _CONVOLUTIONS
+        if place == before and graph.ops[place].op_type in CONVOLUTIONS
         else graph.ops[place].op_type
         for before, place in zip([-1, *places], places, strict=False)
     )
-    known = {op.op_type for op in graph.ops if op.flops is not None} | _VIEWS
+    known = {op.op_type for op in graph.ops if op.flops is not None} | VIEWS
     return KernelList(
         table_of(row for _, row, _ in rows),
         tuple(count for _, _, count in rows),
@@ -99,41 +84,24 @@ class _Walk:
 
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
-        self._readers: dict[str, list[int]] = defaultdict(list)
-        for place, op in enumerate(graph.ops):
-            for tensor in op.inputs:
-                self._readers[tensor.name].append(place)
-        self._maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
         self._narrow = precision in _WIDTHS
-        self._absorbed: dict[int, int] = {}
-        self._find_biases()
-        self._find_gelus()
-        self._find_swishes()
-        if runtime is LaunchMode.FUSED:
-            self._find_chains()
-        self._groups: dict[int, list[int]] = defaultdict(list)
-        for place in self._absorbed:
-            self._groups[self._anchor(place)].append(place)
-        self._attention = self._find_attention() if runtime is LaunchMode.FUSED and self._narrow else {}
-        self._inside = {place for group in self._attention.values() for place in group}
-        for last, group in self._attention.items():
-            self._inside |= self._list_strided(group[-2], last)
+        self._groups = NodeGroups(graph.ops, fused=runtime is LaunchMode.FUSED, narrow=self._narrow)
         self._width_between = self._operand if precision == "int8" else self._width
         self._reorders = precision == "tfloat32"
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
         op = self._ops[place]
-        if place in self._attention:
+        if place in self._groups.attention:
             yield self._attention_row(place), 1
-        elif place in self._absorbed or place in self._inside or self._is_free(place):
+        elif self._groups.is_inside(place) or self._is_free(place):
             return
-        elif op.op_type in _RECURRENT:
+        elif op.op_type in RECURRENT:
             yield from self._recurrent(op)
-        elif op.op_type in _PRODUCTS:
+        elif op.op_type in PRODUCTS:
             yield self._product(place), 1
-        elif op.op_type in _CONVOLUTIONS:
+        elif op.op_type in CONVOLUTIONS:
             family, _ = convolution = self._convolution(place)
             yield convolution, 1
             if family == "conv" and self._reorders:
@@ -141,147 +109,23 @@ class _Walk:
         elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
             yield self._projection(op), 1
             yield self._projected_attention(op), 1
-        elif op.op_type in _ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
+        elif op.op_type in ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
             yield self._whole_attention(op), 1
         else:
             yield self._rowwise(place), 1
 
     def _is_free(self, place: int) -> bool:
         op = self._ops[place]
-        if not op.outputs or (op.op_type in _VIEWS and op.op_type != "Cast"):
+        if not op.outputs or (op.op_type in VIEWS and op.op_type != "Cast"):
             return True
         small = all(t.elements <= _SMALL and t.dtype in _INTEGERS for t in op.outputs)
-        readers = [self._ops[r].op_type for t in op.outputs for r in self._readers[t.name]]
-        strided = op.op_type == "Transpose" and bool(readers) and all(kind in _PRODUCTS for kind in readers)
+        readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
+        strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
         same = op.op_type == "Cast" and len({t.dtype for t in (*op.inputs, *op.outputs) if "int" not in t.dtype}) < 2
-        return small or strided or same or (op.op_type == "Expand" and all(kind in _ELEMENTWISE for kind in readers))
-
-    def _anchor(self, place: int) -> int:
-        while place in self._absorbed:
-            place = self._absorbed[place]
-        return place
-
-    def _only_reader(self, place: int) -> int | None:
-        op = self._ops[place]
-        readers = {r for t in op.outputs for r in self._readers[t.name]}
-        return readers.pop() if len(readers) == 1 and len(op.outputs) == 1 else None
-
-    def _find_biases(self) -> None:
-        """Tie the bias of a linear layer, which exporters write as an addition, to its product: one kernel anywhere."""
-        for place, op in enumerate(self._ops):
-            if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
-                continue
-            before = next((self._maker[t.name] for t in op.inputs if t.name in self._maker), None)
-            if before is not None and self._ops[before].op_type in _PRODUCTS and self._only_reader(before) == place:
-                self._absorbed[place] = before
-
-    def _find_gelus(self) -> None:
-        """Tie the ops that exporters make of one GELU, ``x (1 + erf(x / sqrt 2)) / 2``, to their last."""
-        for place, op in enumerate(self._ops):
-            if op.op_type != "Erf":
-                continue
-            chain, last = [place], place
-            while (reader := self._only_reader(last)) is not None and self._ops[reader].op_type in ("Add", "Mul"):
-                chain.append(last := reader)
-                if len(chain) == 4:
-                    break
-            before = self._maker.get(op.inputs[0].name)
-            if len(chain) >= 3 and before is not None and self._ops[before].op_type in ("Div", "Mul"):
-                self._absorbed.update(dict.fromkeys([before, *chain[:-1]], chain[-1]))
-                halves = self._maker.get(self._ops[chain[-1]].inputs[0].name)
-                if halves is not None and halves not in self._absorbed and self._is_scaling(halves, chain[-1]):
-                    self._absorbed[halves] = chain[-1]
-
-    def _find_swishes(self) -> None:
-        """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write one activation as two ops."""
-        for place, op in enumerate(self._ops):
-            reader = self._only_reader(place) if op.op_type in ("Sigmoid", "HardSigmoid") else None
-            if reader is None or self._ops[reader].op_type != "Mul":
-                continue
-            if op.inputs[0].name in {tensor.name for tensor in self._ops[reader].inputs}:
-                self._absorbed[place] = reader
-
-    def _is_scaling(self, place: int, reader: int) -> bool:
-        return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
-
-    def _find_chains(self) -> None:
-        """Tie element-wise ops to the op before that they alone read, and to a row-wise op that reads them alone."""
-        members = Counter(self._anchor(place) for place in self._absorbed)
-        for place, op in enumerate(self._ops):
-            if op.op_type not in _ELEMENTWISE or place in self._absorbed:
-                continue
-            for tensor in op.inputs:
-                before = self._maker.get(tensor.name)
-                anchor = place if before is None else self._anchor(before)
-                full = members[anchor] + members[place] + 2 > _MOST_FUSED
-                if before is not None and anchor != place and not full and self._may_join(before, place):
-                    self._absorbed[place] = anchor
-                    members[anchor] += members[place] + 1
-                    break
-            else:
-                reader = self._only_reader(place)
-                if reader is not None and self._ops[reader].op_type in _SOFTMAXES | _NORMS:
-                    self._absorbed[place] = reader  # which nothing absorbs: no two ops can be tied to each other
-
-    def _may_join(self, before: int, place: int) -> bool:
-        made = self._ops[before].outputs[0]
-        same = made.elements == self._ops[place].outputs[0].elements
-        kinds = _ELEMENTWISE | _PRODUCTS | _CONVOLUTIONS | _NORMS | {"Transpose"}
-        return same and self._only_reader(before) == place and self._ops[before].op_type in kinds
-
-    def _find_attention(self) -> dict[int, list[int]]:
-        """Return for the last product of each attention the nodes between it and the first, both included."""
-        patterns = {}
-        for place, op in enumerate(self._ops):
-            if op.op_type not in _SOFTMAXES:
-                continue
-            after, before, inside = self._only_reader(place), self._maker.get(op.inputs[0].name), [place]
-            while after is not None and self._ops[after].op_type in _VIEWS:
-                inside.append(after)
-                after = self._only_reader(after)
-            while before is not None and self._ops[before].op_type in _ELEMENTWISE | _VIEWS:
-                inside.append(before)
-                before = next((self._maker[t.name] for t in self._ops[before].inputs if t.name in self._maker), None)
-            if after is not None and before is not None and self._is_pair(before, after):
-                patterns[after] = [*inside, before, after]
-        return patterns
-
-    def _is_pair(self, before: int, after: int) -> bool:
-        return all(self._ops[p].op_type in _PRODUCTS and len(self._ops[p].inputs[1].shape) > 2 for p in (before, after))
-
-    def _list_strided(self, first: int, last: int) -> set[int]:
-        """Return what only moves queries, keys and values to an attention, and its result away: it reads and writes
-        in strides. A scaling of the queries is its own, too.
-        """
-        moved: set[int] = set()
-        waiting = [*self._ops[first].inputs[:2], self._ops[last].inputs[1]]
-        while waiting:
-            place = self._maker.get(waiting.pop().name)
-            if place is None or place in moved or not self._is_moving(place):
-                continue
-            moved.add(place)
-            waiting.extend(self._ops[place].inputs[:1])
-        inside = self._inside | {first, last}
-        while others := {
-            place
-            for place in moved
-            if any(r not in moved and r not in inside for t in self._ops[place].outputs for r in self._readers[t.name])
-        }:
-            moved -= others
-        after = self._only_reader(last)
-        while after is not None and self._ops[after].op_type in _VIEWS | {"Transpose"}:
-            moved.add(after)
-            after = self._only_reader(after)
-        return moved
-
-    def _is_moving(self, place: int) -> bool:
-        op = self._ops[place]
-        scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
-        scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
-        return scaling or op.op_type in _VIEWS | {"Transpose", "Split", "Gather", "Slice"}
+        return small or strided or same or (op.op_type == "Expand" and all(kind in ELEMENTWISE for kind in readers))
 
     def _attention_row(self, place: int) -> _Row:
-        first = self._ops[self._attention[place][-2]]
+        first = self._ops[self._groups.attention[place][-2]]
         queries, size = first.inputs[0].shape[-2:]
         keys, heads = first.outputs[0].shape[-1], prod(first.outputs[0].shape[:-2])
         return _attention_columns(heads, heads, queries, keys, size, self._width, causal=False)
@@ -384,7 +228,7 @@ class _Walk:
         steps, batch, size = (*op.inputs[0].shape, 1, 1, 1)[:3]
         hidden = float(op.attributes.get("hidden_size", op.outputs[0].shape[-1]))  # type: ignore[arg-type]
         both = 2.0 if op.attributes.get("direction") == "bidirectional" else 1.0
-        gates = _RECURRENT[op.op_type] * hidden * both
+        gates = RECURRENT[op.op_type] * hidden * both
         yield self._plain_product(float(steps * batch), gates, float(size)), 1
         yield self._plain_product(float(batch), gates, hidden), steps
 
@@ -396,27 +240,30 @@ class _Walk:
 
     def _rowwise(self, place: int) -> _Row:
         op = self._ops[place]
-        group = {place, *self._groups[place]}
-        inputs = {t.name: t for p in group for t in self._ops[p].inputs if self._maker.get(t.name) not in group}
-        final = self._ops[max([place, *self._groups[place]])].outputs[0]
+        group = {place, *self._groups.members[place]}
+        inputs = {t.name: t for p in group for t in self._ops[p].inputs if self._groups.maker.get(t.name) not in group}
+        final = self._ops[max([place, *self._groups.members[place]])].outputs[0]
         read = sum(map(self._bytes, inputs.values()))
         if op.op_type in ("Gather", "Slice", "GatherElements", "GatherND", "Compress", "Split"):
             read = min(read, sum(map(self._bytes, op.outputs)) + 8.0 * _SMALL)
         row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
-        if op.op_type in _SOFTMAXES | _NORMS:
+        if op.op_type in SOFTMAXES | NORMS:
             shape = op.inputs[0].shape
             axis = op.attributes.get("axis", -1)
             row["row"] = float(shape[int(axis)] if shape and isinstance(axis, int) else 1)
-            return ("softmax" if op.op_type in _SOFTMAXES else "norm"), row
-        return ("elementwise" if op.op_type in _ELEMENTWISE else "movement"), row
+            return ("softmax" if op.op_type in SOFTMAXES else "norm"), row
+        return ("elementwise" if op.op_type in ELEMENTWISE else "movement"), row
 
     def _extra_bytes(self, place: int) -> float:
         """Return what the ops fused into a product read besides what it gives."""
-        group = {place, *self._groups[place]}
+        group = {place, *self._groups.members[place]}
         inputs = {
-            t.name: t for p in group - {place} for t in self._ops[p].inputs if self._maker.get(t.name) not in group
+            t.name: t
+            for p in group - {place}
+            for t in self._ops[p].inputs
+            if self._groups.maker.get(t.name) not in group
         }
         return sum(map(self._bytes, inputs.values()))
 

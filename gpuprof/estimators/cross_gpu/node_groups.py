@@ -1,0 +1,201 @@
+"""Which nodes of a graph run in one kernel: biases and some activations anywhere, chains and attention if fused."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from gpuprof.domain.model import Op
+
+PRODUCTS = frozenset({"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "MatMulNBits"})
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"})
+NORMS = frozenset({"LayerNormalization", "SkipLayerNormalization", "RMSNormalization", "InstanceNormalization"})
+NORMS |= {"GroupNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+SOFTMAXES = frozenset({"Softmax", "LogSoftmax"})
+ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+RECURRENT = {"LSTM": 4.0, "GRU": 3.0, "RNN": 1.0}
+#: Shapes change, no kernel runs; a transposition that a product reads is none either (strides of its operands).
+VIEWS = frozenset(
+    {
+        "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Dropout", "Constant",
+        "ConstantOfShape", "Cast",
+    }
+)  # fmt: skip
+ELEMENTWISE = frozenset(
+    {
+        "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Erf", "Relu", "Tanh",
+        "Sigmoid", "Pow", "Where", "Equal", "Less", "Greater", "Not", "And", "Or", "Clip", "LeakyRelu", "PRelu",
+        "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign", "Gelu",
+        "FastGelu", "QuickGelu", "BiasGelu", "BatchNormalization", "Sum", "Max", "Min", "Sin", "Cos", "Floor",
+        "Ceil", "Round", "Sign", "LessOrEqual", "GreaterOrEqual", "Mod",
+    }
+)  # fmt: skip
+
+#: Ops that a kernel does at most: compilers end a chain there (TorchInductor's ``max_fusion_size``).
+_MOST_FUSED = 64
+
+
+class NodeGroups:
+    """The nodes of a graph, which of them follow others, and with which they run.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+        In the order of the graph; they are called by their places in it.
+    fused : bool
+        Whether the runtime joins chains of element-wise ops.
+    narrow : bool
+        Whether products are in half precision or below: only then has fused attention kernels.
+    """
+
+    def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:
+        self._ops = ops
+        self.readers: dict[str, list[int]] = defaultdict(list)  #: Tensor → who reads it.
+        for place, op in enumerate(ops):
+            for tensor in op.inputs:
+                self.readers[tensor.name].append(place)
+        #: Tensor → who makes it.
+        self.maker = {tensor.name: place for place, op in enumerate(ops) for tensor in op.outputs}
+        self._absorbed: dict[int, int] = {}
+        self._find_biases()
+        self._find_gelus()
+        self._find_swishes()
+        if fused:
+            self._find_chains()
+        #: A node whose kernel does the work of others → these.
+        self.members: dict[int, list[int]] = defaultdict(list)
+        for place in self._absorbed:
+            self.members[self._anchor(place)].append(place)
+        #: The last product of an attention → its nodes; the two last are the first product and itself.
+        self.attention = self._find_attention() if fused and narrow else {}
+        self._inside = {place for group in self.attention.values() for place in group}
+        for last, group in self.attention.items():
+            self._inside |= self._list_strided(group[-2], last)
+
+    def is_inside(self, place: int) -> bool:
+        """Return whether a node has no kernel of its own, being done by another's."""
+        return place in self._absorbed or place in self._inside
+
+    def _anchor(self, place: int) -> int:
+        while place in self._absorbed:
+            place = self._absorbed[place]
+        return place
+
+    def _only_reader(self, place: int) -> int | None:
+        op = self._ops[place]
+        readers = {r for t in op.outputs for r in self.readers[t.name]}
+        return readers.pop() if len(readers) == 1 and len(op.outputs) == 1 else None
+
+    def _find_biases(self) -> None:
+        """Tie the bias of a linear layer, which exporters write as an addition, to its product: one kernel anywhere."""
+        for place, op in enumerate(self._ops):
+            if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
+                continue
+            before = next((self.maker[t.name] for t in op.inputs if t.name in self.maker), None)
+            if before is not None and self._ops[before].op_type in PRODUCTS and self._only_reader(before) == place:
+                self._absorbed[place] = before
+
+    def _find_gelus(self) -> None:
+        """Tie the ops that exporters make of one GELU, ``x (1 + erf(x / sqrt 2)) / 2``, to their last."""
+        for place, op in enumerate(self._ops):
+            if op.op_type != "Erf":
+                continue
+            chain, last = [place], place
+            while (reader := self._only_reader(last)) is not None and self._ops[reader].op_type in ("Add", "Mul"):
+                chain.append(last := reader)
+                if len(chain) == 4:
+                    break
+            before = self.maker.get(op.inputs[0].name)
+            if len(chain) >= 3 and before is not None and self._ops[before].op_type in ("Div", "Mul"):
+                self._absorbed.update(dict.fromkeys([before, *chain[:-1]], chain[-1]))
+                halves = self.maker.get(self._ops[chain[-1]].inputs[0].name)
+                if halves is not None and halves not in self._absorbed and self._is_scaling(halves, chain[-1]):
+                    self._absorbed[halves] = chain[-1]
+
+    def _find_swishes(self) -> None:
+        """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write one activation as two ops."""
+        for place, op in enumerate(self._ops):
+            reader = self._only_reader(place) if op.op_type in ("Sigmoid", "HardSigmoid") else None
+            if reader is None or self._ops[reader].op_type != "Mul":
+                continue
+            if op.inputs[0].name in {tensor.name for tensor in self._ops[reader].inputs}:
+                self._absorbed[place] = reader
+
+    def _is_scaling(self, place: int, reader: int) -> bool:
+        return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
+
+    def _find_chains(self) -> None:
+        """Tie element-wise ops to the op before that they alone read, and to a row-wise op that reads them alone."""
+        members = Counter(self._anchor(place) for place in self._absorbed)
+        for place, op in enumerate(self._ops):
+            if op.op_type not in ELEMENTWISE or place in self._absorbed:
+                continue
+            for tensor in op.inputs:
+                before = self.maker.get(tensor.name)
+                anchor = place if before is None else self._anchor(before)
+                full = members[anchor] + members[place] + 2 > _MOST_FUSED
+                if before is not None and anchor != place and not full and self._may_join(before, place):
+                    self._absorbed[place] = anchor
+                    members[anchor] += members[place] + 1
+                    break
+            else:
+                reader = self._only_reader(place)
+                if reader is not None and self._ops[reader].op_type in SOFTMAXES | NORMS:
+                    self._absorbed[place] = reader  # which nothing absorbs: no two ops can be tied to each other
+
+    def _may_join(self, before: int, place: int) -> bool:
+        made = self._ops[before].outputs[0]
+        same = made.elements == self._ops[place].outputs[0].elements
+        kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose"}
+        return same and self._only_reader(before) == place and self._ops[before].op_type in kinds
+
+    def _find_attention(self) -> dict[int, list[int]]:
+        """Return for the last product of each attention the nodes between it and the first, both included."""
+        patterns = {}
+        for place, op in enumerate(self._ops):
+            if op.op_type not in SOFTMAXES:
+                continue
+            after, before, inside = self._only_reader(place), self.maker.get(op.inputs[0].name), [place]
+            while after is not None and self._ops[after].op_type in VIEWS:
+                inside.append(after)
+                after = self._only_reader(after)
+            while before is not None and self._ops[before].op_type in ELEMENTWISE | VIEWS:
+                inside.append(before)
+                before = next((self.maker[t.name] for t in self._ops[before].inputs if t.name in self.maker), None)
+            if after is not None and before is not None and self._is_pair(before, after):
+                patterns[after] = [*inside, before, after]
+        return patterns
+
+    def _is_pair(self, before: int, after: int) -> bool:
+        return all(self._ops[p].op_type in PRODUCTS and len(self._ops[p].inputs[1].shape) > 2 for p in (before, after))
+
+    def _list_strided(self, first: int, last: int) -> set[int]:
+        """Return what only moves queries, keys and values to an attention, and its result away: it reads and writes
+        in strides. A scaling of the queries is its own, too.
+        """
+        moved: set[int] = set()
+        waiting = [*self._ops[first].inputs[:2], self._ops[last].inputs[1]]
+        while waiting:
+            place = self.maker.get(waiting.pop().name)
+            if place is None or place in moved or not self._is_moving(place):
+                continue
+            moved.add(place)
+            waiting.extend(self._ops[place].inputs[:1])
+        inside = self._inside | {first, last}
+        while others := {
+            place
+            for place in moved
+            if any(r not in moved and r not in inside for t in self._ops[place].outputs for r in self.readers[t.name])
+        }:
+            moved -= others
+        after = self._only_reader(last)
+        while after is not None and self._ops[after].op_type in VIEWS | {"Transpose"}:
+            moved.add(after)
+            after = self._only_reader(after)
+        return moved
+
+    def _is_moving(self, place: int) -> bool:
+        op = self._ops[place]
+        scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
+        scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
+        return scaling or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
