@@ -22,7 +22,7 @@ from gpuprof.placement.segment import Segments
 #: The policy that makes the maps, and the rule by which.
 _POLICY, _BUDGET = "igniter", 0.5
 #: How much more than its rate a demand is planned for at first, at least and at most.
-_FIRST, _LEAST, _MOST = 1.4, 1.02, 4.0
+_FIRST, _LEAST, _MOST = 1.7, 1.02, 4.0
 #: By how much a factor is raised, and up to which ratio to one that is too little it is not lowered any more.
 _STEP, _NEAR = 1.15, 1.03
 _MOST_ROUNDS = 12
