@@ -140,7 +140,9 @@ _SLOWER, _SIZES, _PERCENTS = 1.35, (2, 8), (25.0, 50.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class _AnyNeighbour(_ByKind):
-    """The upper end of a time beside others is 1.35 times that alone, whoever they are."""
+    """The upper end of a time beside others is so many times that alone, whoever they are."""
+
+    slower: float = _SLOWER
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -151,7 +153,7 @@ class _AnyNeighbour(_ByKind):
         return replace(found, latency_ms=self.slow_beside_any(device, found.latency_ms)) if beside else found
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        return replace(alone, high=_SLOWER * alone.upper())
+        return replace(alone, high=self.slower * alone.upper())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class _Held:
 
 def _draw_crowd(seed: int) -> Problem:
     drawn = random.Random(seed)
-    posed = _pose([drawn.uniform(20.0, 400.0) for _ in range(2)], (1.0, drawn.choice((1.3, 1.7, 2.6))))
+    posed = _pose([drawn.uniform(20.0, 700.0) for _ in range(2)], (1.0, drawn.choice((1.3, 1.7, 2.6))))
     asked = tuple(replace(one, slo=Slo(drawn.uniform(20.0, 120.0))) for one in posed.demands)
     known = _AnyNeighbour(sizes=_SIZES, percents=_PERCENTS, source="predicted")
     return replace(posed, demands=asked, estimator=known, alike={})
@@ -182,8 +184,10 @@ def _hold_replica(posed: Problem, device: Device, number: int, percent: float, s
     for size in _SIZES:
         estimates = (posed.estimator.estimate(asked.model, device, n, Share(percent)) for n in range(1, size + 1))
         server = BatchServer(tuple(slower * one.latency_ms.upper() for one in estimates), size, 0.0)
-        in_time = [1000.0 * n / ms for n, ms in enumerate(server.latency_ms, 1) if ms <= asked.slo.latency_ms]
-        most = max([most, *in_time])
+        rates = [(1000.0 * n / ms, ms) for n, ms in enumerate(server.latency_ms, 1)]
+        in_time = max([0.0, *(rate for rate, ms in rates if ms <= asked.slo.latency_ms)])
+        # What a bound may count on: requests in time are 99% of those served, and all are served.
+        most = max(most, min(in_time / (0.99 - 1e-5), max(rates)[0]))
         if asked.rate_rps < server.capacity_rps:
             whole = posed.queueing.pool(Arrivals(asked.rate_rps), (server,)).whole
             serves_all |= whole.percentile(asked.slo.percentile) <= asked.slo.latency_ms
@@ -219,19 +223,20 @@ def _find_least_cost(posed: Problem, most_devices: int) -> float:
 
 def _is_served(posed: Problem, number: int, contents: Sequence[tuple[_Held, ...]]) -> bool:
     together = sum((held[number] for held in contents), _Held())
-    # What a bound may count on: requests in time are 99% of those asked for.
-    enough = together.most_rps >= (0.99 - 1e-5) * posed.demands[number].rate_rps
+    enough = together.most_rps >= posed.demands[number].rate_rps
     return together.serves_all or (together.replicas > 1 and enough)
 
 
 def test_where_neighbours_slow_one_another_no_map_of_all_that_there_are_costs_less() -> None:
     higher = tight = 0
-    for seed in range(12):
+    for seed in range(16):
         posed = _draw_crowd(seed)
         best = _find_least_cost(posed, 2)
         found = bound_whole_devices(posed, Limit()).cost_per_hour
         assert found <= best * (1.0 + 1e-6) or best > 2.0 * max(one.price_per_hour for one in posed.fleet.entries), seed
-        unaware = replace(posed, estimator=_ByKind(sizes=_SIZES, percents=_PERCENTS, source="predicted"), alike={})
+        calm = _AnyNeighbour(sizes=_SIZES, percents=_PERCENTS, source="predicted", slower=1.0)
+        unaware = replace(posed, estimator=calm, alike={})
         higher += found > bound_whole_devices(unaware, Limit()).cost_per_hour * (1.0 + 1e-6)
         tight += found >= best * (1.0 - 1e-6)
-    assert higher >= 3 and tight >= 8
+    assert higher >= 2, higher
+    assert tight >= 8, tight
