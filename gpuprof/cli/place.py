@@ -106,4 +106,5 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         if sources := describe_sources(deployment):
             print_text(f"Times: {sources}.")
         for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
-            print_text(f"{line[0].upper()}{line[1:]}.")
+            begins = line[0] if "_" in line.split()[0] else line[0].upper()  # names of metrics are as they are
+            print_text(f"{begins}{line[1:]}.")

@@ -82,7 +82,9 @@ def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dty
         if dim is not None and _TOKENS.search(dim):
             return True
         looks_like_sound = any(isinstance(one, str) and _SIDE_OF_SOUND.search(one) for one in shape)
-        return not looks_like_sound and _default(name, dim, axis, shape) != DEFAULT_DIM
+        # Latents of diffusion and flows are no pictures: a decoder makes eight times the side of them.
+        is_latent = shape[1] in (2, 4) and not (isinstance(shape[-1], int) and shape[-1] <= 4)
+        return not looks_like_sound and not is_latent and _default(name, dim, axis, shape) != DEFAULT_DIM
     if not is_float:
         return len(shape) == 2 or (dim is not None and _TOKENS.search(dim) is not None)
     # Numbers in two dimensions are sound or a table, whatever its exporter calls the second.

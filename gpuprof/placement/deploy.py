@@ -89,7 +89,8 @@ def _nodes(
 
 
 def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
-    partitions = tuple(_partition(partition, device, predictor, disturbances) for partition in placed.partitions)
+    ordered = sorted(placed.partitions, key=lambda partition: partition.start or 0)
+    partitions = tuple(_partition(partition, device, predictor, disturbances) for partition in ordered)
     return Gpu(index=index, device=placed.device, partitions=partitions)
 
 

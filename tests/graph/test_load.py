@@ -637,6 +637,15 @@ def test_a_dimension_whose_name_was_counted_is_told_with_its_place(tmp_path: Pat
         require_sizes(load_graph(sound))
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 16])
+def test_sides_of_latents_and_flows_are_asked_for_and_those_of_pictures_are_not(tmp_path: Path, channels: int) -> None:
+    dims: Dims = ["batch", channels, "height", "width"]
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["sample"], ["y"])], {"sample": dims}, {"y": None})
+    assert load_graph(path).guessed == (() if channels in (1, 3) else ("height", "width"))
+    given = require_sizes(load_graph(path, dims={"height": 64, "width": 64}))
+    assert given.inputs[0].shape == (1, channels, 64, 64)
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 8])
 def test_a_cache_of_keys_is_told_by_its_name_and_never_taken_for_a_picture(tmp_path: Path, heads: int) -> None:
     for name, usual in (("past_key_values.0.key", True), ("cache_v", True), ("x", False)):
