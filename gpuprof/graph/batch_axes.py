@@ -34,7 +34,7 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         for axis, dim in reversed(list(enumerate(dims)))
         if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
-    named = named or _lettered(inputs)
+    named = named or _find_letter_b(inputs)
     others = bool(named)
     for name, dims in inputs.items():
         first = dims[0] if dims else 0
@@ -44,7 +44,7 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     return named
 
 
-def _lettered(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+def _find_letter_b(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     """Return where each input has the dimension ``B``; nothing where one lacks it, or has an ``A``, too."""
     shapes = {name: [str(dim).upper() for dim in dims] for name, dims in inputs.items() if dims}
     if not shapes or any("B" not in dims or "A" in dims for dims in shapes.values()):

@@ -45,7 +45,7 @@ class NodeGroups:
     fused : bool
         Whether the runtime joins chains of element-wise ops.
     narrow : bool
-        Whether products are in half precision or below: only then has fused attention kernels.
+        Whether products are in half precision or below: only then are there kernels for fused attention.
     """
 
     def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:

@@ -94,6 +94,7 @@ class ServedModel:
 
     @percentile.setter
     def percentile(self, percentile: float) -> None:
+        """Learn the reserve for another one."""
         self._reserve.percentile = percentile
 
     @property
