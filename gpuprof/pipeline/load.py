@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuprof.errors import UnstableError
@@ -11,7 +11,7 @@ from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
-from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
+from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load, predict_with_stolen
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
@@ -173,7 +173,10 @@ def load(
             notes.add(*check_machine(target, streams, resolved).notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings)
-    warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
+    if taken and predictions is not None and outcome.stolen_spans and settings.rule is None:
+        with_stolen = predict_with_stolen(timed, streams, settings, outcome.stolen_spans)
+        predictions = replace(predictions, with_stolen=with_stolen)
+    warnings = tuple(_warnings(outcome, predictions))
     return LoadResult(
         notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings, inputs=inputs
     )
@@ -183,7 +186,12 @@ def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str,
     if known is None:
         return [report_row(result, None) for result in outcome.results]
     return [
-        report_row(result, known.predicted.get(result.model), known.planned.get(result.model))
+        report_row(
+            result,
+            known.predicted.get(result.model),
+            known.planned.get(result.model),
+            known.with_stolen.get(result.model),
+        )
         for result in outcome.results
     ]
 
@@ -193,7 +201,7 @@ def _stage_rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dic
     return [beside_prediction(row, predicted.get(str(row["model"]))) for row in outcome.stages]
 
 
-def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[str]:
     for result in outcome.results:
         if result.refused or result.failed or result.lost:
             said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
@@ -209,7 +217,14 @@ def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> I
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
     if (remark := describe_stolen(outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-    for row in stages:
+        for row in _rows(outcome, known):
+            if isinstance(p99_ms := row["with_stolen_p99_ms"], float):
+                error = row["with_stolen_p99_ms_error"]
+                served = f": the served one is {100.0 * error:+.0f}% off that" if isinstance(error, float) else ""
+                yield (
+                    f"{row['model']}: replayed with what its workers' cores lost of it, p99 is {p99_ms:.3g} ms{served}"
+                )
+    for row in _stage_rows(outcome, known):
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > SLOWER:
             why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"

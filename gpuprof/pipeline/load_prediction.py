@@ -6,8 +6,8 @@ planned for stands in, or at other rates the queueing model, and it is said why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
@@ -15,9 +15,11 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.machine.lost_time import StolenSpan
     from gpuprof.serving.load.load import LoadSettings, RequestStream
     from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.serving.load.traffic import Times
+    from gpuprof.simulator.cluster import Pause
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
@@ -28,10 +30,15 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LoadPredictions:
-    """By model: what is predicted of the requests that are sent, and what the map was planned to do at these rates."""
+    """By model: what is predicted of the requests that are sent, and what the map was planned to do at these rates.
+
+    ``with_stolen`` is what is predicted once it is known when the hypervisor gave the workers' cores to others; empty
+    where it did not, where that is not known, or where the requests are not replayed.
+    """
 
     predicted: Mapping[str, LoadPrediction]
     planned: Mapping[str, LoadPrediction]
+    with_stolen: Mapping[str, LoadPrediction] = field(default_factory=dict)
 
 
 def predict_load(
@@ -64,6 +71,42 @@ def predict_load(
     return LoadPredictions(predicted, {} if recorded else asked)
 
 
+def predict_with_stolen(
+    deployment: DeploymentMap,
+    streams: list[RequestStream],
+    settings: LoadSettings,
+    spans: Sequence[StolenSpan],
+    most: int | None = None,
+) -> dict[str, LoadPrediction]:
+    """Return what is predicted of a load whose workers stood still while the hypervisor gave their cores to others.
+
+    ``spans`` are in seconds from the start of the warm-up; the cores are this machine's. Nothing is returned where no
+    replica lost any time, or the requests cannot be replayed. What router and clients lost counts nowhere.
+    """
+    try:
+        queues = _prepare_queues(deployment, {stream.model: stream.rate_rps for stream in streams})
+        pauses = _find_pauses(queues.deployment, spans)
+        return _replay(queues, streams, settings, most, ignore_note, pauses) if pauses else {}
+    except _NotReplayedError:
+        return {}
+
+
+def _find_pauses(deployment: DeploymentMap, spans: Sequence[StolenSpan]) -> tuple[Pause, ...]:
+    """Return when each replica did not run: while any of its cores did not."""
+    from gpuprof.serving.load.machine_check import replica_cores
+    from gpuprof.simulator.cluster import Pause
+
+    pauses = []
+    for replica, cores in enumerate(replica_cores(deployment)):
+        until_s = 0.0
+        for span in sorted((one for one in spans if one.core in cores), key=lambda one: one.at_s):
+            begin_s, end_s = max(span.at_s, until_s), span.at_s + span.lasts_s
+            if end_s > begin_s:
+                pauses.append(Pause(begin_s, end_s - begin_s, (replica,)))
+                until_s = end_s
+    return tuple(pauses)
+
+
 class _NotReplayedError(InputError):
     """The simulator cannot tell what the server will do."""
 
@@ -85,7 +128,12 @@ def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> Me
 
 
 def _replay(
-    queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
+    queues: MergedQueues,
+    streams: list[RequestStream],
+    settings: LoadSettings,
+    most: int | None,
+    note: NoteCallback,
+    pauses: tuple[Pause, ...] = (),
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
     from gpuprof.rules.host_work import recorded_work
@@ -94,7 +142,7 @@ def _replay(
     times = send_times(streams, settings)
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
-    outcome = _simulate(queues, by_model, settings, until_s, note)
+    outcome = _simulate(queues, by_model, settings, until_s, note, pauses)
     model_outcomes = {model.model: model for model in outcome.models}
     handover_ms = recorded_work(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
@@ -107,7 +155,12 @@ def _replay(
 
 
 def _simulate(
-    queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
+    queues: MergedQueues,
+    times_s: Mapping[str, Times],
+    settings: LoadSettings,
+    until_s: float,
+    note: NoteCallback,
+    pauses: tuple[Pause, ...],
 ) -> SimulationOutcome:
     import numpy as np
 
@@ -122,7 +175,7 @@ def _simulate(
     planned_with = queues.deployment.planned_with
     legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
     host = recorded_work(planned_with).at(sum(map(len, times.values())) / until_s)
-    options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
+    options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host, pauses=pauses)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 

@@ -113,11 +113,13 @@ class _Run:
     def to_end(self, progress: Callable[[float], None]) -> None:
         """Run until every request has left."""
         ends = {self.end * part // _SLICES for part in range(1, _SLICES)}
-        for time in sorted(ends | {change.time for change in self._changes} | {_FOREVER}):
+        by_time: dict[int, list[changes.Change]] = {time: [] for time in ends | {_FOREVER}}
+        for change in self._changes:
+            by_time.setdefault(change.time, []).append(change)
+        for time in sorted(by_time):
             self._run_until(time)
-            for change in self._changes:
-                if change.time == time:
-                    self._change(change)
+            for change in by_time[time]:
+                self._change(change)
             progress(min(1.0, time / self.end))
         changes.give_up_all_orphans(self.state, self.tally)
 

@@ -176,11 +176,15 @@ def _columns(
 
 
 def report_row(
-    result: ModelResult, predicted: LoadPrediction | None, planned: LoadPrediction | None = None
+    result: ModelResult,
+    predicted: LoadPrediction | None,
+    planned: LoadPrediction | None = None,
+    with_stolen: LoadPrediction | None = None,
 ) -> dict[str, object]:
     """Return measured and predicted figures side by side with the relative errors (measured against predicted).
 
-    ``predicted_by`` names what they come from. ``planned`` is what the map was planned to do at these rates.
+    ``predicted_by`` names what they come from. ``planned`` is what the map was planned to do at these rates,
+    ``with_stolen`` what is predicted of workers whose cores the hypervisor gave to others at times.
     """
     row: dict[str, object] = asdict(result)
     row["client_is_limit"] = result.client_is_limit
@@ -189,12 +193,16 @@ def report_row(
     row["planned_goodput_rps"] = None if planned is None else planned.goodput_rps
     row["planned_p99_ms"] = None if planned is None else planned.p99_ms
     for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
-        expected = None if predicted is None else getattr(predicted, key)
-        got = getattr(result, key)
-        row[f"predicted_{key}"] = expected
-        known = expected is not None and 0.0 < expected < float("inf") and got is not None
-        row[f"{key}_error"] = (got - expected) / expected if known else None
+        row[f"predicted_{key}"], row[f"{key}_error"] = _compare(result, predicted, key)
+    row["with_stolen_p99_ms"], row["with_stolen_p99_ms_error"] = _compare(result, with_stolen, "p99_ms")
     return row
+
+
+def _compare(result: ModelResult, predicted: LoadPrediction | None, key: str) -> tuple[float | None, float | None]:
+    """Return a predicted figure, and the relative error of it (measured against predicted)."""
+    expected, got = None if predicted is None else getattr(predicted, key), getattr(result, key)
+    known = expected is not None and 0.0 < expected < float("inf") and got is not None
+    return expected, (got - expected) / expected if known else None
 
 
 def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:
