@@ -16,6 +16,7 @@ from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memor
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.finding import Finding, MachineView, Status
 from gpuprof.runtime.cuda_provider import LIBRARIES_FIX, read_attempt
+from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import ORT_CUDA
 
 _PROVIDER_FIX = "see GPUs above: without one ONNX Runtime runs models on the CPU and says nothing"
@@ -108,7 +109,7 @@ def _cuda_provider(machine: MachineView) -> Iterator[Finding]:
     runtime = machine.load("onnxruntime")
     if runtime is None or ORT_CUDA not in runtime.get_available_providers():
         return
-    failure = read_attempt(machine.execute([sys.executable, "-m", "gpuprof.runtime.cuda_provider"]) or "")
+    failure = read_attempt(machine.execute(module_command("gpuprof.runtime.cuda_provider")) or "")
     if failure is None:
         yield Finding("runtime", "CUDA provider", Status.OK, "runs a convolution on the first GPU")
         return

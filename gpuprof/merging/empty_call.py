@@ -15,6 +15,7 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import Array
+from gpuprof.runtime.module_command import module_command
 
 #: Ops of ONNX that are known to end the process.
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -30,7 +31,7 @@ def is_risky(nodes: Sequence[NodeProto]) -> bool:
 
 def can_run(path: Path, fed: Mapping[str, Array], threads: int) -> bool:
     """Return whether a model can be run with these inputs, by doing it in another process."""
-    words = [sys.executable, "-m", __name__, str(path), str(threads)]
+    words = module_command(__name__, str(path), str(threads))
     done = subprocess.run(words, input=pickle.dumps(dict(fed)), capture_output=True, check=False)
     return done.returncode == 0
 

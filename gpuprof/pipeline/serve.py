@@ -23,6 +23,7 @@ from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, op
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.plan.planner import MapSource
 from gpuprof.serving.server import Ready
@@ -215,7 +216,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
     answers, answer_writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpuprof.pipeline.server_process", str(answer_writer)],
+            module_command("gpuprof.pipeline.server_process", str(answer_writer)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(answer_writer,),

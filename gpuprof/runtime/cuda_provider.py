@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuprof.errors import UnavailableError
+from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
 #: The provider's options, all of which change figures and stand in a run's settings. The arena grows by what is asked
@@ -106,7 +107,7 @@ def provider_failure() -> str | None:
     """
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "gpuprof.runtime.cuda_provider"]
+    command = module_command("gpuprof.runtime.cuda_provider")
     try:
         done = subprocess.run(
             command,

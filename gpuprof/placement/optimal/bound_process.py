@@ -26,6 +26,7 @@ from gpuprof.machine.cgroup_limits import cpu_quota_cores, usable_cores
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.neighbour_bound import BoundTask, NeighbourBound
 from gpuprof.placement.optimal.neighbour_box import compile_kernel
+from gpuprof.runtime.module_command import module_command
 
 _BOUND = struct.Struct("d")
 #: The directory that the package lies in: the process must run the same.
@@ -113,7 +114,7 @@ def _start() -> BoundProcess | None:
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
     with suppress(OSError):
         started = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            module_command(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

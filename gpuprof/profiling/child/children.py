@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Self
 from gpuprof import errors
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.profiling.child.task import ChildTask, write_task
+from gpuprof.runtime.module_command import module_command
 
 _LOG_TAIL = 300
 _MODULE = "gpuprof.profiling.child.child"
@@ -51,7 +51,7 @@ class Child:
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", module],
+            [*prefix, *module_command(module)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

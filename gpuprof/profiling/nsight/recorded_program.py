@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job
 from gpuprof.profiling.child.measurement import save_inputs
 from gpuprof.profiling.child.task import RecordedTask, write_task
 from gpuprof.profiling.nsight.tool_process import run_tool
+from gpuprof.runtime.module_command import module_command
 
 _WARM_UP, _REPEATS = 3, 5
 
@@ -47,7 +47,7 @@ class RecordedProgram:
         self._turn += 1
         path = self.directory / f"task{self._turn}.json"
         path.write_text(write_task(task), encoding="utf-8")
-        return [sys.executable, "-m", "gpuprof.profiling.gpu.recorded_run", str(path)]
+        return module_command("gpuprof.profiling.gpu.recorded_run", str(path))
 
     def run(self, environment: Mapping[str, str], task: RecordedTask) -> None:
         """Run it by itself. Raises `UnavailableError` when it fails or hangs, with its last words."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from gpuprof.kernel_db.schema import TABLES, ColocationRow, ModelRow, from_arrow
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.ray_cluster import join_cluster
+from gpuprof.runtime.module_command import module_command
 
 #: Tables that say what has been measured already, and what the devices can do.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
@@ -75,7 +75,7 @@ class SweepWorker:
             before = {name: read_table(content) for name, content in seed.items()}
             write_segment(database, _SEED, before)
             # The command and not the library: a model that crashes or eats the memory must not take the actor with it.
-            command = [sys.executable, "-m", "gpuprof", "profile", *task.arguments, "--device", device]
+            command = module_command("gpuprof", "profile", *task.arguments, "--device", device)
             done = subprocess.run(
                 [*command, "--db", str(database), "--json"],
                 cwd=task.directory if Path(task.directory).is_dir() else None,

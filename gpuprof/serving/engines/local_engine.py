@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from gpuprof.errors import UnavailableError
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.launcher import SharedMemory
 from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
@@ -126,7 +126,7 @@ class LocalEngine:
         memory = self._order.memory
         assert memory is not None
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpuprof.serving.machine.machine"],
+            module_command("gpuprof.serving.machine.machine"),
             # The arena is an unnamed file: a process has it only by inheriting its descriptor.
             pass_fds=(memory.fd,),
             stdin=subprocess.PIPE,

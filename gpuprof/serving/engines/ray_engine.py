@@ -11,12 +11,12 @@ import importlib.util
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, UnavailableError, install_hint
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.engines.local_engine import Layouts, cut_machine
 from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
@@ -163,7 +163,7 @@ class RayEngine:
     async def _start_keeper(self) -> str:
         """Start the process that speaks with Ray; return this machine's address in the cluster."""
         joined = self._joined = asyncio.get_running_loop().create_future()
-        command = [sys.executable, "-m", "gpuprof.serving.engines.ray_keeper", self._address]
+        command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
         pipe = asyncio.subprocess.PIPE
         self._keeper = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_leave_ctrl_c_to_the_router

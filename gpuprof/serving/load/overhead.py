@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
 from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
 
 _SMALL_BYTES = 4
@@ -118,7 +118,7 @@ def _cpu_ms(pid: int) -> tuple[float, float]:
 @contextmanager
 def _server(device: str, size: int) -> Iterator[tuple[str, int]]:
     """Run a server of one null model in a process of its own; yield its address and pid."""
-    command = [sys.executable, "-m", "gpuprof.serving.load.null_server", device, str(size)]
+    command = module_command("gpuprof.serving.load.null_server", device, str(size))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -7,10 +7,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from typing import Any
 
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.fork_server import MESSAGE_BYTES, WorkerSetup
 from gpuprof.serving.machine.launcher import WorkerOrder, start_worker, thread_environment
 from gpuprof.serving.watch.living_process import LivingProcess
@@ -84,7 +84,7 @@ class ForkServerLink:
         memory = self._setup.memory
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuprof.serving.machine.fork_server", str(theirs.fileno()), PADDING],
+                module_command("gpuprof.serving.machine.fork_server", str(theirs.fileno()), PADDING),
                 pass_fds=(theirs.fileno(),) if memory is None else (theirs.fileno(), memory.fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

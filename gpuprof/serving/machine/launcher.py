@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.transport.rendezvous import RendezvousKey
 
@@ -83,7 +83,7 @@ def start_worker(
     memory : SharedMemory or None
         What it shares with the router; None: its tensors travel with the messages.
     """
-    command = [sys.executable, "-m", "gpuprof.serving.worker.worker", number]
+    command = module_command("gpuprof.serving.worker.worker", number)
     command += [] if memory is None else [str(memory.fd), str(memory.size)]
     process = subprocess.Popen(
         command,
