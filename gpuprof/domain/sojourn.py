@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, at_rate
 
@@ -145,4 +145,16 @@ class QueueModel(Protocol):
         The router gives each request to the replica that is expected to answer it first
         (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together. What is
         ``coarse`` may be off by some percent and is quick: for searches that verify what they choose.
+        """
+
+
+@runtime_checkable
+class QuickQueueModel(QueueModel, Protocol):
+    """A queueing model that tells of some replicas in no time whether they are late."""
+
+    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
+        """Return about which part of Poisson requests to one replica takes longer than each of some limits, rising.
+
+        A limit that is 2% away from the percentile that `sojourn` tells lies on the same side of it. None where nothing
+        is quicker than `sojourn`.
         """

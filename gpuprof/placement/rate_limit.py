@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.sustained_loads import SustainedLoads
@@ -32,6 +32,11 @@ _LIKELY_LOAD = 0.8
 #: The tail of a coarse simulation is at most this part off below the load given, beyond it the other part; one that is
 #: nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3% beyond.
 _LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
+#: Of the SLO: limits at which `QuickQueueModel` is asked, between the third and the fourth of which it does not decide.
+_LIMITS, _UNDECIDED = (0.5, 0.75, 0.98, 1.02, 1.35, 2.0), 3
+#: So many queues are solved before quick answers are asked for: those need machine code, which takes long to load.
+_FEW_SOLVED = 60
+_LEAST_PART = 1e-12
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class RateLimits:
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
     _sustained: SustainedLoads = field(default_factory=SustainedLoads)
+    _solved: int = 0
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -72,7 +78,7 @@ class RateLimits:
         known = self._of(queueing, server, slo)
         if rate_rps <= known.passes_rps or rate_rps >= known.fails_rps:
             return rate_rps <= known.passes_rps
-        return _ask(queueing, server, slo, rate_rps, known)
+        return self._ask(queueing, server, slo, rate_rps, known)
 
     def largest_rps(
         self, queueing: QueueModel, server: BatchServer, slo: Slo, idle_rps: float, wanted_rps: float
@@ -95,13 +101,26 @@ class RateLimits:
                 guess = first
             below, above = _cell(idle_rps, wanted_rps, known, guess)
             if below > known.passes_rps:
-                _ask(queueing, server, slo, below, known)
+                self._ask(queueing, server, slo, below, known)
             elif above < known.fails_rps:
-                _ask(queueing, server, slo, above, known)
+                self._ask(queueing, server, slo, above, known)
             else:
                 self._sustained.add(server, slo, below / server.capacity_rps)
                 return below
             asked += 1
+
+    def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
+        """Ask for one rate between those known, keep what is said, and return whether it is in time."""
+        tail = _tail_at_once(queueing, server, slo, rate_rps) if self._solved >= _FEW_SOLVED else None
+        if tail is None:
+            tail = _tail_ms(queueing, server, slo, rate_rps)
+            self._solved += 1
+        passes = tail <= slo.latency_ms
+        if passes:
+            known.passes_rps, known.passes_ms = rate_rps, tail
+        else:
+            known.fails_rps, known.fails_ms = rate_rps, tail
+        return passes
 
     def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _KnownRates:
         self.check_time()
@@ -116,17 +135,6 @@ class RateLimits:
         return id(queueing)
 
 
-def _ask(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
-    """Solve the queue at one rate between those known, keep what it says, and return whether it is in time."""
-    tail = _tail_ms(queueing, server, slo, rate_rps)
-    passes = tail <= slo.latency_ms
-    if passes:
-        known.passes_rps, known.passes_ms = rate_rps, tail
-    else:
-        known.fails_rps, known.fails_ms = rate_rps, tail
-    return passes
-
-
 def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float:
     """Return the time at the SLO's percentile, only as precisely as is needed to tell it from the SLO."""
     if rate_rps >= server.capacity_rps:
@@ -138,6 +146,25 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
         if abs(coarse - slo.latency_ms) > off * slo.latency_ms:
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
+
+
+def _tail_at_once(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float | None:
+    """Return about the time at the SLO's percentile, None where it is too near to the SLO or a queue must be solved."""
+    if not isinstance(queueing, QuickQueueModel):
+        return None
+    late = queueing.late_parts(rate_rps, server, [part * slo.latency_ms for part in _LIMITS])
+    if late is None:
+        return None
+    allowed = 1.0 - slo.percentile / 100.0
+    place = next((number for number, part in enumerate(late) if part <= allowed), len(_LIMITS))
+    if place == _UNDECIDED:
+        return None
+    if place in (0, len(_LIMITS)):
+        return _LIMITS[min(place, len(_LIMITS) - 1)] * slo.latency_ms
+    # Tails fall by the same factor over equal times.
+    above, below = (math.log(max(one, _LEAST_PART)) for one in late[place - 1 : place + 1])
+    part = (above - math.log(max(allowed, _LEAST_PART))) / max(above - below, _LEAST_PART)
+    return slo.latency_ms * (_LIMITS[place - 1] + (_LIMITS[place] - _LIMITS[place - 1]) * min(max(part, 0.0), 1.0))
 
 
 def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:

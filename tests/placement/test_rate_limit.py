@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.placement import rate_limit
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits
 from gpuprof.placement.segment import Segment, Segments
@@ -71,6 +73,28 @@ def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) 
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
     found = RateLimits().largest_rps(model, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert found == _plain(model, server, slo, wanted)
+
+
+@dataclass
+class CountingQuick(Counting):
+    """Tells of replicas at once as well."""
+
+    inner: BatchQueue = field(default_factory=BatchQueue)
+
+    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
+        return self.inner.late_parts(rate_rps, server, limits_ms)
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=st.integers(1, 8), start=st.floats(0.5, 10.0), times=st.floats(1.5, 10.0))
+def test_of_many_queues_few_are_solved_and_the_answer_is_the_same(batch: int, start: float, times: float) -> None:
+    server, plain, quick = _server(batch, start), Counting(BatchQueue()), CountingQuick(BatchQueue())
+    slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rate_limit, "_FEW_SOLVED", 0)
+        found = RateLimits().largest_rps(quick, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
+    assert found == _plain(plain, server, slo, wanted)
+    assert len(quick.solved) <= 5 < len(plain.solved)
 
 
 def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:

@@ -22,6 +22,8 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: The most replicas that a workload too large for one device is split into.
 _MOST_SPLITS = 1_000
+#: So many larger batches in turn that need as large a share as the best are looked at.
+_MOST_IN_VAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,10 @@ class _Cluster:
 
     def tasks(self, demand: Demand) -> list[_Task]:
         """Return the demand, split into the fewest equal parts of which each fits a device; none when nothing does."""
-        most = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS)
-        parts = first_of(range(1, most + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
+        most, fails, works = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS), 0, 1
+        while works < most and self._task(demand, demand.rate_rps / works) is None:
+            fails, works = works, min(2 * works, most)
+        parts = first_of(range(fails + 1, works + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
         task = None if parts is None else self._task(demand, demand.rate_rps / parts)
         return [] if task is None or parts is None else [task] * parts
 
@@ -128,10 +132,15 @@ class _Cluster:
     def _find_lower_bound(self, demand: Demand, rate_rps: float) -> _Task | None:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
+        in_vain = 0
         for batch in self._batches(demand, rate_rps):
             fewer = range(1, self.most_units + 1 if best is None else best.units)  # more than the best are no use
             units = first_of(fewer, partial(self._alone, demand, rate_rps, batch))
+            in_vain += best is not None and units is None
+            if in_vain > _MOST_IN_VAIN:
+                break
             if units is not None:
+                in_vain = 0
                 estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
                 held = self.segments.memory_bytes(estimate) or 0
                 if held <= self.device.dram_bytes:

@@ -1,0 +1,177 @@
+"""Which part of a replica's requests is late, in machine code: for batches of a size that always take the same time.
+
+One process takes all that wait, up to a full batch, as soon as it is free. How many wait then is a Markov chain by
+itself: those left over, and a Poisson number that come during a batch. From its stationary law follows who stands
+before a request that comes in while a batch runs, and how many come after it until its own batch begins, which takes
+the longer the larger it gets. A moment of each batch stands for those around it. This says of one limit in tens of
+microseconds what `gpuprof.estimators.queueing.batch_chain` says of all times in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gpuprof.estimators.queueing.batch_chain import Array
+from gpuprof.machine.machine_code import compile_function
+
+#: Moments of a batch at which requests come in.
+_MOMENTS = 24
+#: Of probabilities that are left out.
+_NOTHING = 1e-9
+#: How many that are late are told apart, times what is left of the capacity.
+_LATE_LONG = 3.0
+#: Waiting requests that are told apart beyond a full batch, at most.
+_MOST_LEFT = 400
+
+
+def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> None:
+    """Fill in the parts of Poisson requests that take longer than the limits.
+
+    Parameters
+    ----------
+    rate : float
+        Requests per unit of time, below capacity.
+    times : (B,) float64
+        Of batches of 1, 2, … B requests, never falling.
+    limits : (n,) float64
+        Rising.
+    late : (n,) float64
+    """
+    batch = _largest_used(rate, times)
+    states = _count_states(rate, times[batch - 1], batch, limits[-1])
+    waiting = _stationary(rate, times, batch, states)
+    requests, told = waiting[0], np.zeros(len(limits))
+    before, ahead, in_time = np.empty(states), np.empty(states), np.empty(batch)
+    for size in range(1, batch + 1):
+        lasts = times[size - 1]
+        left = states - batch if size == batch else 1  # how many may be left over is told apart for full batches
+        mass = waiting[size] + (waiting[0] if size == 1 else 0.0)
+        for more in range(1, left):
+            mass += waiting[batch + more]
+        requests += mass * rate * lasts
+        if mass < _NOTHING:
+            continue
+        for moment in range(_MOMENTS):
+            part = (moment + 0.5) / _MOMENTS
+            known = _fill_poisson(rate * lasts * part, before)
+            ahead[:] = 0.0
+            for number in range(left):
+                weight = waiting[size + number] + (waiting[0] if size == 1 and number == 0 else 0.0)
+                for came in range(min(known, states - number)):
+                    ahead[number + came] += weight * before[came]
+            for one in range(len(limits)):
+                rest = limits[one] - (1.0 - part) * lasts
+                found = _late_behind(rate, times[:batch], (1.0 - part) * lasts, rest, ahead, in_time)
+                told[one] += rate * lasts / _MOMENTS * found
+    for one in range(len(limits)):
+        alone = waiting[0] if times[0] > limits[one] else 0.0
+        late[one] = (told[one] + alone) / requests
+
+
+def _largest_used(rate: float, times: Array) -> int:
+    """Return the largest batch that comes about, but for next to never."""
+    for size in range(1, len(times)):
+        mean = rate * times[size - 1]
+        if size > mean + 6.0 * math.sqrt(mean) + 4.0:
+            return size
+    return len(times)
+
+
+def _count_states(rate: float, full: float, batch: int, limit: float) -> int:
+    """Return how many waiting requests are told apart: whoever stands behind more is late, or that never happens."""
+    mean = rate * full
+    # Near capacity those who are late long since still keep others waiting.
+    late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - mean / batch))
+    usual = batch + int(mean + 8.0 * math.sqrt(mean) + 8.0) if mean < 0.5 * batch else late
+    return min(late, usual, batch + _MOST_LEFT) + 2
+
+
+def _fill_poisson(mean: float, law: Array) -> int:
+    """Fill in the probabilities of 0, 1, … requests; return after how many there is next to nothing."""
+    term = math.exp(-mean)
+    law[0] = term
+    for number in range(1, len(law)):
+        term *= mean / number
+        law[number] = term
+        if number > mean and term < _NOTHING:
+            return number + 1
+    return len(law)
+
+
+def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
+    """Return the law of how many wait as the process comes free, by elimination of states from the last on."""
+    moves, law = np.zeros((states, states)), np.empty(states)
+    for waiting in range(states):
+        size = min(max(waiting, 1), batch)
+        left = max(waiting - size, 0)
+        known, beyond = _fill_poisson(rate * times[size - 1], law), 1.0
+        for came in range(min(known, states - 1 - left)):
+            moves[waiting, left + came] = law[came]
+            beyond -= law[came]
+        moves[waiting, states - 1] += max(beyond, 0.0)
+    for last in range(states - 1, 0, -1):
+        lowest, leaving = max(0, last - batch), 0.0
+        for state in range(lowest, last):
+            leaving += moves[last, state]
+        for state in range(last):
+            if moves[state, last] > 0.0:
+                moves[state, last] /= leaving
+                for other in range(lowest, last):
+                    moves[state, other] += moves[state, last] * moves[last, other]
+    found = np.zeros(states)
+    found[0] = total = 1.0
+    for state in range(1, states):
+        for before in range(state):
+            found[state] += found[before] * moves[before, state]
+        total += found[state]
+    return found / total
+
+
+def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: Array, in_time: Array) -> float:
+    """Return the probability that a request is late, by who stands before it.
+
+    Parameters
+    ----------
+    rate : float
+    times : (b,) float64
+    begins, rest : float
+        Time until the batch that runs is done, and what is left of the limit then.
+    ahead : (states,) float64
+        Probability that so many stand before it.
+    in_time : (b,) float64
+        Working memory.
+    """
+    batch, states = len(times), len(ahead)
+    late, first = 0.0, 0
+    while first < states:
+        most = 0  # the largest batch that is in time
+        while most < batch and times[most] <= rest:
+            most += 1
+        if most == 0:
+            break
+        if most < batch:
+            # Of so many that come behind it at most, where there is room for so many.
+            term = math.exp(-rate * begins)
+            total = in_time[0] = term
+            for number in range(1, most):
+                term *= rate * begins / number
+                total += term
+                in_time[number] = total
+            for place in range(min(batch, states - first)):
+                late += ahead[first + place] * (1.0 - in_time[most - 1 - place] if place < most else 1.0)
+        first += batch
+        begins += times[-1]
+        rest -= times[-1]
+    for place in range(first, states):
+        late += ahead[place]
+    return late
+
+
+_largest_used = compile_function(_largest_used, _nrt=False)
+_count_states = compile_function(_count_states, _nrt=False)
+_fill_poisson = compile_function(_fill_poisson, _nrt=False)
+_stationary = compile_function(_stationary)
+_late_behind = compile_function(_late_behind, _nrt=False)
+fill_late_parts = compile_function(_fill_late_parts)
