@@ -12,7 +12,7 @@ gpuprof() { "$python" -m gpuprof "$@"; }
 mkdir -p "$out/models"
 export GPUPROF_DB="$out/gpuprof-db"
 
-kind=$("$python" -c 'from gpuprof.machine.local_device import local_gpus; print("gpu" if local_gpus() else "cpu")') || exit 1
+kind=$("$python" -c 'from gpuprof.machine.gpu import local_gpus; print("gpu" if local_gpus() else "cpu")') || exit 1
 if [ "$kind" = gpu ]; then
   models=${MODELS:-resnet50 vgg19 densenet121 mobilenet_v2 efficientnet_b7 bert_base gpt2 t5_small}
   batches=${BATCHES:-1,4,16,64}

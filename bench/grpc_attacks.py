@@ -158,11 +158,7 @@ def unread_answers(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
 
 
 def _burst(
-    target: AttackTarget,
-    goes_on: Callable[[], bool],
-    path: str,
-    body: bytes,
-    headers: Sequence[tuple[str, str]],
+    target: AttackTarget, goes_on: Callable[[], bool], path: str, body: bytes, headers: Sequence[tuple[str, str]]
 ) -> None:
     """Make hundreds of calls at once on one connection after another, each with a small body; drop what comes."""
     head = _head_block(path, headers)

@@ -32,7 +32,7 @@ from onnx import numpy_helper
 
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from gpuprof.merging.gain import device_rates
 from gpuprof.merging.normal import normalise
 from gpuprof.merging.operators import weighted_operators

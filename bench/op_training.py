@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.published_ops import (
-    CHIP,
-    OP_FAMILIES,
-    MeasuredOps,
-    aiconfigurator_ops,
-    neusight_ops,
-)
+from bench.published_ops import CHIP, OP_FAMILIES, MeasuredOps, aiconfigurator_ops, neusight_ops
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
     REGRESSORS,

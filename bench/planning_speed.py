@@ -28,12 +28,7 @@ from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
 #: Model → requests per second, SLO in ms.
-_DEMANDS = {
-    "resnet50": (800, 60),
-    "densenet121": (300, 80),
-    "squeezenet": (500, 50),
-    "transformer_encoder": (1500, 30),
-}
+_DEMANDS = {"resnet50": (800, 60), "densenet121": (300, 80), "squeezenet": (500, 50), "transformer_encoder": (1500, 30)}
 _THREE_KINDS = "t4,l4,a100-80"
 _CHECKOUT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuprof.runtime.tf32 import set_tf32
+from gpuprof.runtime.torch_session import set_tf32
 
 REPEATS = 20
 COPIED_BYTES = 256 * 2**20
@@ -118,7 +118,8 @@ def keep(path: Path, kind: str, found: dict[str, Any], idle_power_w: float | Non
     """Append a run with the ceilings to the database."""
     from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-    from gpuprof.machine.local_device import local_cpu, local_gpus
+    from gpuprof.machine.cpu import local_cpu
+    from gpuprof.machine.gpu import local_gpus
 
     device = local_gpus()[0] if kind == "cuda" else local_cpu()
     started = datetime.now(UTC)

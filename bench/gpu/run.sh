@@ -143,7 +143,7 @@ batches_of() { # batches_of MODEL BATCHES: EfficientNet-B7 takes seconds and ten
 # What works here: every timing is by one collector, so that what one step measured no other measures again. PyTorch's
 # profiler comes first: an nsys may be there whose importer is not.
 probe='
-from gpuprof.machine.local_device import local_gpus
+from gpuprof.machine.gpu import local_gpus
 from gpuprof.plugins import load_plugin
 from gpuprof.profiling.collector import COLLECTORS
 works = lambda name: load_plugin("collector", name, COLLECTORS)().available() is None

@@ -57,10 +57,7 @@ def compute(reference: Path, counts: Sequence[int] = _COUNTS) -> Reproduction:
         own_seconds, own_gpus = _decide("optimal", limited)
         rows.append((str(count), seconds, megabytes, float(gpus), own_seconds, float(own_gpus)))
     last = rows[-1]
-    by_count = {
-        "igniter": {float(row[0]): row[1] for row in rows},
-        "optimal": {float(row[0]): row[4] for row in rows},
-    }
+    by_count = {"igniter": {float(row[0]): row[1] for row in rows}, "optimal": {float(row[0]): row[4] for row in rows}}
     return Reproduction(
         title="iGniter Figure 21: time and memory of the decision",
         header=("workloads", "igniter s", "MB", "GPUs", "optimal s", "GPUs of optimal"),

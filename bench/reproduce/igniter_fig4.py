@@ -15,12 +15,7 @@ from bench.reproduce import command
 from bench.reproduce.igniter_fig12 import Pair, read_pairs
 from bench.reproduce.igniter_runs import SOURCE
 from bench.reproduce.reproduction import Cell, Fact, Reproduction, lines
-from gpuprof.estimators.igniter.fit import (
-    HardwareProfile,
-    WorkloadProfile,
-    fit_hardware,
-    fit_published_workload,
-)
+from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile, fit_hardware, fit_published_workload
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients, added_launch_ms, clock_mhz
 from gpuprof.estimators.igniter.profile import read_igniter_profile
 from gpuprof.reporting.chart import Axis, Chart

@@ -167,10 +167,7 @@ def scale_coefficients(known: Coefficients, kind: str) -> Coefficients:
         raise InputError(f"the catalogue has no power limit of {kind}")
     power, (v100, workloads) = other.max_power_w / own.max_power_w, known
     hardware = replace(
-        v100,
-        max_power_w=v100.max_power_w * power,
-        idle_power_w=v100.idle_power_w * power,
-        alpha_f=v100.alpha_f / power,
+        v100, max_power_w=v100.max_power_w * power, idle_power_w=v100.idle_power_w * power, alpha_f=v100.alpha_f / power
     )
     return hardware, {name: _slow_down(one, slower, power) for name, one in workloads.items()}
 

@@ -90,9 +90,7 @@ def calibrate(
             output=fitting.output,
             db=fitting.db,
             settings=ProfileSettings(
-                collector=measuring.collector,
-                time_limit_s=measuring.time_limit,
-                keep_unstable=measuring.keep_unstable,
+                collector=measuring.collector, time_limit_s=measuring.time_limit, keep_unstable=measuring.keep_unstable
             ),
             progress=show,
         )

@@ -59,13 +59,7 @@ def check(
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
-    result = check_map(
-        map_file,
-        against=against,
-        **asdict(times),
-        allow_changed=allow_changed,
-        note=say_note,
-    )
+    result = check_map(map_file, against=against, **asdict(times), allow_changed=allow_changed, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)

@@ -89,8 +89,7 @@ class PolicyListOptions:
     policies: Annotated[
         str,
         typer.Option(
-            autocompletion=complete_policies,
-            help="Policies by name, separated by commas, or all; with --by gpu one.",
+            autocompletion=complete_policies, help="Policies by name, separated by commas, or all; with --by gpu one."
         ),
     ] = "all"
     time_limit: Annotated[
@@ -136,11 +135,7 @@ def compare(
     policies: PolicyListOptions,
     rules: ComparisonRuleOptions,
     picture: Annotated[
-        Path | None,
-        typer.Option(
-            callback=check_output_file,
-            help="Draw the maps into this .svg or .png file.",
-        ),
+        Path | None, typer.Option(callback=check_output_file, help="Draw the maps into this .svg or .png file.")
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

@@ -18,11 +18,7 @@ _COLUMNS = (
 )
 
 
-def doctor(
-    db: DbOption = DEFAULT_DB,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
+def doctor(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
     from gpuprof.pipeline.doctor import doctor as examine
 

@@ -32,10 +32,7 @@ from gpuprof.errors import InputError
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
 
-_SENT = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("rate_rps", "sent/s", number()),
-)
+_SENT = (Column("model", "model", right=False, role=ColumnRole.SUBJECT), Column("rate_rps", "sent/s", number()))
 _MEASURED = (
     Column("goodput_rps", "goodput/s", number()),
     Column("predicted_goodput_rps", "predicted", number(), joined=True),

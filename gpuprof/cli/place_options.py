@@ -24,11 +24,7 @@ class PolicyOptions:
     """Which policy decides, and how it searches."""
 
     policy: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_policies,
-            help="Policy by name, or package.module:Class.",
-        ),
+        str | None, typer.Option(autocompletion=complete_policies, help="Policy by name, or package.module:Class.")
     ] = None
     policy_option: Annotated[
         list[str] | None,

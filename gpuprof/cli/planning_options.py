@@ -75,8 +75,7 @@ class PlanningRuleOptions:
         ),
     ] = None
     confidence: Annotated[
-        float | None,
-        typer.Option(help="Confidence to plan at: 0.9 is the upper ends of all intervals, 0 the means."),
+        float | None, typer.Option(help="Confidence to plan at: 0.9 is the upper ends of all intervals, 0 the means.")
     ] = None
     latency_budget: Annotated[
         float | None, typer.Option(help="Fraction of the SLO that a batch may take, in place of the queueing model.")

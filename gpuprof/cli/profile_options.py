@@ -123,8 +123,7 @@ class OtherMeasurements:
         bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
     ] = False
     igniter: Annotated[
-        bool,
-        typer.Option("--igniter", help="Measure what calibrate needs: 11 configurations, 2 to 5 copies at once."),
+        bool, typer.Option("--igniter", help="Measure what calibrate needs: 11 configurations, 2 to 5 copies at once.")
     ] = False
     from_report: Annotated[
         list[Path] | None,

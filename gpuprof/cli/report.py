@@ -19,11 +19,7 @@ def report(
     output: Annotated[Path, output_option("File to write the page to.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",
     figures: Annotated[
-        Path | None,
-        typer.Option(
-            callback=check_output_folder,
-            help="Directory to write each figure to, too.",
-        ),
+        Path | None, typer.Option(callback=check_output_folder, help="Directory to write each figure to, too.")
     ] = None,
     picture_format: Annotated[
         str, typer.Option("--format", help="Format of the figures in that directory: svg or png.")

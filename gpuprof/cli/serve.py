@@ -40,8 +40,7 @@ class WorkerOptions:
         bool, typer.Option("--simulate", help="Compute nothing; batches take the time that the map predicts.")
     ] = False
     engine: Annotated[
-        str,
-        typer.Option(help="Place of the workers: local, or ray for the nodes of a Ray cluster that the map names."),
+        str, typer.Option(help="Place of the workers: local, or ray for the nodes of a Ray cluster that the map names.")
     ] = "local"
     ray_address: RayAddressOption = None
     apply_mig: Annotated[

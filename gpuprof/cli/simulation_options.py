@@ -57,8 +57,7 @@ class ServiceOptions:
     routing: RoutingOption = "fastest"
     refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True
     batch_timeout: Annotated[
-        str | None,
-        typer.Option(help="Time that every batch waits to fill, such as 100ms; default: the map's."),
+        str | None, typer.Option(help="Time that every batch waits to fill, such as 100ms; default: the map's.")
     ] = None
     router_ms: Annotated[float, typer.Option(help="Time in ms that the router takes for a request.", min=0.0)] = 0.0
     overhead_ms: Annotated[

@@ -18,11 +18,7 @@ from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
 from gpuprof.estimators.measured.failures import require_no_failure
-from gpuprof.estimators.measured.figures import (
-    behaviour_after_pause,
-    estimate_bandwidth,
-    figure_of,
-)
+from gpuprof.estimators.measured.figures import behaviour_after_pause, estimate_bandwidth, figure_of
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # imported where it is used: whoever has no database does wit
 #: Version → table → old name of a column → its name in the next version. Columns that a version merely added
 #: need no entry: in older rows they are null.
 RENAMED: Mapping[int, Mapping[str, Mapping[str, str]]] = {
-    1: {"kernels": {"stream": "stream_id", "instructions": "instruction_count"}},
+    1: {"kernels": {"stream": "stream_id", "instructions": "instruction_count"}}
 }
 
 

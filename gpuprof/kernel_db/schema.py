@@ -34,7 +34,7 @@ class RunRow:
 
     run_id: str  #: Sorts by time of start.
     started_at: datetime  #: With a time zone.
-    #: ``device``, ``host``, ``driver``: Device by its name in the catalogue (a CPU: by `gpuprof.machine.local_device`),
+    #: ``device``, ``host``, ``driver``: Device by its name in the catalogue (a CPU: by `gpuprof.machine.cpu`),
     #: host's name, driver's version.
     device: str
     collector: str

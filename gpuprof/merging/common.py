@@ -42,10 +42,7 @@ _FEW_VALUES = 2**12
 
 
 def common_blocks(
-    first: Sequence[Matrix],
-    second: Sequence[Matrix],
-    pairs: Iterable[Pair] | None = None,
-    tolerance: float = TOLERANCE,
+    first: Sequence[Matrix], second: Sequence[Matrix], pairs: Iterable[Pair] | None = None, tolerance: float = TOLERANCE
 ) -> dict[Pair, CommonBlock]:
     """Return the longest common submatrix for pairs (position in ``first``, position in ``second``).
 

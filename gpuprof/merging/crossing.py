@@ -26,7 +26,7 @@ def find_crossings(plan: MergePlan) -> list[Crossing]:
     for i, step in enumerate(plan.steps):
         for position, axis in enumerate(step.input_axes if step.is_merged else ()):
             if axis is not None:
-                _record_reader(plan, crossings, i, step, position).consumers.append(i)
+                _record_reader(plan, crossings, step, position).consumers.append(i)
     for step in plan.steps:
         for m in step.models:
             for position, name in enumerate(source_node(plan, step, m).input):
@@ -48,9 +48,7 @@ def split_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> Mer
     return _copies(plan, crossing, setting, len(crossing.models))
 
 
-def _record_reader(
-    plan: MergePlan, crossings: dict[object, Crossing], index: int, step: Step, position: int
-) -> Crossing:
+def _record_reader(plan: MergePlan, crossings: dict[object, Crossing], step: Step, position: int) -> Crossing:
     names = tuple(source_node(plan, step, m).input[position] for m in step.models)
     place = plan.produced_once.get((step.models[0], names[0]))
     direct = place is not None and plan.steps[place[0]].models == step.models

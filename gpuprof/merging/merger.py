@@ -228,7 +228,7 @@ class _Builder:
             sizes = [self.plan.sources[k].values[n].dims[axis] for k, n in zip(step.models, names, strict=True)]
             own = self.part(product, step.models, sizes, axis, m, f"{node.output[0]}/shared")
             result = self._with_rest(step, shared, views[m], m, own)
-            bias = bias_of(self.plan.sources[m], group, m)
+            bias = bias_of(group, m)
             if bias is not None:
                 result = self.add(
                     "Add",

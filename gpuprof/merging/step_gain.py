@@ -143,7 +143,7 @@ def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: Gai
             gain += MergeGain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
         if not shared.gives_all(m):  # other outputs, put in place
             gain += MergeGain(added_bytes=round(rates.copied_bytes(written)), added_launches=2)
-        if bias_of(source, group, m) is not None:
+        if bias_of(group, m) is not None:
             gain += MergeGain(
                 added_bytes=round(rates.copied_bytes(written)), added_launches=1, added_flops=written // item
             )

@@ -79,7 +79,7 @@ def view_weight(source: SourceModel, group: NodeGroup, model: int) -> WeightView
     return WeightView(weight_matrix(source, operator), False)
 
 
-def bias_of(source: SourceModel, group: NodeGroup, model: int) -> str | None:
+def bias_of(group: NodeGroup, model: int) -> str | None:
     """Return the name of what the operator adds to its outputs."""
     node = group.operators[model].node
     return node.input[2] if node.op_type != "MatMul" and len(node.input) > 2 and node.input[2] else None
@@ -115,7 +115,7 @@ def _check_divisible(sources: Sequence[SourceModel], group: NodeGroup) -> None:
             raise UnmergeableError(f"its weights or other constants differ, and this {node.op_type} cannot be divided")
         if node.op_type != "Conv" and len(source.weights[operator.weight].dims) != 2:
             raise UnmergeableError("its weights differ, and a product of many matrices cannot be divided")
-        bias = bias_of(source, group, model)
+        bias = bias_of(group, model)
         if bias is not None and bias not in source.weights:
             raise UnmergeableError("it adds something computed")
 

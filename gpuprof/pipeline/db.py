@@ -200,11 +200,7 @@ def compact_database(db: PathArgument | None = None) -> CompactResult:
 
 
 def import_measurements(
-    files: Sequence[PathArgument],
-    *,
-    device: str | None = None,
-    form: str | None = None,
-    db: PathArgument | None = None,
+    files: Sequence[PathArgument], *, device: str | None = None, form: str | None = None, db: PathArgument | None = None
 ) -> ImportResult:
     r"""Bring in published measurements, each file once.
 

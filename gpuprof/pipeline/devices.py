@@ -45,7 +45,8 @@ def resolve_device(
     """
     from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
-    from gpuprof.machine.local_device import local_cpu, local_gpus
+    from gpuprof.machine.cpu import local_cpu
+    from gpuprof.machine.gpu import local_gpus
 
     if name is not None and not name.strip():  # as an empty variable of a shell gives it
         raise InputError("the name of the device is empty", "leave --device out for the default, or name one")
@@ -230,7 +231,8 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
     note : callable, optional
         Told why the GPU was left alone.
     """
-    from gpuprof.machine.local_device import local_cpu, local_gpus
+    from gpuprof.machine.cpu import local_cpu
+    from gpuprof.machine.gpu import local_gpus
     from gpuprof.profiling.collector import choose_collector
 
     cpu = local_cpu()

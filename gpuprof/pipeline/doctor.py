@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from gpuprof.machine.doctor import examine_machine
 from gpuprof.machine.finding import Finding, MachineView
+from gpuprof.machine.gpu_findings import gpu_findings, profiler_findings
+from gpuprof.machine.host_findings import host_findings, runtime_findings, storage_findings
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path
 from gpuprof.pipeline.result import Result
+
+
+def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
+    """Return what this machine can do, and what it lacks with what to do about it.
+
+    ``database``: directory of the kernel database, which need not exist.
+    """
+    return (
+        *gpu_findings(machine),
+        *profiler_findings(machine),
+        *runtime_findings(machine),
+        *host_findings(machine),
+        *storage_findings(database),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

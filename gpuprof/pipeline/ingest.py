@@ -14,13 +14,7 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device
 from gpuprof.pipeline.result import Result
-from gpuprof.profiling.gpu.replay import (
-    ReplayCollector,
-    device_of_recording,
-    ingest,
-    read_reports,
-    replayed_job,
-)
+from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
 from gpuprof.profiling.sweep import planning
 
 

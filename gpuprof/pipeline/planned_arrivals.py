@@ -30,8 +30,7 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     models : iterable of str
         That are planned for.
     """
-    from gpuprof.domain.model_queues import ModelQueues, queue_of
-    from gpuprof.domain.shaped_queue import ShapedQueue
+    from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
     from gpuprof.estimators.queueing.queueing import BatchQueue
 
     if arrivals is None or arrivals.strip().lower() == POISSON:

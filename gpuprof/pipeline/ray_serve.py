@@ -26,16 +26,7 @@ from gpuprof.placement.bundle import is_cpu
 from gpuprof.placement.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 
 #: Headers that tell of a connection, not of what it carries (RFC 9110, 7.6.1), and those that the next hop sets itself.
-_HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "transfer-encoding",
-    "upgrade",
-    "te",
-    "trailer",
-    "host",
-    "content-length",
-}
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}
 _MAX_BODY_MB = 1024
 
 Answer = tuple[int, dict[str, str], bytes]

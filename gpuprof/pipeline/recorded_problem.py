@@ -51,12 +51,7 @@ def restore_problem(
     from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
-    from gpuprof.pipeline.devices import (
-        make_database_estimator,
-        make_named_estimator,
-        open_database,
-        resolve_device,
-    )
+    from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator, open_database, resolve_device
     from gpuprof.pipeline.problem import collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import recorded_work

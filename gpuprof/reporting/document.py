@@ -128,10 +128,7 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         what = f"{where} is damaged, or of another version: {why}"
         raise InputError(what, "write it again with --json") from None
-    raise InputError(
-        f"{where} is not something that a report can be made from",
-        _TAKEN,
-    )
+    raise InputError(f"{where} is not something that a report can be made from", _TAKEN)
 
 
 def _is_rows(content: Any, keys: Sequence[str]) -> bool:

@@ -127,9 +127,5 @@ def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
 
 def _bars(title: str, names: tuple[str, ...], unit: str, values: Sequence[float | None]) -> Chart:
     return Chart(
-        title,
-        Axis("map", names=names),
-        Axis(unit, low=0.0),
-        boxes=group_bars(names, {unit: values}, unit),
-        height=200,
+        title, Axis("map", names=names), Axis(unit, low=0.0), boxes=group_bars(names, {unit: values}, unit), height=200
     )

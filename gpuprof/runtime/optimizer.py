@@ -75,10 +75,7 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
     graph.input.extend(inputs)
     for weight in declared:
         tensor = TensorProto(
-            name=weight.name,
-            dims=weight.shape,
-            data_type=elem_type(weight.dtype),
-            data_location=TensorProto.EXTERNAL,
+            name=weight.name, dims=weight.shape, data_type=elem_type(weight.dtype), data_location=TensorProto.EXTERNAL
         )
         for key, value in (("location", _ZEROS), ("offset", "0"), ("length", str(weight.bytes))):
             tensor.external_data.add(key=key, value=value)

@@ -142,6 +142,8 @@ def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
     return name, str(importlib.import_module(name).__version__)
 
 
+#: Characters of what the runtime says that an error repeats.
+_LONGEST_DETAIL = 300
 #: What helps where the runtime does not take a model.
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
 #: What C++ puts before its messages: the line of a source file, and the function with the types of its parameters.
@@ -181,8 +183,8 @@ def translate_error(error: Exception, path: Path) -> InputError:
     return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
 
 
-def _clip_text(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _clip_text(text: str) -> str:
+    return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 1] + "…"
 
 
 def session_options(threads: int, optimized_path: Path | None = None) -> onnxruntime.SessionOptions:

@@ -25,9 +25,19 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.file import read_onnx
 from gpuprof.runtime.green_context import green_stream, use_stream
 from gpuprof.runtime.providers import MPS_PIPE, NODE_RANGE, TORCH_CPU, TORCH_CUDA
-from gpuprof.runtime.tf32 import set_tf32
 from gpuprof.runtime.torch_layers import OPERATORS
 from gpuprof.runtime.torch_ops import HOST_READ
+
+
+def set_tf32(torch: Any, wanted: bool) -> None:
+    """Let PyTorch compute products and convolutions of float32 in TF32, or not.
+
+    By itself PyTorch computes convolutions in TF32 and products in float32, where ONNX Runtime computes both in TF32.
+    These are the switches that every version has. Those that PyTorch 2.9 added for each kind of operation, set to
+    "ieee", leave the older ones in a state in which PyTorch cannot read them: ``torch.export`` does, and fails.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted
+
 
 Array = NDArray[Any]
 Range = Callable[[str], AbstractContextManager[Any]]
@@ -169,9 +179,7 @@ class TorchSession:
                 if name not in outputs and name not in read_later:
                     values.pop(name, None)
         known = where_read(
-            [(node.op_type, node.inputs) for node in nodes],
-            {name: values[name] for name in read_later},
-            self._device,
+            [(node.op_type, node.inputs) for node in nodes], {name: values[name] for name in read_later}, self._device
         )
         answers = {name: values[name] for name in fixed & outputs}
         values.clear()

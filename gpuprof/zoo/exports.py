@@ -137,7 +137,7 @@ def _model(spec: ExportedArchitecture, seed: int) -> torch.nn.Module:
         config = getattr(transformers, spec.config)(**spec.settings, attn_implementation="eager")
         model: torch.nn.Module = getattr(transformers, spec.model)(config)
     _replace_pool(model)
-    _calibrate(model, spec)
+    _calibrate(model)
     return model.eval()
 
 
@@ -154,7 +154,7 @@ def _replace_pool(model: torch.nn.Module) -> None:
             module.pooler = torch.nn.AdaptiveAvgPool2d(1)
 
 
-def _calibrate(model: torch.nn.Module, spec: ExportedArchitecture) -> None:
+def _calibrate(model: torch.nn.Module) -> None:
     """Give normalisations over the batch the statistics of random images, as training would have left them.
 
     Kernels are drawn as He et al. (2015) propose first: what some configurations draw fades to nothing in

@@ -14,7 +14,7 @@ from gpuprof.domain.map_file import read_map
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import COPIES, KernelDb, Run
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 from tests.small_models import floats, write_model
 

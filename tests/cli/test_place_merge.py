@@ -15,7 +15,7 @@ from gpuprof.domain.map_file import read_map
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from tests.merging.models import finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 from tests.serving.running import running

@@ -43,11 +43,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_no_worker_stays(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"schema": "gpuprof.deployment/9"}, "newer than"),
-        ({"nodes": []}, "the map has 0 nodes"),
-    ],
+    ("change", "said"), [({"schema": "gpuprof.deployment/9"}, "newer than"), ({"nodes": []}, "the map has 0 nodes")]
 )
 def test_a_map_that_cannot_be_served_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any], said: str

@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.machine.local_device.local_cpu", lambda: CPU)
+    monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: CPU)
 
 
 @pytest.mark.slow

@@ -416,11 +416,7 @@ def _write_broken_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(("line", "named"), _WRONG, ids=[line[:80] for line, _ in _WRONG])
 def test_a_wrong_input_is_refused_in_one_line_with_a_remedy(
-    line: str,
-    named: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    line: str, named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import shlex
 

@@ -6,13 +6,7 @@ import pytest
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
 from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.map_sources import (
-    SourcePart,
-    describe_basis,
-    describe_sources,
-    record_basis,
-    split_by_source,
-)
+from gpuprof.domain.map_sources import SourcePart, describe_basis, describe_sources, record_basis, split_by_source
 from gpuprof.domain.map_summary import summarize_map
 from gpuprof.domain.planned_with import PlannedDevices
 from gpuprof.placement.contract import demand, problem

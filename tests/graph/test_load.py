@@ -338,10 +338,7 @@ def test_an_op_that_onnx_does_not_have_is_named(tmp_path: Path) -> None:
 def test_an_op_of_another_domain_needs_a_declared_shape(tmp_path: Path) -> None:
     def write(outputs: dict[str, list[int | str] | None]) -> Path:
         path = write_model(
-            tmp_path / "m.onnx",
-            [node("Twist", ["x"], ["y"], name="twist", domain="my.ops")],
-            {"x": ["n", 3]},
-            outputs,
+            tmp_path / "m.onnx", [node("Twist", ["x"], ["y"], name="twist", domain="my.ops")], {"x": ["n", 3]}, outputs
         )
         model = onnx.load(path)
         model.opset_import.append(helper.make_opsetid("my.ops", 1))
@@ -543,13 +540,7 @@ class TestBadFiles:
 
 class TestExternalData:
     def write(self, path: Path, location: str = "m.data") -> Path:
-        write_model(
-            path,
-            [node("MatMul", ["x", "w"], ["y"])],
-            {"x": ["n", 64]},
-            {"y": None},
-            {"w": floats(64, 32)},
-        )
+        write_model(path, [node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 64]}, {"y": None}, {"w": floats(64, 32)})
         model = onnx.load(path)
         onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
         if location != "m.data":
@@ -773,8 +764,7 @@ def test_padding_that_is_computed_from_the_sides_and_clipped_is_known(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "dims",
-    [["batch", "sequence_length"], ["batch", "samples"], ["batch", "time", 80], ["batch", 1, "mels", "frames"]],
+    "dims", [["batch", "sequence_length"], ["batch", "samples"], ["batch", "time", 80], ["batch", 1, "mels", "frames"]]
 )
 def test_the_length_of_a_sound_is_asked_for_and_not_guessed(tmp_path: Path, dims: Dims) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": None})

@@ -76,9 +76,7 @@ def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() ->
 
 
 @pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
-def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
-    rates: tuple[float, int],
-) -> None:
+def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(rates: tuple[float, int]) -> None:
     rate_rps, at_least = rates
     steady = [one.model_copy(update={"predicted": replica("m", [1.0]).predicted}) for one in PAIR]
     settings = replace(SETTINGS, warmup_s=0.0)

@@ -7,7 +7,6 @@ import pytest
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.device import Device
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine import local_device as machine
 from gpuprof.pipeline.devices import resolve_local_device
 
 V100 = device("v100")
@@ -17,8 +16,8 @@ CPU = Device("cpu-test", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     found = [V100, replace(V100, name="other")]
-    monkeypatch.setattr(machine, "local_gpus", lambda: tuple(found))
-    monkeypatch.setattr(machine, "local_cpu", lambda: CPU)
+    monkeypatch.setattr("gpuprof.machine.gpu.local_gpus", lambda: tuple(found))
+    monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: CPU)
     monkeypatch.setattr("gpuprof.profiling.gpu.collectors.GpuCollector.available", lambda self: None)
     return found
 

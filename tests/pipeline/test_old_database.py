@@ -13,7 +13,6 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.map_file import read_map
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.machine import local_device
 
 OLD = Path(__file__).parent.parent / "kernel_db" / "database_of_0_1_0"
 DEVICE = "cpu-intel-xeon-4c"
@@ -25,7 +24,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
     other = Device("cpu-of-another-machine", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
-    monkeypatch.setattr(local_device, "local_cpu", lambda: other)
+    monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: other)
     return tmp_path / "gpuprof-db"
 
 
@@ -36,10 +35,7 @@ def test_every_table_of_an_old_database_is_read(database: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (["mlp", "--batch", "1,4"], "estimates.json"),
-        (["mlp", "--beside", "random_mlp@1:50"], "beside.json"),
-    ],
+    [(["mlp", "--batch", "1,4"], "estimates.json"), (["mlp", "--beside", "random_mlp@1:50"], "beside.json")],
 )
 def test_an_old_database_gives_the_estimates_that_it_gave(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]

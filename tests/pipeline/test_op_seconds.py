@@ -10,7 +10,7 @@ import pytest
 
 from gpuprof.kernel_db.schema import OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline.op_seconds import read_op_seconds
 
 
@@ -44,8 +44,5 @@ def test_curves_are_those_of_the_largest_share_and_last_run_by_names_that_say_wh
     for run, found in (("r1", rows), ("r2", [_row("r2", digest, 2, "one", 0, duration_p50_ns=1500)])):
         db.append(Run(RunRow(run, datetime(2026, 1, int(run[1]), tzinfo=UTC), device, "test", "net"), ops=found))
     curves = read_op_seconds(db, local_cpu(), [model, tmp_path / "gone.onnx"])
-    assert curves == {
-        (digest, "one"): {1: pytest.approx(1e-6), 2: pytest.approx(1.5e-6)},
-        (digest, "fused"): {1: 0.0},
-    }
+    assert curves == {(digest, "one"): {1: pytest.approx(1e-6), 2: pytest.approx(1.5e-6)}, (digest, "fused"): {1: 0.0}}
     assert read_op_seconds(None, local_cpu(), [model]) == {}

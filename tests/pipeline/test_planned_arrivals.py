@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.domain.arrival_process import ArrivalProcess, Batched, Gamma, Lognormal, RecordedArrivals
-from gpuprof.domain.model_queues import ModelQueues, queue_of
-from gpuprof.domain.shaped_queue import ShapedQueue
+from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue

@@ -10,13 +10,12 @@ from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.machine import local_device
 from gpuprof.pipeline.devices import resolve_device
 
 
 def test_a_gpu_of_this_machine_is_known_though_the_catalogue_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     board = replace(device("h100"), name="frobnicator-9000")
-    monkeypatch.setattr(local_device, "local_gpus", lambda: (board,))
+    monkeypatch.setattr("gpuprof.machine.gpu.local_gpus", lambda: (board,))
     assert resolve_device("frobnicator-9000", None).name == "frobnicator-9000"
     with pytest.raises(InputError, match="unknown device 'frobnicator-9001'"):
         resolve_device("frobnicator-9001", None)

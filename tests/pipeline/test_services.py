@@ -147,10 +147,7 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     assert [
         np.frombuffer(request[-8 * length :], np.int64).tolist()
         for request, length in zip(sent[0], (3, 2), strict=True)
-    ] == [
-        [1, 2, 3],
-        [4, 5],
-    ]
+    ] == [[1, 2, 3], [4, 5]]
     (row,) = seen.rows()
     frame = seen.to_frame()
     assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all() and (frame["answered"] > 0).all())

@@ -15,7 +15,7 @@ from gpuprof.domain.arrival_process import Batched
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.shaped_queue import ShapedQueue
+from gpuprof.domain.model_queues import ShapedQueue
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn
 from gpuprof.errors import InputError

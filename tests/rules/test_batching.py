@@ -6,8 +6,7 @@ from gpuprof.rules.batching import batch_size_now, wait_limit_ms
 
 
 @pytest.mark.parametrize(
-    ("waiting", "oldest_wait_ms", "taken"),
-    [(0, 0.0, 0), (3, 1.9, 0), (3, 2.0, 3), (4, 0.0, 4), (9, 0.0, 4)],
+    ("waiting", "oldest_wait_ms", "taken"), [(0, 0.0, 0), (3, 1.9, 0), (3, 2.0, 3), (4, 0.0, 4), (9, 0.0, 4)]
 )
 def test_a_full_batch_goes_at_once_and_a_part_of_one_after_the_longest_wait(
     waiting: int, oldest_wait_ms: float, taken: int

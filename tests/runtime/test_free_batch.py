@@ -99,11 +99,7 @@ def test_a_batch_in_the_second_place_follows(tmp_path: Path) -> None:
 
 def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> None:
     path = model(
-        tmp_path,
-        [node("Concat", ["token", "x"], ["y"], axis=1)],
-        [1, 4, 3],
-        [1, 5, 3],
-        {"token": floats(1, 1, 3)},
+        tmp_path, [node("Concat", ["token", "x"], ["y"], axis=1)], [1, 4, 3], [1, 5, 3], {"token": floats(1, 1, 3)}
     )
     y = run(write_free(path), 3)[0]
     assert y.shape == (3, 5, 3)
@@ -140,10 +136,7 @@ def test_bounds_that_hold_the_batch_are_lifted(tmp_path: Path) -> None:
 def test_sizes_and_targets_that_hold_the_batch_follow(tmp_path: Path) -> None:
     path = model(
         tmp_path,
-        [
-            node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"),
-            node("Expand", ["a", "shape"], ["y"]),
-        ],
+        [node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"), node("Expand", ["a", "shape"], ["y"])],
         [2, 1, 2, 2],
         [2, 3, 4, 4],
         {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)},

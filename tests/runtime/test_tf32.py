@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.runtime.tf32 import set_tf32
+from gpuprof.runtime.torch_session import set_tf32
 
 
 @pytest.fixture

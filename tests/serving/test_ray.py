@@ -18,7 +18,7 @@ from gpuprof.cli.main import main
 from gpuprof.domain.map_file import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from gpuprof.serving.engines.ray_machine import placement
 from gpuprof.serving.load.load import RequestStream
 from gpuprof.serving.load.target import Target

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.judgement import (
-    ENOUGH_ROWS,
-    by_pair,
-    by_victim,
-    leave_models_out,
-    ratios,
-)
+from gpuprof.estimators.interference.judgement import ENOUGH_ROWS, by_pair, by_victim, leave_models_out, ratios
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,

@@ -108,11 +108,7 @@ def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
     """Return the columns that regressors have of it, an array of shape (N, 3)."""
     expected = expected_ns(costs, element_ns)
     return np.column_stack(
-        [
-            np.log(expected),
-            np.log((costs.arithmetic_ns + 1.0) / expected),
-            np.log((costs.traffic_ns + 1.0) / expected),
-        ]
+        [np.log(expected), np.log((costs.arithmetic_ns + 1.0) / expected), np.log((costs.traffic_ns + 1.0) / expected)]
     )
 
 

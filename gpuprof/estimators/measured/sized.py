@@ -52,7 +52,7 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
     any_one = next(iter(known.values()))
     graph = read_at_sizes(any_one.path, sizes, any_one.sha256)
     if graph is None:
-        return _without_file(name, known, agreeing, sizes)
+        return _without_file(name, known, sizes)
     if graph.guessed and agreeing:
         raise _ask(name, with_sizes)
     if () in known:
@@ -88,9 +88,7 @@ def _beside_others(model: MeasuredModel, others: Iterable[MeasuredModel]) -> Mea
     return replace(model, others=tuple(other for other in others if other is not model))
 
 
-def _without_file(
-    name: str, known: Mapping[Sizes, MeasuredModel], agreeing: Mapping[Sizes, MeasuredModel], sizes: Sizes
-) -> MeasuredModel:
+def _without_file(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
     """Return what is known at ``sizes`` where the file is not there to say what the model's dimensions are."""
     with_sizes = {own: one for own, one in known.items() if own}
     if sizes in with_sizes:

@@ -94,11 +94,7 @@ class _Strata:
 
 
 def simulate_pool(
-    stream: PoolArrivals,
-    kinds: Sequence[tuple[ScaledServer, int]],
-    probabilities: Array,
-    *,
-    coarse: bool = False,
+    stream: PoolArrivals, kinds: Sequence[tuple[ScaledServer, int]], probabilities: Array, *, coarse: bool = False
 ) -> PoolSample:
     """Simulate replicas, so many of each kind, that are stable, and return what was seen.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from scipy.special import gammainc, gammaincinv
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
@@ -14,7 +16,31 @@ from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.pool_table import pair_quantiles, round_figure, scale_server, simulate_one, solve_pool
 from gpuprof.estimators.queueing.scaled_server import ScaledServer
-from gpuprof.estimators.queueing.unused_batches import drop_unused_batches
+
+#: Probability, for each batch, of more requests than fit while it runs: what is that rare is left out.
+_NEVER = 1e-12
+
+
+def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
+    """Return one process under Poisson requests without the sizes of batches above those that it ever takes.
+
+    Where no request waits for a batch to fill, a batch holds what came while the one before it ran. If no more than K
+    come while the longest batch of up to K runs, none is larger than K, and how long larger ones would take makes no
+    difference. Replicas that differ in those alone have one queue, which is solved once. ``server``: of one process,
+    with ``max_wait_ms`` of zero.
+    """
+    means = np.maximum.accumulate(np.asarray(server.latency_ms[: server.batch], dtype=float))
+    slowest = max(1.0, server.pause_factor)
+    if server.latency_cv >= 1e-3:
+        shape = server.latency_cv**-2
+        slowest *= max(1.0, float(gammaincinv(shape, 1.0 - _NEVER)) / shape)
+    sizes = np.arange(1, len(means) + 1)
+    enough = np.flatnonzero(gammainc(sizes + 1.0, rate_rps / 1000.0 * slowest * means) < _NEVER)
+    if not len(enough) or enough[0] + 1 >= server.batch:
+        return server
+    batch = int(enough[0]) + 1
+    return replace(server, batch=batch, latency_ms=server.latency_ms[:batch])
+
 
 _REFINEMENTS = 3
 _LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none

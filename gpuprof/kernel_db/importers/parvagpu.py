@@ -48,9 +48,7 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
                 mig_profile=_PROFILES[size],
                 processes=processes,
                 latency_mean_ms=(
-                    source.finer_latency_ms(line, row, HEADER[4], HEADER[3], unit_ms=1000.0, batch=batch)
-                    if measured
-                    else None
+                    source.finer_latency_ms(line, row, HEADER[4], HEADER[3], batch=batch) if measured else None
                 ),
                 throughput_rps=throughput * processes if measured else None,
                 error=None if measured else "out of memory",

@@ -158,17 +158,17 @@ class Source:
         return value
 
     def finer_latency_ms(
-        self, line: int, row: Mapping[str, str], latency: str, throughput: str, *, unit_ms: float, batch: int
+        self, line: int, row: Mapping[str, str], latency_s: str, throughput: str, *, batch: int
     ) -> float | None:
-        """Return a batch's time in ms: as printed, or from the throughput of one process if that has more digits.
+        """Return a batch's time in ms: as printed, in seconds, or from the throughput of one process if that is finer.
 
         A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None where neither is there, or nothing was answered.
         """
-        printed, rate = self.number(line, row, latency), self.number(line, row, throughput)
+        printed, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
         if not printed and not rate:
             return None
-        if not rate or (printed and _rounding(row[latency]) <= _rounding(row[throughput])):
-            return unit_ms * (printed or 0.0)
+        if not rate or (printed and _rounding(row[latency_s]) <= _rounding(row[throughput])):
+            return 1000.0 * (printed or 0.0)
         return 1000.0 * batch / rate
 
     def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:

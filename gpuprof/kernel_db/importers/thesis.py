@@ -47,9 +47,7 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
                 model=row["model"],
                 device=run.device,
                 batch=batch,
-                latency_mean_ms=source.finer_latency_ms(
-                    line, row, "latency_s", "throughput_rps", unit_ms=1000.0, batch=batch
-                ),
+                latency_mean_ms=source.finer_latency_ms(line, row, "latency_s", "throughput_rps", batch=batch),
                 throughput_rps=throughput_rps,
                 memory_peak_bytes=None if memory_pct is None else round(memory_pct / 100.0 * _MEMORY_BYTES),
                 max_occupancy_pct=source.number(line, row, "achieved_occupancy_pct"),

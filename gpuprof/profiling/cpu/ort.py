@@ -13,14 +13,7 @@ from gpuprof.graph.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.child.measurement import (
-    Timing,
-    label,
-    measure,
-    save_inputs,
-    shared_group,
-    slices_of,
-)
+from gpuprof.profiling.child.measurement import Timing, label, measure, save_inputs, shared_group, slices_of
 from gpuprof.profiling.child.task import Effort, NodesTask
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.node_times import NodeTimes, node_times

@@ -22,14 +22,7 @@ from gpuprof.machine.gpu_share import bind_shares, describe_share_means
 from gpuprof.machine.mps import LOG, add_log_tails
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request, TimingLimits
-from gpuprof.profiling.child.measurement import (
-    GPU_WARM_UP_S,
-    ShareBinding,
-    Timing,
-    keep_running,
-    label,
-    measure,
-)
+from gpuprof.profiling.child.measurement import GPU_WARM_UP_S, ShareBinding, Timing, keep_running, label, measure
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.child.task import BatchesTask, BatchTasks, LatencyTask, RecordedTask
 from gpuprof.profiling.collector import Collected

@@ -17,15 +17,7 @@ import pandas as pd
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.attribution import find_enclosing_runs, find_innermost_ranges
-from gpuprof.profiling.timeline.timeline import (
-    D2H,
-    H2D,
-    PAGEABLE,
-    PINNED,
-    Timeline,
-    empty_copies,
-    empty_ranges,
-)
+from gpuprof.profiling.timeline.timeline import D2H, H2D, PAGEABLE, PINNED, Timeline, empty_copies, empty_ranges
 from gpuprof.runtime.providers import NODE_RANGE
 
 _MAX_BYTES = 2 * 2**30

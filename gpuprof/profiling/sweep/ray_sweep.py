@@ -58,7 +58,8 @@ class SweepWorker:
 
     def device(self, wanted: str | None) -> str:
         """Return the name of the device here; an empty one where it is not the one that is wanted."""
-        from gpuprof.machine.local_device import local_cpu, local_gpus
+        from gpuprof.machine.cpu import local_cpu
+        from gpuprof.machine.gpu import local_gpus
 
         gpus = [] if wanted == "cpu" else [gpu.name for gpu in local_gpus()]
         if wanted in (None, "gpu", "cpu"):

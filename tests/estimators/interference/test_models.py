@@ -14,6 +14,7 @@ from bench.published_pairs import read_pairs
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.choice import rank
+from gpuprof.estimators.interference.colocation import SeenRange
 from gpuprof.estimators.interference.judgement import leave_models_out
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
@@ -25,7 +26,6 @@ from gpuprof.estimators.interference.models import (
     NoInterference,
     RunningWorkload,
 )
-from gpuprof.estimators.interference.seen_range import SeenRange
 
 GPU = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
 WORKLOAD = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))

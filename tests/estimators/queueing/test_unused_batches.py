@@ -9,8 +9,7 @@ import pytest
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing import queueing
-from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.queueing.unused_batches import drop_unused_batches
+from gpuprof.estimators.queueing.queueing import BatchQueue, drop_unused_batches
 
 
 def _server(batch: int, cv: float = 0.0, pause: float = 1.0) -> BatchServer:

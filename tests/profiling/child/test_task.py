@@ -58,8 +58,7 @@ RECORDED = RecordedTask(
         OpFiles(model=MODEL, inputs=INPUTS),
         RECORDED,
         BatchesTask(
-            provider="cuda",
-            rows=(BatchTasks(timed=TIMED, recorded=RECORDED), BatchTasks(timed=TIMED, recorded=None)),
+            provider="cuda", rows=(BatchTasks(timed=TIMED, recorded=RECORDED), BatchTasks(timed=TIMED, recorded=None))
         ),
     ],
     ids=lambda task: type(task).__name__,

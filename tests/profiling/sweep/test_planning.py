@@ -65,12 +65,7 @@ def test_what_runs_beside_shares_what_is_left_and_is_measured_alone_too(tmp_path
     neighbours = [parse_neighbour(f"{b}:4:30%", CPU), parse_neighbour(str(b), CPU)]
     assert parse_neighbour(f"{b}@4:30%", CPU) == neighbours[0]  # as estimate writes it
     cells = plan_cells(parse_models([str(a)]), (1,), (Share(50.0),), neighbours=neighbours)
-    assert [str(cell) for cell in cells] == [
-        "a:1:50%",
-        "b:4:30%",
-        "b:1:20%",
-        "a:1:50% beside b:4:30% + b:1:20%",
-    ]
+    assert [str(cell) for cell in cells] == ["a:1:50%", "b:4:30%", "b:1:20%", "a:1:50% beside b:4:30% + b:1:20%"]
 
 
 def test_neighbours_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from gpuprof.machine.local_device import local_cpu
+from gpuprof.machine.cpu import local_cpu
 from gpuprof.serving.load import overhead
 from gpuprof.serving.load.overhead import RequestOverhead, measure_overhead
 from tests.reruns import serves_in_real_time
