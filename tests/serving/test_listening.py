@@ -4,12 +4,14 @@ import asyncio
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.listening import ConnectionIntake, stop_listening
+from gpuprof.serving.listening import ConnectionIntake, HandshakeTurns, stop_listening
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, map_of, replica, running
 
@@ -66,9 +68,11 @@ def _unaccepted(port: int) -> int:
 
 def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
     taken: list[socket.socket] = []
+    peers: set[object] = set()
 
     async def take_in(accepted: socket.socket) -> None:
         taken.append(accepted)
+        peers.add(accepted.getpeername())
         if len(taken) == 2:
             raise ConnectionResetError  # who has gone meanwhile keeps nobody out
 
@@ -76,7 +80,8 @@ def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
         intake = ConnectionIntake([listener], take_in)
         intake.accept_more()
         await asyncio.sleep(0)
-        assert {one.getpeername() for one in taken} == {client.getsockname() for client in clients}
+        assert peers == {client.getsockname() for client in clients}
+        assert [one.fileno() for one in taken].index(-1) == 1  # what failed is closed
         intake.accept_more()  # nobody waits
         intake.close()
         intake.accept_more()
@@ -91,3 +96,46 @@ def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
         socket.create_connection(address)
     for connection in (*clients, *taken):
         connection.close()
+
+
+def test_a_client_has_a_few_handshakes_at_a_time_and_others_need_not_wait_for_them() -> None:
+    async def main() -> None:
+        turns = HandshakeTurns(at_once=2, waiting=3)
+        ended, begun = asyncio.Event(), []
+
+        async def shake_hands(peer: str) -> None:
+            async with turns.take_turn(peer):
+                begun.append(peer)
+                await ended.wait()
+
+        first = [asyncio.ensure_future(shake_hands(f"2001:db8::{number}")) for number in (1, 2, 3, 4)]
+        other = asyncio.ensure_future(shake_hands("10.0.0.1"))
+        await asyncio.sleep(0)
+        assert begun == ["2001:db8::1", "2001:db8::2", "10.0.0.1"]
+        assert isinstance(first[3].exception(), ConnectionError) and turns.turned_away == 1
+        first[0].cancel()
+        await asyncio.wait(first[:1])
+        await asyncio.sleep(0)
+        assert begun[3:] == ["2001:db8::3"]
+        ended.set()
+        await asyncio.gather(*first[1:3], other)
+        assert not turns._turns
+
+    asyncio.run(main())
+
+
+def test_clients_that_say_nothing_where_tls_is_spoken_keep_no_other_out(tmp_path: Path, many_files: None) -> None:
+    import trustme
+
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
+    (tmp_path / "both.pem").chmod(0o600)
+    options = ["--tls-cert", str(tmp_path / "both.pem"), "--tls-key", str(tmp_path / "both.pem")]
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")]), *options) as server, ExitStack() as opened:
+        server.context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+        for _ in range(1200):
+            silent = socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0))
+            opened.enter_context(silent)
+        assert eventually(lambda: b"\ngpuprof_refused_connections_total 176.0" in server.get("/metrics")[1])
+        assert server.infer("m", [1.0])[0] == 200

@@ -17,7 +17,13 @@ from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES, HttpConnection
 from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route, allow_only
-from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
+from gpuprof.serving.protocol.http_message import (
+    CONTENT_BINARY,
+    CONTENT_JSON,
+    HttpHead,
+    find_authorization,
+    is_own_host,
+)
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
@@ -34,8 +40,8 @@ from gpuprof.serving.watch.stalls import StallMeter
 
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
-#: Of a request, in which its lane is looked for.
-_MAX_LINE_BYTES = 512
+#: Of a request, in which its address and token are looked for before it is read.
+_MAX_BEGINNING_BYTES = 1024
 #: A large body that has waited for so much of the SLO to be received lets later ones go first.
 _LONG_SLOS = 0.5
 _FOR_EVERYBODY = b"/v2/health/"
@@ -120,10 +126,12 @@ class HttpApi:
         return route
 
     def lane(self, beginning: Buffer) -> Hashable:
-        """Return the lane of a request that begins so: that of its model, where its address was asked for before."""
-        words = bytes(memoryview(beginning)[:_MAX_LINE_BYTES]).split(b" ", 2)
+        """Return the lane of a request that begins so: its model's, if it has the token and its address came before."""
+        text = bytes(memoryview(beginning)[:_MAX_BEGINNING_BYTES])
+        words = text.split(b" ", 2)
         route = self._routes.get((words[0], words[1])) if len(words) > 2 else None
-        return None if route is None else route.lane
+        # Who is not let in anyway takes no turns from those who are.
+        return None if route is None or not self._admits(find_authorization(text)) else route.lane
 
     def forget_routes(self) -> None:
         """Find every address anew: the models have changed."""

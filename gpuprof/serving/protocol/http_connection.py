@@ -19,19 +19,18 @@ from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, KnownHead, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
+from gpuprof.serving.protocol.peer_counts import find_client
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
-#: Bodies that are refused are received into so much: in large pieces that costs half.
+#: Bodies that are discarded are received into so much: in large pieces that costs half.
 WASTE_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 1 << 15
-#: Of requests sent ahead (pipelining): beyond it nothing more is read from the connection.
-_MAX_PENDING_BYTES = 1 << 18
-#: Of a request that waits for its turn: what has come would be copied twice, and there are many of them then.
-_MAX_WAITING_BYTES = 1 << 15
+#: Of requests sent ahead (pipelining) or that wait for their turn: beyond it nothing more is read from the connection.
+_MAX_PENDING_BYTES = 1 << 15
 #: Of a chunked body: a chunk of a byte takes six, so that these are more than a thousand, half a millisecond's work.
 _CHUNKED_BYTES = 1 << 13
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
@@ -113,7 +112,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Keep the transport; its buffer counts from the first byte, to know when memory is free again."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
-        self.peer = str((transport.get_extra_info("peername") or ("",))[0])
+        self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
         if not self._site.connections.add(self):
             self._transport.write(_TOO_MANY)
             self._transport.close()
@@ -140,7 +139,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._dispatch(incoming)
             elif incoming.is_full:
                 self._grow(incoming)
-            elif incoming.refusal is not None:
+            elif incoming.is_discarded:
                 self._discard_in_turn(incoming)
             elif incoming.received > TURN_BYTES:
                 self._site.bodies.end(self)
@@ -148,7 +147,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pending += memoryview(self._site.scratch)[:count]
             if not self.busy and not self._choked and not self._awaits_turn:
                 self._consume_pending()
-            elif len(self._pending) > (_MAX_WAITING_BYTES if self._awaits_turn else _MAX_PENDING_BYTES):
+            elif len(self._pending) > _MAX_PENDING_BYTES:
                 self._pause()
         else:
             used = self._consume(self._site.scratch, count)
@@ -166,7 +165,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _discard_in_turn(self, incoming: Incoming) -> None:
-        """Receive more of a body that is refused when it is its turn."""
+        """Receive more of a body that is discarded when it is its turn."""
         self._site.bodies.end(self)
         if not self._awaits_discard:
             self._awaits_discard = True
@@ -368,7 +367,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._client_ended and not (self.busy or self._choked or self._lingering or self._awaits_turn):
             self.close()  # the rest of what it began to ask will not come
             return
-        has_room = not self._awaits_turn or len(self._pending) <= _MAX_WAITING_BYTES
+        has_room = not self._awaits_turn or len(self._pending) <= _MAX_PENDING_BYTES
         if has_room and not (self._awaits_body or self._awaits_discard):
             self._resume()
 
@@ -444,7 +443,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return end
         if whole:
             self._dispatch(incoming)
-        elif incoming.refusal is not None and incoming.space(self._site.waste) is not None:
+        elif incoming.is_discarded and incoming.space(self._site.waste) is not None:
             self._discard_in_turn(incoming)
         elif incoming.view is not None:
             self._receive_in_turn(incoming)

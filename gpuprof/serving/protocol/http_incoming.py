@@ -79,7 +79,8 @@ class Route:
     #: Given who asked, the head and the body; answers now or later.
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Bytes that the body may have.
-    in_arena: bool = False  #: Whether a large body is to be received in the arena.
+    #: Whether the body is read: a large one is then received in the arena. Of others nothing is kept as it comes.
+    reads_body: bool = False
     #: Given the JSON that large tensors are about to follow, who sends it, and for how many ms the router has kept it
     #: waiting, raises the refusal of a request that need not be received because it will be refused anyhow.
     foresee: Callable[[Buffer, str, float], None] | None = None
@@ -159,13 +160,13 @@ class Incoming:
         if self.head.headers.get(b"content-encoding", b"identity") != b"identity":
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
         if self.head.chunked:
-            body = ChunkedBody(route.max_body)
+            body = ChunkedBody(route.max_body, route.reads_body)
             self._chunks = (chunk_parser(body), body)
             return
         if self.length > route.max_body:
             raise too_large(route.max_body)
         self._json_bytes = _json_length(self.head, self.length)
-        self._undecided = route.in_arena and self.length > INLINE_BYTES
+        self._undecided = route.reads_body and self.length > INLINE_BYTES
 
     def remember_head(self, text: bytes, known: dict[bytes, KnownHead]) -> None:
         """Enter an inference's head that `prepare` has passed among the known ones, if its body is small.
@@ -173,7 +174,7 @@ class Incoming:
         Whatever the head decides is decided for the next that is the same: its framing, its address, its token.
         """
         is_small = not self.head.chunked and self.length <= INLINE_BYTES and len(text) <= MAX_KNOWN_BYTES
-        if self.route.in_arena and is_small and b"expect" not in self.head.headers:
+        if self.route.reads_body and is_small and b"expect" not in self.head.headers:
             if len(known) >= MOST_KNOWN:
                 known.clear()
             known[text] = KnownHead(self.head, self.route, self.length, self._json_bytes)
@@ -196,10 +197,15 @@ class Incoming:
             self.grow(arena)
         if self.view is not None:
             self.view[self.received : self.received + count] = piece
-        elif self.refusal is None:
+        elif not self.is_discarded:
             self._data += piece
         self.received += count
         return position + count, self.received == self.length
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether the body is received for nothing: it is refused, or nobody reads it."""
+        return self.refusal is not None or not self.route.reads_body
 
     @property
     def long_s(self) -> float:
@@ -215,13 +221,13 @@ class Incoming:
         return self.view is not None and self.received == len(self.view) < self.length
 
     def space(self, waste: bytearray) -> memoryview | None:
-        """Return where the next bytes of the body go as they come: into its memory, or, of one refused, to waste.
+        """Return where the next bytes of the body go as they come: into its memory, or, of one discarded, to waste.
 
         None where they must be looked at first.
         """
         if self.view is not None:
             return self.view[self.received :]
-        if self.refusal is not None and self._chunks is None:
+        if self.is_discarded and self._chunks is None:
             return memoryview(waste)[: self.length - self.received]
         return None
 
@@ -305,13 +311,15 @@ class Incoming:
 
     def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes, arena: Arena) -> bool:
         parser, body = chunks
-        if not arena.charge(len(data)):
-            raise out_of_memory()
-        self._charged += len(data)
+        had = len(body.data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise explain_parser_error(error) from None
+        body.check_framing(len(data))
+        if not arena.charge(more := len(body.data) - had):
+            raise out_of_memory()
+        self._charged += more
         if not body.is_whole:
             return False
         self._keep_chunks(body.data, arena)
@@ -322,7 +330,7 @@ class Incoming:
         self.length = len(data)
         try:
             self._json_bytes = _json_length(self.head, self.length)
-            if self.route.in_arena and self.length > INLINE_BYTES:
+            if self.route.reads_body and self.length > INLINE_BYTES:
                 self.release(arena)
                 self._reserve(self.length, arena)
         except RefusedError as refusal:

@@ -23,6 +23,9 @@ _GIVEN_ONCE = frozenset(
 _MAX_LINES = 256
 #: Heads that are remembered, and bytes of one.
 MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
+#: What may stand around the chunks of a body beyond so many times the body: a chunk of a byte has five bytes around it.
+_MAX_FRAMING_BYTES, _MAX_FRAMING_PART = 1 << 16, 16
+_AUTHORIZATION = b"\r\nauthorization:"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -66,14 +69,31 @@ class ChunkedBody:
     """Collects a body whose length is not known in advance."""
 
     limit: int
+    is_kept: bool = True  #: Whether somebody reads it; else it is only counted.
     data: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
+    _size: int = 0
+    _received: int = 0
 
     def on_body(self, data: bytes) -> None:
         """Called by the parser."""
-        self.data += data
-        if len(self.data) > self.limit:
+        self._size += len(data)
+        if self._size > self.limit:
             raise too_large(self.limit)
+        if self.is_kept:
+            self.data += data
+
+    def check_framing(self, received: int) -> None:
+        """Count bytes that came, and refuse a body around which too much comes: extensions and trailers have no end.
+
+        Raises
+        ------
+        RefusedError
+            400.
+        """
+        self._received += received
+        if self._received - self._size > _MAX_FRAMING_BYTES + _MAX_FRAMING_PART * self._size:
+            raise bad_request("the chunks of the body have too much around them")
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -109,9 +129,12 @@ def _parse_head(text: bytes) -> HttpHead:
         raise bad_request("not HTTP: a request begins with a request line")
     if head.repeated is not None:
         raise bad_request(f"a request must have one header {head.repeated.decode().title()}")
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the server speaks HTTP/1.1")
     head.method = parser.get_method()
     head.keep_alive = parser.should_keep_alive()
-    _read_host(head, parser.get_http_version())
+    _read_host(head, version)
     _read_framing(head)
     return head
 
@@ -119,7 +142,9 @@ def _parse_head(text: bytes) -> HttpHead:
 def _read_host(head: HttpHead, version: str) -> None:
     """Find out who is meant: the one header Host, or the target where it has the absolute form (section 3.2.2)."""
     # RFC 9112, 3.2: 400 for a request of HTTP/1.1 without Host.
-    if b"host" not in head.headers and version == "1.1":
+    if version == "1.0":  # RFC 9110, 10.1.1: of 100-continue such a client knows nothing
+        head.headers.pop(b"expect", None)
+    elif b"host" not in head.headers:
         raise bad_request("a request must have one header Host")
     for scheme in (b"http://", b"https://"):
         if head.target[: len(scheme)].lower() == scheme:
@@ -138,6 +163,12 @@ def is_own_host(host: bytes, names: Collection[str]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def find_authorization(beginning: bytes) -> bytes:
+    """Return what a header Authorization says in a head that begins so and may go on; empty where there is none."""
+    begin = beginning.lower().find(_AUTHORIZATION)
+    return beginning[begin + len(_AUTHORIZATION) :].partition(b"\r\n")[0].strip() if begin >= 0 else b""
 
 
 def _read_framing(head: HttpHead) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
+from functools import lru_cache
+
+#: Of an address of IPv6, the part that is a client's: whoever has one address has all that begin so.
+_NETWORK_BITS = 64
+
 
 class PeerCounts:
-    """Lets one address have only so many.
+    """Lets one client have only so many: an address, of IPv6 the network of 64 bits that it is in.
 
     Attributes
     ----------
     turned_away : int
-        How often an address had too many.
+        How often a client had too many.
 
     Examples
     --------
@@ -27,18 +33,46 @@ class PeerCounts:
         self._counts: dict[str, int] = {}
 
     def add(self, peer: str) -> bool:
-        """Count one more; False, and nothing counted, when the address has too many."""
-        count = self._counts.get(peer, 0)
+        """Count one more; False, and nothing counted, when the client has too many."""
+        client = find_client(peer)
+        count = self._counts.get(client, 0)
         if count >= self.per_peer:
             self.turned_away += 1
             return False
-        self._counts[peer] = count + 1
+        self._counts[client] = count + 1
         return True
+
+    def has(self, peer: str) -> bool:
+        """Return whether the client has any."""
+        return find_client(peer) in self._counts
 
     def discard(self, peer: str) -> None:
         """Count one less."""
-        left = self._counts[peer] - 1
+        client = find_client(peer)
+        left = self._counts[client] - 1
         if left:
-            self._counts[peer] = left
+            self._counts[client] = left
         else:
-            del self._counts[peer]
+            del self._counts[client]
+
+
+def find_client(peer: str) -> str:
+    """Return what is taken for one client: an address of IPv4, a network of IPv6, or what is neither as it is.
+
+    >>> find_client("10.0.0.1"), find_client("2001:db8::7"), find_client("::ffff:10.0.0.1")
+    ('10.0.0.1', '2001:db8::', '10.0.0.1')
+    """
+    return peer if ":" not in peer else _find_network(peer)
+
+
+@lru_cache(4096)
+def _find_network(peer: str) -> str:
+    try:
+        address = ipaddress.IPv6Address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.is_link_local:  # the hosts of one link, each a client of its own, have the same network
+        return peer
+    return str(ipaddress.IPv6Network((int(address) >> _NETWORK_BITS << _NETWORK_BITS, _NETWORK_BITS)).network_address)

@@ -22,6 +22,8 @@ MAX_PARAMETER = (1 << 63) - 1
 MAX_STRINGS = 1 << 20
 #: So many are looked through when a request comes; more would hold up everybody, and workers look themselves.
 _MAX_CHECKED_STRINGS = 1 << 16
+#: Product of the other sizes where one is 0: no bytes come with it, however much memory the model takes for the rest.
+_MAX_BESIDE_NONE = 1 << 24
 #: Sizes that a shape may have; no model's has nearly as many.
 MAX_RANK = 64
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
@@ -102,7 +104,7 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     Raises `RefusedError`: 400, when they are not.
     """
     if datatype != tensor.datatype:
-        raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
+        raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {_short(datatype)}")
     if isinstance(shape, list) and len(shape) > MAX_RANK:
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got more than {MAX_RANK} sizes")
     sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
@@ -111,6 +113,8 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
         raise bad_request(f"the shape of input {tensor.name!r} must be a list of whole numbers")
     if tensor.mismatch(known):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
+    if 0 in known and prod(filter(None, known)) > _MAX_BESIDE_NONE:
+        raise bad_request(f"input {tensor.name!r} is empty and may not have shape {known}")
     if tensor.datatype == "BYTES" and prod(known) > MAX_STRINGS:
         raise bad_request(f"input {tensor.name!r} may have {MAX_STRINGS} strings but got {prod(known)}")
     return known
@@ -157,7 +161,7 @@ class _Inputs:
             raise bad_request(f"input {tensor.name!r} has both data and binary data")
         if type(size) is not int or size < 0 or self._position + size > len(self._body.data):
             raise bad_request(
-                f"input {tensor.name!r} has binary data of {size!r} bytes, which the request does not hold"
+                f"input {tensor.name!r} has binary data of {_short(size)} bytes, which the request does not hold"
             )
         start = self._position
         self._position += size

@@ -300,7 +300,8 @@ class ServedModel:
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
         # Only what went the way it was foreseen tells how far off the forecast was; its client does not wait for that.
-        if inference.attempts == 1 and not inference.overtaken:
+        # Who asks for less time than the SLO is late by little, and would have others refused for it.
+        if inference.attempts == 1 and not inference.overtaken and inference.deadline_ms >= self.slo_ms:
             took_ms = 1000.0 * (now - inference.arrived)
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
 

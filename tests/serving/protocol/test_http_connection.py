@@ -391,7 +391,7 @@ def echo(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[HttpHead]:
 
     def find(head: HttpHead) -> Route:
         found.append(head)
-        return Route(answer, in_arena=True)
+        return Route(answer, reads_body=True)
 
     monkeypatch.setattr(api, "_find", find)
     return found
@@ -524,7 +524,7 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
     def refuse(text: Buffer, peer: str, waited_ms: float) -> None:
         raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
 
-    route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, in_arena=True, foresee=refuse)
+    route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, reads_body=True, foresee=refuse)
     api._routes[b"POST", b"/infer"] = route
     length = 3 * len(api.waste) + 1
 
@@ -558,7 +558,7 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
         api.arena.give_back(body.slot)
         client.respond(200, b"text/plain", b"")
 
-    api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, in_arena=True, foresee=refuse_late)
+    api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, reads_body=True, foresee=refuse_late)
     api.connections = ConnectionSet(100)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nInference-Header-Content-Length: 0\r\n\r\n"
 
@@ -596,7 +596,7 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
 
 async def wait_for_body_turn(api: HttpApi, length: int, foresee: Any = None) -> tuple[HttpConnection, HeldTransport]:
     """Return a connection whose body waits while `MOST_BODIES` others are received."""
-    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, in_arena=True, foresee=foresee)
+    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, reads_body=True, foresee=foresee)
     api.connections = ConnectionSet(100)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: 0\r\n\r\n"
     for _ in range(MOST_BODIES):
@@ -649,3 +649,67 @@ def test_later_bodies_go_first_when_half_the_slo_has_passed_and_never_where_none
     model = SimpleNamespace(name="m", slo_ms=4000.0, tracer=tracer)
     monkeypatch.setattr(api.router, "find", lambda name, version: model)
     assert api.route(HttpHead(b"POST", b"/v2/models/m/infer")).long_s == long_s
+
+
+def test_who_has_no_token_takes_no_turns_from_those_who_have(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_admits", lambda authorization: authorization == b"Bearer right")
+    monkeypatch.setattr(api, "_find", lambda head: Route(lambda *_: None, lane="m"))
+    api.route(HttpHead(b"POST", b"/v2/models/m/infer", {b"authorization": b"Bearer right"}))
+    lines = {
+        b"Authorization: Bearer right\r\n\r\n": "m",
+        b"X: y\r\nauthorization:  Bearer right \r\nX: y": "m",
+        b"Authorization: Bearer wrong\r\n\r\n": None,
+        b"X-Authorization: Bearer right\r\n\r\n": None,
+        b"\r\n": None,
+    }
+    for line, lane in lines.items():
+        assert api.lane(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + line) == lane
+
+
+def test_hundreds_of_addresses_of_one_network_of_ipv6_are_one_client(api: HttpApi) -> None:
+    connections = [connect(api, f"2001:db8::{number:x}") for number in range(1, 6)]
+    assert [transport.written[9:12] for _, transport in connections] == [b"", b"", b"", b"429", b"429"]
+    assert {connection.peer for connection, _ in connections} == {"2001:db8::"}
+    for address in ("2001:db8:0:1::1", "10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "fe80::2%eth0"):
+        assert not connect(api, address)[1].written
+    connections[0][0].connection_lost(None)
+    assert not connect(api, "2001:db8::9")[1].written
+
+
+def test_a_client_of_http_1_0_is_not_told_to_go_on_which_it_would_take_for_the_answer(
+    api: HttpApi, echo: list[HttpHead]
+) -> None:
+    rest = b"Host: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n0000"
+    assert ask_in_pieces(api, b"POST /infer HTTP/1.0\r\n" + rest, 1000).startswith(b"HTTP/1.1 200")
+    assert ask_in_pieces(api, b"POST /infer HTTP/1.1\r\n" + rest, 1000).startswith(b"HTTP/1.1 100")
+
+
+def test_a_client_that_sends_ahead_while_its_answer_is_due_is_not_heard_beyond_a_little(api: HttpApi) -> None:
+    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, reads_body=True)  # never answered
+    connection, transport = connect(api)
+    feed(connection, HEAD_OF_FOUR + b"0000")
+    sent = 0
+    while not transport.paused:
+        feed(connection, LIVE)
+        sent += len(LIVE)
+    assert sent <= 1 << 16
+
+
+def test_a_body_that_nobody_reads_is_received_in_turn_with_those_of_others(api: HttpApi) -> None:
+    async def ask() -> bytes:
+        connection, transport = connect(api)
+        feed(connection, LIVE[:-2] + b"Content-Length: 900000\r\n\r\n" + bytes(50_000))
+        assert transport.paused and len(connection.get_buffer(-1)) == 850_000
+        await asyncio.sleep(0)
+        assert not transport.paused
+        feed(connection, bytes(850_000) + LIVE)
+        return transport.written
+
+    assert asyncio.run(ask()).count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+def test_a_version_that_is_not_spoken_is_refused(version: bytes) -> None:
+    with pytest.raises(RefusedError) as refused:
+        read_head(b"GET /v2 HTTP/" + version + b"\r\nHost: x\r\n\r\n")
+    assert refused.value.status == 505

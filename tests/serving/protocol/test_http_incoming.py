@@ -28,7 +28,7 @@ def incoming(length: int, foresee: Callable[[Buffer, str, float], None] | None =
         b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
     ) % (len(JSON), length)
     begun = Incoming.begin(read_head(text), 0.0)
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, in_arena=True, foresee=foresee))
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True, foresee=foresee))
     return begun
 
 
@@ -93,3 +93,42 @@ def test_of_a_small_body_nothing_is_foreseen() -> None:
     assert take(begun, JSON + bytes(INLINE_BYTES - len(JSON)), [], arena) == [True]
     assert begun.refusal is None and arena.used == 0
     assert begun.body().slot is None
+
+
+def begin_post(*lines: bytes) -> Incoming:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+    return Incoming.begin(read_head(head), 0.0)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 800000", b"Transfer-Encoding: chunked"])
+def test_of_a_body_that_nobody_reads_nothing_is_kept_and_none_of_the_memory_for_tensors_taken(framing: bytes) -> None:
+    begun, arena = begin_post(framing), Arena(1 << 16)
+    begun.prepare(Route(lambda client, head, body: None))
+    body = bytes(800_000)
+    data = body if b"Length" in framing else b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    assert take(begun, data, [1000, 400_000], arena) == [False, False, True]
+    assert begun.refusal is None and not arena.used
+    assert not begun.body().body.data
+
+
+@pytest.mark.parametrize(
+    "endless", [b"4;" + b"a" * 5_000_000, b"4\r\naaaa\r\n0\r\n" + b"a: b\r\n" * 800_000], ids=["extension", "trailers"]
+)
+@pytest.mark.parametrize("reads_body", [True, False])
+def test_what_stands_around_chunks_takes_no_memory_for_tensors_and_has_an_end(endless: bytes, reads_body: bool) -> None:
+    begun, arena, taken = begin_post(b"Transfer-Encoding: chunked"), Arena(1 << 16), 0
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=reads_body))
+    with pytest.raises(RefusedError, match="too much around them") as refused:
+        while taken < len(endless):
+            piece = bytearray(endless[taken : taken + 8192])
+            begun.take(piece, 0, len(piece), arena)
+            taken += len(piece)
+            assert arena.used <= 4
+    assert refused.value.status == 400 and taken < 200_000
+
+
+def test_chunks_of_a_byte_have_no_more_around_them_than_they_may() -> None:
+    begun, arena = begin_post(b"Transfer-Encoding: chunked"), Arena(1 << 20)
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True))
+    assert take(begun, b"0001\r\na\r\n" * 30_000 + b"0\r\n\r\n", list(range(0, 270_000, 8192)), arena)[-1]
+    assert begun.body().body.data == b"a" * 30_000
