@@ -2,6 +2,7 @@
 
     GpuprofError              1   cannot be done
     ├── InputError            3   a file, option or name that is wrong
+    ├── PluginError           3   an estimator of others that fails
     ├── UnstableError         2   a result that cannot be trusted (noisy machine)
     ├── InfeasibleError       1   no placement meets the demands
     └── UnavailableError      1   a tool, device or permission that this machine lacks
@@ -53,6 +54,12 @@ class InputError(GpuprofError):
     """A file, an option or a name that the user gave is wrong."""
 
     exit_code = 3
+
+
+class PluginError(GpuprofError):
+    """A plug-in that the user named has a defect."""
+
+    exit_code = InputError.exit_code
 
 
 @contextmanager

@@ -48,7 +48,18 @@ def require_methods(kind: str, name: str, made: object, *methods: str) -> None:
     """
     for method in methods:
         if not callable(getattr(made, method, None)):
-            raise InputError(f"{name!r} is no {kind}: it has no {method}()", f"name a {kind} as package.module:Class")
+            raise InputError(f"{name!r} is no {kind}: it has no {method}()", _name_form(kind))
+
+
+def _name_form(kind: str) -> str:
+    article = "an" if kind.startswith("e") else "a"
+    return f"name {article} {kind} as package.module:Class, of a module in a folder of PYTHONPATH"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return in one line what a plug-in raised; the kind of error where its text does not say it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def plugin_names(kind: str, builtin: Mapping[str, str]) -> tuple[str, ...]:
@@ -64,11 +75,10 @@ def _import(kind: str, target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"cannot import the {kind} {target!r}: {error}", f"name a {kind} as package.module:Class"
-        ) from error
+    except (Exception, SystemExit) as error:  # a module of others may raise anything
+        said = describe_error(error)
+        raise InputError(f"cannot import the {kind} {target!r}: {said}", _name_form(kind)) from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise InputError(f"{module_name} has no {attribute!r}", f"name a {kind} as package.module:Class") from None
+        raise InputError(f"{module_name} has no {attribute!r}", _name_form(kind)) from None

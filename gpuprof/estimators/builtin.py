@@ -10,11 +10,12 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.estimators.foreign_estimator import ForeignEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.plugins import load_plugin, plugin_names, require_methods
+from gpuprof.plugins import describe_error, load_plugin, plugin_names, require_methods
 
 #: The default: what was measured, what lies between, and beyond that the roofline or the learned model.
 DEFAULT = "database"
@@ -48,9 +49,14 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     plugin = load_plugin("estimator", name, BUILTIN)
     try:
         made: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
-    except TypeError as error:
-        raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {error}") from None
+    except GpuprofError:
+        raise
+    except Exception as error:  # a class of others may raise anything
+        said = describe_error(error)
+        raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {said}") from error
     require_methods("estimator", name, made, "estimate", "batches", "shares")
+    if name not in BUILTIN:
+        made = ForeignEstimator(name, made)
     # The default one refuses what failed by itself, also at other sizes of a model's dimensions.
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, KnownModels(db, graphs))
 

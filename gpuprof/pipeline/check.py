@@ -76,8 +76,8 @@ def check(
     against : path or sequence of Demand, optional
         Demands to check instead of those that the map says were made.
     db : path, optional
-        Kernel database; without one the times that stand in the map are believed, unless they were predicted from
-        files alone, which are still there.
+        Kernel database; without one the times and the memory that stand in the map are believed, unless they were
+        predicted from files alone, which are still there.
     estimator, precision, runtime : str, optional
         Others than the map was planned with.
     device_file : path, optional
@@ -113,7 +113,11 @@ def check(
     evidence = collect_map_evidence(resolved, optional_path(db), demands, map_folder(deployment), notes.add, other)
     notes.add(*_describe_strangers(resolved))
     if evidence.estimator is None:
-        notes.add("there is no kernel database: the times written in the map are believed")
+        name = estimator or resolved.planned_with.estimator
+        notes.add(
+            f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
+            "the times and the memory written in the map are believed"
+        )
     if basis := describe_basis(resolved):
         notes.add(basis)
     violations = feasibility.check(resolved, evidence)

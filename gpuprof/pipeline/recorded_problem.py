@@ -109,11 +109,9 @@ def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
 
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
     """Return whether the map's times were predicted from files alone, which are all there and the same."""
-    from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.graph.file import read_onnx
 
-    settings = deployment.planned_with
-    if settings.estimator != DEFAULT or settings.database_sha256 is not None or deployment.merges:
+    if deployment.planned_with.database_sha256 is not None or deployment.merges:
         return False
     for name, model in deployment.models.items():
         path, sha256 = graphs.get(model.source_model or name), model.sha256
@@ -208,8 +206,14 @@ def collect_map_evidence(
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
         measured = make_database_estimator(database, known, note, execution)
-        asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
+        try:
+            asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
+        except InputError as error:
+            if database is not None or other.estimator is not None:
+                raise
+            note(str(error))
         tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
+    if asked is not None:
         asked = name_services(asked, sources)
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(

@@ -190,7 +190,7 @@ def _memory_bytes(partition: Partition, replica: Replica, device: Device, eviden
 
 
 def _needed_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
-    """Return what all processes of a replica need, 0 where nothing is known of it."""
+    """Return what all processes of a replica need, as is planned on, 0 where nothing is known of it."""
     if evidence.estimator is None:
         return 0
     try:
@@ -199,7 +199,7 @@ def _needed_bytes(partition: Partition, replica: Replica, device: Device, eviden
     except InputError:
         return 0
     # Rounded down, where policies round up: a fraction of a byte breaks no rule.
-    return 0 if needed is None else math.floor(needed.value) * replica.processes
+    return 0 if needed is None else math.floor(upper_ms(needed, evidence.confidence)) * replica.processes
 
 
 def _share_and_limit(

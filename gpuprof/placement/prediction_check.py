@@ -234,14 +234,19 @@ def _told_intervals(predicted: ReplicaPrediction, known: Estimate, *, merged: bo
 
 
 def _told_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Iterator[str]:
-    """Yield a memory that is less than the estimator's, or more than the upper end of it."""
-    held_bytes, memory = replica.predicted.memory_bytes, known.memory_bytes
-    if held_bytes is None or memory is None or replica.merged:
+    """Yield a memory that is not the estimator's, at the end of its interval that is planned on."""
+    predicted, memory = replica.predicted, known.memory_bytes
+    held_bytes, needed = predicted.memory_bytes, predicted.mreq
+    if memory is None:
+        if held_bytes is not None or needed is not None:
+            yield "a memory is said, and nothing is known of it by the estimator"
         return
-    least = memory.value * replica.processes
-    most = max(memory.value, memory.high or 0.0, upper_ms(memory, evidence.confidence)) * replica.processes
-    if not least * (1.0 - _RELATIVE) - replica.processes <= held_bytes <= most * (1.0 + _RELATIVE) + replica.processes:
-        yield f"it is said to hold {held_bytes / 2**30:.4g} GiB, and holds {least / 2**30:.4g} GiB by the estimator"
+    planned = upper_ms(memory, evidence.confidence) * replica.processes
+    if held_bytes is not None and abs(held_bytes - planned) > _RELATIVE * planned + replica.processes:
+        yield f"it is said to hold {held_bytes / 2**30:.4g} GiB, and holds {planned / 2**30:.4g} GiB by the estimator"
+    if needed is not None and not _is_near(needed.bytes, memory.value * replica.processes):
+        told, true = needed.bytes / 2**30, memory.value * replica.processes / 2**30
+        yield f"it is said to require {told:.4g} GiB, and requires {true:.4g} GiB by the estimator"
 
 
 def _told_compute(replica: Replica, device: Device, estimator: Estimator) -> Iterator[str]:

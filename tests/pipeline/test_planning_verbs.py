@@ -185,8 +185,10 @@ def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
     gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).write(here / "map.json")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
-    assert gpuprof.check("../map.json").notes == (
-        "there is no kernel database: the times written in the map are believed",
+    (note,) = gpuprof.check("../map.json").notes
+    assert note == (
+        "the estimator 'database' cannot be asked here: what it stands on, or the estimator itself, is missing; "
+        "the times and the memory written in the map are believed"
     )
 
 

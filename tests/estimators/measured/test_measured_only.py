@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, MOST_VARIATION, Workload
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, MOST_VARIATION, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
@@ -94,8 +95,8 @@ class Boundless:
     def __getattr__(self, name: str) -> object:
         return getattr(self._database, name)
 
-    def estimate(self, model: str, device: object, batch: int, *_: object, **__: object) -> int:
-        return batch
+    def estimate(self, model: str, device: Device, batch: int, share: Share, *_: object, **__: object) -> Estimate:
+        return Estimate(Workload(model, batch, share), device.name, Figure(float(batch), MEASURED))
 
 
 @pytest.mark.parametrize("name", ["database", "measured", "usher", f"{__name__}:Boundless"])
