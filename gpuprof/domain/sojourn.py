@@ -155,6 +155,6 @@ class QuickQueueModel(QueueModel, Protocol):
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
         """Return about which part of Poisson requests to one replica takes longer than each of some limits, rising.
 
-        A limit that is 2% away from the percentile that `sojourn` tells lies on the same side of it. None where nothing
-        is quicker than `sojourn`.
+        Within 1% of a limit `sojourn` tells the same, but for a tenth of the part. None where nothing is quicker than
+        that.
         """

@@ -26,19 +26,22 @@ _LATE_LONG = 3.0
 _MOST_LEFT = 400
 
 
-def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> None:
-    """Fill in the parts of Poisson requests that take longer than the limits.
+def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> bool:
+    """Fill in the parts of Poisson requests that take longer than the limits; False where larger batches are quicker.
 
     Parameters
     ----------
     rate : float
         Requests per unit of time, below capacity.
     times : (B,) float64
-        Of batches of 1, 2, … B requests, never falling.
+        Of batches of 1, 2, … B requests.
     limits : (n,) float64
         Rising.
     late : (n,) float64
     """
+    for size in range(1, len(times)):
+        if times[size] < times[size - 1]:
+            return False
     batch = _largest_used(rate, times)
     states = _count_states(rate, times[batch - 1], batch, limits[-1])
     waiting = _stationary(rate, times, batch, states)
@@ -68,6 +71,7 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> N
     for one in range(len(limits)):
         alone = waiting[0] if times[0] > limits[one] else 0.0
         late[one] = (told[one] + alone) / requests
+    return True
 
 
 def _largest_used(rate: float, times: Array) -> int:

@@ -95,18 +95,18 @@ class BatchQueue:
         return solve_pool(arrivals, servers, coarse=coarse)
 
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return about which parts of the requests are late; None where batches vary, or wait to be filled."""
-        times = np.array(server.latency_ms[: server.batch])
+        """Return about which parts of the requests are late; None where batches vary, wait, or get quicker."""
         varies = max(server.latency_cv, server.pause_cv or 0.0) >= 1e-3 or server.pause_factor != 1.0
-        if server.processes > 1 or server.max_wait_ms > 0.0 or varies or np.any(np.diff(times) < 0.0):
+        if server.processes > 1 or server.max_wait_ms > 0.0 or varies:
             return None
         if rate_rps >= server.capacity_rps:
             return [1.0] * len(limits_ms)
         from gpuprof.estimators.queueing.late_kernel import fill_late_parts  # numba takes long to import
 
-        late, limits = np.zeros(len(limits_ms)), np.array(limits_ms) - server.overhead_ms
-        fill_late_parts(max(rate_rps / 1000.0, _LEAST_RATE / times[-1]), times, limits, late)
-        return [float(one) for one in late]
+        times, limits = np.array(server.latency_ms[: server.batch]), np.array(limits_ms) - server.overhead_ms
+        late = np.empty(len(limits))
+        told = fill_late_parts(max(rate_rps / 1000.0, _LEAST_RATE / float(times[-1])), times, limits, late)
+        return late.tolist() if told else None
 
 
 def _overfull(load: float, batch: float) -> Sojourn:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from gpuprof.placement.device_assignment import assign_devices
@@ -26,7 +27,7 @@ from gpuprof.placement.optimal.incumbent import (
 from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
-from gpuprof.placement.optimal.portfolio import run_heuristics, run_portfolio
+from gpuprof.placement.optimal.portfolio import QUICKEST, run_heuristics, run_portfolio, run_quickest
 from gpuprof.placement.optimal.program_plan import (
     MOST_SLOWED,
     ProgramPlan,
@@ -91,7 +92,8 @@ class Optimal:
         First come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
         one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' plans are made
         next, of which none is lost, and a quick one; as much time as they took is kept back for what is done with the
-        plan afterwards. By queues, the plan for streams of their own is where those of pools begin.
+        plan afterwards. By queues, the plan for streams of their own is where those of pools begin; of many demands
+        whose queues are told at once it is the quickest policy's, which is not stopped.
         """
         whole = Limit(problem.options.time_limit_s)
         if not self.pooled or problem.options.latency_budget is not None:
@@ -104,15 +106,21 @@ class Optimal:
         segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
+        done: tuple[str, ...] = ()
         if first is None and problem.previous is None and len(problem.demands) > _MOST_SEARCHED and whole.seconds:
-            first = planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds))
+            quickest = run_quickest(problem)
+            if quickest is not None and not quickest.unplaced:
+                first, done = planner.take_over(quickest, limit), (QUICKEST,)
+            budget = planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds))
+            known_maps = [one for one in (first, budget) if one is not None]
+            first = min(known_maps, key=partial(objective_value, problem), default=None)
         if first is not None and is_proven_optimal(problem, first):
             spread = _distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
             settled = planner.settle(spread)
             return first if settled.unplaced else replace(settled, found_by=first.found_by)
         if first is not None and limit.is_over:
-            return replace(self._first_plan(problem, segments, first, whole), stopped=True)
-        split = self._place_split(problem, segments, first, whole)
+            return replace(self._first_plan(problem, segments, first, whole, done), stopped=True)
+        split = self._place_split(problem, segments, first, whole, done)
         found = planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
         return found if first is None else _better_of_two(problem, found, first)
 
@@ -123,14 +131,19 @@ class Optimal:
         asked = raise_demands(problem.demands, rates)
         return place_by_program(problem, known, asked, limit, fair=self.fair)
 
-    def _place_split(self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit) -> Placement:
-        """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
+    def _place_split(
+        self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, done: Collection[str] = ()
+    ) -> Placement:
+        """Return the placement of replicas with requests of their own, with a limit none worse than a known one.
+
+        Policies that are done are not asked again for a first map.
+        """
         if whole.seconds is None:
             *_, plan = self._improving_plans(problem, segments, whole)
             return plan
         wanted = not self.fair and is_of_few_classes(problem, segments)
         with start_bound_process(wanted=wanted) as process:
-            first = plan = self._first_plan(problem, segments, known, whole)
+            first = plan = self._first_plan(problem, segments, known, whole, done)
             limit = whole.keeping(_FOR_REST * whole.seconds if known is not None or wanted else whole.spent_s)
             if wanted and (not limit.is_over or first.lower_bound_cost_per_hour is None):
                 first = plan = self._search_classes(problem, segments, first, limit, process)
@@ -160,7 +173,9 @@ class Optimal:
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
         return first if first.unplaced else bound_classes(problem, segments, first, limit, beside)
 
-    def _first_plan(self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit) -> Placement:
+    def _first_plan(
+        self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit, done: Collection[str] = ()
+    ) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
 
         By queues the quick plan comes first, and what is not quick among the policies has a quarter of the time; by a
@@ -172,7 +187,7 @@ class Optimal:
         alike = is_of_few_classes(problem, segments)
         kept = _FOR_CLASSES if alike else 0.0 if best is None else _FOR_SEARCH
         quick = limit.keeping(kept * ((limit.seconds if known is None else limit.left_s) or 0.0))
-        for heuristic in run_heuristics(problem, quick):
+        for heuristic in run_heuristics(problem, quick, done):
             named = replace(heuristic, policy="optimal", found_by=heuristic.policy)
             if not (self.fair and heuristic.unplaced):  # more goodput is not fairer
                 best = named if best is None else update_incumbent(problem, best, named, heuristic.policy)

@@ -74,6 +74,16 @@ class PooledPlanner:
                 best = self._bound(best)
         return clip_bounds(self.problem, best)
 
+    def take_over(self, quick: Placement, limit: Limit) -> Placement:
+        """Return a policy's map that serves everything, settled while there is time, with a bound."""
+        named = replace(quick, policy="optimal", found_by=quick.policy)
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            settled = self._settle(named, quick.gpus, quick.policy)
+            named = named if settled.unplaced else settled
+        return clip_bounds(
+            self.problem, with_cost_bound(self.problem, self.segments, self._without_bounds(named), limit)
+        )
+
     def plan_by_budget(self, limit: Limit) -> Placement | None:
         """Return the cheapest map of `BudgetPlans` that is found in time, with a bound; None where there is none."""
         found: Gpus | None = None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.interference_table import tabulate_interference
+from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.sojourn import QuickQueueModel
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
 
-#: Policies that take time in proportion to the demands.
-_QUICKEST = "igniter"
-_QUICK = (_QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
+#: Policies that take time in proportion to the demands; the first in the least.
+QUICKEST = "igniter"
+_QUICK = (QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
 #: Baselines that are as quick: `optimal` must not fall behind them either.
 _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
 #: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
@@ -41,14 +45,27 @@ def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
                 continue  # not made for such a fleet, or for what is known of the models
 
 
-def run_heuristics(problem: Problem, limit: Limit) -> Iterator[Placement]:
-    """Yield what the policies that take time in proportion to the demands make of the problem.
+def run_quickest(problem: Problem) -> Placement | None:
+    """Return what the quickest policy makes of many demands by queues; None where it does not take a second or two."""
+    if (
+        problem.options.latency_budget is not None
+        or not _is_meant_for(QUICKEST, problem)
+        or not _is_told_at_once(problem)
+    ):
+        return None
+    with suppress(GpuprofError):
+        return make_policy(QUICKEST).place(replace(problem, options=replace(problem.options, time_limit_s=None)))
+    return None
+
+
+def run_heuristics(problem: Problem, limit: Limit, done: Collection[str] = ()) -> Iterator[Placement]:
+    """Yield what the policies that take time in proportion to the demands make of the problem, but for those done.
 
     Those that are quick are not stopped, however long that takes on a machine whose cores are taken: whoever asks one
     of them instead would wait as long, and have the better map. The others have until the time is up.
     """
     for name in (*_QUICK, *_BASELINES):
-        if not _is_meant_for(name, problem):
+        if name in done or not _is_meant_for(name, problem):
             continue
         policy = make_policy(name)
         with suppress(GpuprofError, TimeUpError):
@@ -63,7 +80,7 @@ def _is_quick(name: str, problem: Problem) -> bool:
     By a latency budget the quickest is with many, and all are with few. Where figures are predicted, thousands are.
     """
     many = len(problem.demands)
-    if problem.options.latency_budget is not None and (many <= _FEW or name == _QUICKEST):
+    if problem.options.latency_budget is not None and (many <= _FEW or name == QUICKEST):
         return True
     return many <= _FEW_LOOKED_UP and _are_looked_up(problem)
 
@@ -77,6 +94,21 @@ def _are_looked_up(problem: Problem) -> bool:
                 if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
                     return False
     return True
+
+
+def _is_told_at_once(problem: Problem) -> bool:
+    """Whether replicas are told to be late without their queues, and neighbours act through sums, on every kind."""
+    first = problem.demands[0]
+    with suppress(InputError):
+        if not all(isinstance(queue_of(problem.queueing, one.model), QuickQueueModel) for one in problem.demands):
+            return False
+        for entry in problem.fleet.entries:
+            share = problem.estimator.shares(first.model, entry.device)[-1]
+            workload = Workload(first.model, problem.estimator.batches(first.model, entry.device, share)[0], share)
+            if tabulate_interference(problem.estimator, entry.device, [workload]) is None:
+                return False
+        return True
+    return False
 
 
 def _is_meant_for(name: str, problem: Problem) -> bool:

@@ -1,14 +1,30 @@
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.placement_problems import KINDS, Kind, draw_problem
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import GpuprofError
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.placement.contract import evidence, plain_device
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.optimal import portfolio
 from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import make_policy
+from gpuprof.placement.problem import Options, Problem
+from tests.placement.curved import CurvedEstimator
+from tests.placement.optimal.test_neighbour_bound import SummedTable
 
 #: Policies that take milliseconds for the problems here.
 QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd", "mig-serving", "alpaserve", "paris-elsa", "shepherd")
@@ -26,3 +42,35 @@ def test_however_short_the_limit_no_quick_policy_has_a_better_map(kind: Kind, se
         except GpuprofError:
             continue  # not made for such a fleet
         assert found <= other, name
+
+
+class _AnyShareEstimator(CurvedEstimator):
+    """The curved one, which says that its neighbours act by sums."""
+
+    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> SummedTable:
+        alone = [self.estimate(w.model, device, w.batch, w.share).latency_ms.value for w in workloads]
+        taken = [[device.fraction(one.share) * math.log2(1 + one.batch)] for one in workloads]
+        return SummedTable(np.array(alone), np.array(taken), self.disturbance)
+
+
+def queued_problem(seed: int, count: int, most_rps: float, limit_s: float | None) -> Problem:
+    """Return demands of models that are as quick as one another, judged by queues."""
+    draw = random.Random(seed)
+    demands = tuple(
+        Demand(f"m{number}", draw.uniform(5.0, most_rps), Slo(draw.uniform(30.0, 150.0))) for number in range(count)
+    )
+    estimator = _AnyShareEstimator(spread=0.0, disturbance=0.6, interval=0.0, sizes=(1, 4))
+    fleet = Fleet((FleetEntry(plain_device()),))
+    return Problem(demands, fleet, estimator, BatchQueue(), Options(time_limit_s=limit_s))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_many_demands_by_queues_whose_neighbours_act_through_sums_igniter_has_no_better_map(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    given = queued_problem(seed, 50, 500.0, 1e-3)
+    monkeypatch.setattr(portfolio, "_FEW_LOOKED_UP", 0)
+    quick, found = make_policy("igniter").place(given), Optimal().place(given)
+    assert not quick.unplaced
+    assert objective_value(given, found) <= objective_value(given, quick)
+    assert check(to_map(given, found), evidence(given)) == ()
