@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -17,18 +18,23 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.interference_table import Floats, Integers, tabulate_interference
+from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import QuickQueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.demand_classes import group_alike
 from gpuprof.placement.optimal.neighbour_box import PIECES, KindTable, count_pieces
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.waiting_bound import least_rate_within
 from gpuprof.placement.pooled_segment import SLACK
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 #: Times are compared so much more generously than whoever checks a map does.
 _GENEROUS = 1e-8
+#: Pools are simulated, and judged by that: a request may take so many times as long as its SLO for a bound.
+_PATIENT = 1.05
 #: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
 _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
 
@@ -56,13 +62,14 @@ class LeastCosts:
         """Take all of a class out again."""
         self.per_rps[number] = self.of_pieces[number] = np.inf
 
-    def bound(self, needed: Floats, demands: Floats) -> float:
-        """Return what classes cost at least by their rates and numbers of demands; none where nothing serves them."""
+    def bound(self, needed: Floats, demands: Floats) -> Floats:
+        """Return what each class costs at least by its rate and number of demands; 0 where nothing serves it."""
         # Whoever serves more pieces can serve fewer.
         costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
         whole, _ = cover_cheapest(costs)
-        totals = np.maximum(self.per_rps * needed, whole * demands)
-        return float(totals[np.isfinite(totals)].sum())
+        known = np.isfinite(self.per_rps)
+        totals = np.maximum(np.where(known, self.per_rps, 0.0) * needed, whole * demands)
+        return np.where(np.isfinite(totals), totals, 0.0)
 
 
 def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> float:
@@ -80,14 +87,16 @@ def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> 
     for kind in kinds:
         rates = kind.most_rps(1, np.zeros(kind.table.pressures.shape[1]))
         least.add(kind.classes, kind.price * kind.sizes / kind.space, rates, kind.rates_rps)
-    return least.bound(needed, demands)
+    return float(least.bound(needed, demands).sum())
 
 
 def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> float:
     """Return what no map for these queues costs less than; 0 where estimators tell no tables.
 
     Of a replica that forms batches up to its own only those in time count, and it stands for no more than these over
-    the part of the requests that must be in time (`gpuprof.placement.pooled_segment.most_within_rps`).
+    the part of the requests that must be in time (`gpuprof.placement.pooled_segment.most_within_rps`). Of Poisson
+    requests all replicas together must be able to serve more than come, so that few wait for too long
+    (`gpuprof.placement.optimal.waiting_bound`).
 
     Parameters
     ----------
@@ -109,7 +118,8 @@ class _QueueBound:
     def __init__(self, problem: Problem, segments: Segments) -> None:
         self._problem, self._segments = problem, weakref.proxy(segments)
         self._classes = group_alike(problem, segments)
-        self._least = LeastCosts(len(self._classes))
+        self._least, self._waiting = LeastCosts(len(self._classes)), LeastCosts(len(self._classes))
+        self._asked_rps = np.array([_least_rps(problem, problem.demand(model)) for model in self._classes])
         self._left = list(enumerate(self._classes))
         self._planner = PartitionPlanner(problem, self._segments)
         self._tabulated: dict[object, Floats] = {}
@@ -122,12 +132,17 @@ class _QueueBound:
                 told = all(self._add(number, model, entry) for entry in self._problem.fleet.entries)
             except InputError:  # of some kind of device nothing is known, which might do all
                 self._least.forget(number)
+                self._waiting.forget(number)
                 continue
             if not told:
-                self._left, self._least = [], LeastCosts(len(self._classes))
+                self._left = []
+                self._least, self._waiting = LeastCosts(len(self._classes)), LeastCosts(len(self._classes))
         needed = [sum(one.rate_rps for one in own) for own in self._classes.values()]
         demands = [float(len(own)) for own in self._classes.values()]
-        return self._least.bound(np.array(needed), np.array(demands))
+        count = np.array(demands)
+        by_rates = self._least.bound(np.array(needed), count)
+        by_waiting = self._waiting.bound(count * self._asked_rps, count)
+        return float(np.maximum(by_rates, by_waiting).sum())
 
     def _add(self, number: int, model: str, entry: FleetEntry) -> bool:
         """Take in all that may run of a class on a kind of device; whether a table tells it."""
@@ -146,7 +161,11 @@ class _QueueBound:
             if tabulated is None:
                 return False
             self._tabulated[name] = tabulated
-        _add_series(demand, entry, series, self._tabulated[name], (number, self._least))
+        own = _serve_most(demand, entry, series, self._tabulated[name])
+        numbers, asked = np.full(len(series), number), np.full(len(series), self._asked_rps[number])
+        self._least.add(numbers, own.costs, own.served_rps, np.full(len(series), demand.rate_rps))
+        if self._asked_rps[number] > 0.0:
+            self._waiting.add(numbers, own.costs, np.minimum(own.in_time_rps, asked), asked)
         return True
 
 
@@ -155,24 +174,38 @@ def _tabulate_latency(problem: Problem, entry: FleetEntry, series: Sequence[Sequ
     return None if table is None else table.least_times_ms(1, np.zeros(table.pressures.shape[1]))[0]
 
 
-def _add_series(
-    demand: Demand,
-    entry: FleetEntry,
-    series: Sequence[Sequence[Workload]],
-    latency: Floats,
-    into: tuple[int, LeastCosts],
-) -> None:
-    """Take in what a demand's replicas serve at most under each share, by the times of all batches."""
-    number, least = into
-    most, costs, end = [], [], 0
+@dataclass(frozen=True, slots=True)
+class _MostServed:
+    """What replicas of a demand cost under each share, and serve at most."""
+
+    costs: Floats
+    served_rps: Floats  #: Of all requests, for which those in time may stand.
+    in_time_rps: Floats  #: In batches that are in time.
+
+
+def _serve_most(
+    demand: Demand, entry: FleetEntry, series: Sequence[Sequence[Workload]], latency: Floats
+) -> _MostServed:
+    """Return what a demand's replicas serve at most under each share, by the times of all batches."""
+    most, in_time, costs, end = [], [], [], 0
     for own in series:
         begin, end = end, end + len(own)
         served = 1000.0 * own[0].processes * np.arange(1, len(own) + 1) / latency[begin:end]
-        in_time = np.where(latency[begin:end] <= demand.slo.latency_ms * (1.0 + _GENEROUS), served, 0.0).max()
-        most.append(min(served.max(), in_time / (demand.slo.percentile / 100.0 - SLACK), demand.rate_rps))
+        in_time.append(np.where(latency[begin:end] <= demand.slo.latency_ms * _PATIENT, served, 0.0).max())
+        exact = np.where(latency[begin:end] <= demand.slo.latency_ms * (1.0 + _GENEROUS), served, 0.0).max()
+        most.append(min(served.max(), exact / (demand.slo.percentile / 100.0 - SLACK), demand.rate_rps))
         costs.append(entry.price_per_hour * entry.device.fraction(own[0].share))
-    asked = np.full(len(most), demand.rate_rps)
-    least.add(np.full(len(most), number), np.array(costs), np.array(most) * (1.0 + _GENEROUS), asked)
+    rates = (np.array(one) * (1.0 + _GENEROUS) for one in (most, in_time))
+    return _MostServed(np.array(costs), *rates)
+
+
+def _least_rps(problem: Problem, demand: Demand) -> float:
+    """Return what all replicas of a demand must be able to serve at least, 0.0 where requests are not Poisson's."""
+    with suppress(InputError):
+        if isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel):
+            late = 1.0 - demand.slo.percentile / 100.0 + SLACK
+            return 1000.0 * least_rate_within(demand.rate_rps / 1000.0, demand.slo.latency_ms * _PATIENT, late)
+    return 0.0
 
 
 def _list_series(
