@@ -91,7 +91,8 @@ class _Cluster:
     aware: bool
     classes: list[_Task] = field(default_factory=list)
     _class_of: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _allocated: dict[tuple[_State, int], _State | None] = field(default_factory=dict)
+    _allocated: dict[tuple[_State, int], _State] = field(default_factory=dict)
+    _refused: dict[tuple[_State, int], int] = field(default_factory=dict)  #: Units that were not enough.
     _made: dict[tuple[object, ...], _Task | None] = field(default_factory=dict)
 
     @property
@@ -172,20 +173,25 @@ class _Cluster:
         except InputError:
             return False
 
-    def allocate(self, state: _State, number: int) -> _State | None:
-        """Algorithm 2: raise the shares until every SLO is kept; None when the device is not large enough."""
+    def allocate(self, state: _State, number: int, most: int) -> _State | None:
+        """Algorithm 2: raise the shares until every SLO is kept; None when that takes more units than ``most``."""
         key = (state, number)
-        if key not in self._allocated:
-            self._allocated[key] = self._raise_shares(state, number)
-        return self._allocated[key]
+        if key not in self._allocated and most > self._refused.get(key, -1):
+            raised = self._raise_shares(state, number, most)
+            if raised is None:
+                self._refused[key] = most
+            else:
+                self._allocated[key] = raised
+        found = self._allocated.get(key)
+        return found if found is not None and sum(units for _, units in found) <= most else None
 
-    def _raise_shares(self, state: _State, number: int) -> _State | None:
+    def _raise_shares(self, state: _State, number: int, most: int) -> _State | None:
         numbers = [one for one, _ in state] + [number]
         tasks = [self.classes[one] for one in numbers]
         units = [had for _, had in state] + [self.classes[number].units]
         if sum(one.memory_bytes for one in tasks) > self.device.dram_bytes or len(tasks) > MPS_CLIENTS:
             return None
-        while sum(units) <= self.most_units:
+        while sum(units) <= most:
             running = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]
             broken = [i for i in range(len(tasks)) if self.aware and not self._keeps(tasks[i], running, i)]
             if not broken:
@@ -227,7 +233,9 @@ class _Devices:
             used = sum(units for _, units in state)
             if used + task.units > self.cluster.most_units:
                 continue
-            raised = self.cluster.allocate(state, number)
+            # More than on another device is of no use.
+            most = self.cluster.most_units if best is None else min(self.cluster.most_units, used + best[0])
+            raised = self.cluster.allocate(state, number, most)
             if raised is None:
                 continue
             more = sum(units for _, units in raised) - used
