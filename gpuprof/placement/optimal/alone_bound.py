@@ -152,12 +152,12 @@ class _QueueBound:
             return False
         series = list(_list_series(self._segments, entry, model, self._planner.steps(device, None, model)))
         # Services of one model take the same times: that of the largest share tells whether they do.
-        name = (device.name, demand.source_model or model, tuple((own[0].share, len(own)) for own in series))
-        last = _tabulate_latency(self._problem, entry, series[-1:])
+        name = (device.name, demand.source_model or model, tuple(series))
+        last = _tabulate_latency(self._problem, entry, model, series[-1:])
         if last is None:
             return False
         if name not in self._tabulated or not np.array_equal(self._tabulated[name][-len(last) :], last):
-            tabulated = _tabulate_latency(self._problem, entry, series)
+            tabulated = _tabulate_latency(self._problem, entry, model, series)
             if tabulated is None:
                 return False
             self._tabulated[name] = tabulated
@@ -169,8 +169,20 @@ class _QueueBound:
         return True
 
 
-def _tabulate_latency(problem: Problem, entry: FleetEntry, series: Sequence[Sequence[Workload]]) -> Floats | None:
-    table = tabulate_interference(problem.estimator, entry.device, [one for own in series for one in own])
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The batches that replicas may form under one share."""
+
+    share: Share
+    processes: int
+    largest: int
+
+
+def _tabulate_latency(problem: Problem, entry: FleetEntry, model: str, series: Sequence[_Series]) -> Floats | None:
+    workloads = [
+        Workload(model, batch, own.share, own.processes) for own in series for batch in range(1, own.largest + 1)
+    ]
+    table = tabulate_interference(problem.estimator, entry.device, workloads)
     return None if table is None else table.least_times_ms(1, np.zeros(table.pressures.shape[1]))[0]
 
 
@@ -183,20 +195,19 @@ class _MostServed:
     in_time_rps: Floats  #: In batches that are in time.
 
 
-def _serve_most(
-    demand: Demand, entry: FleetEntry, series: Sequence[Sequence[Workload]], latency: Floats
-) -> _MostServed:
+def _serve_most(demand: Demand, entry: FleetEntry, series: Sequence[_Series], latency: Floats) -> _MostServed:
     """Return what a demand's replicas serve at most under each share, by the times of all batches."""
-    most, in_time, costs, end = [], [], [], 0
-    for own in series:
-        begin, end = end, end + len(own)
-        served = 1000.0 * own[0].processes * np.arange(1, len(own) + 1) / latency[begin:end]
-        in_time.append(np.where(latency[begin:end] <= demand.slo.latency_ms * _PATIENT, served, 0.0).max())
-        exact = np.where(latency[begin:end] <= demand.slo.latency_ms * (1.0 + _GENEROUS), served, 0.0).max()
-        most.append(min(served.max(), exact / (demand.slo.percentile / 100.0 - SLACK), demand.rate_rps))
-        costs.append(entry.price_per_hour * entry.device.fraction(own[0].share))
-    rates = (np.array(one) * (1.0 + _GENEROUS) for one in (most, in_time))
-    return _MostServed(np.array(costs), *rates)
+    begins = np.cumsum([0, *(own.largest for own in series[:-1])])
+    requests = np.concatenate([own.processes * np.arange(1, own.largest + 1) for own in series])
+    served = 1000.0 * requests / latency
+    exact, patient = (
+        np.maximum.reduceat(np.where(latency <= demand.slo.latency_ms * part, served, 0.0), begins)
+        for part in (1.0 + _GENEROUS, _PATIENT)
+    )
+    answered = exact / (demand.slo.percentile / 100.0 - SLACK)
+    most = np.minimum(np.minimum(np.maximum.reduceat(served, begins), answered), demand.rate_rps)
+    costs = [entry.price_per_hour * entry.device.fraction(own.share) for own in series]
+    return _MostServed(np.array(costs), most * (1.0 + _GENEROUS), patient * (1.0 + _GENEROUS))
 
 
 def _least_rps(problem: Problem, demand: Demand) -> float:
@@ -208,15 +219,13 @@ def _least_rps(problem: Problem, demand: Demand) -> float:
     return 0.0
 
 
-def _list_series(
-    segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]
-) -> Iterator[Sequence[Workload]]:
-    """Yield for each share and number of processes all batches that a replica may form."""
+def _list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]) -> Iterator[_Series]:
+    """Yield for each share and number of processes which batches a replica may form."""
     for percent in steps:
         share = Share(percent)
         largest = max(segments.menu.listed_batches(model, entry.device, share), default=0)
         for processes in segments.menu.processes(share) if largest else ():
-            yield [Workload(model, batch, share, processes) for batch in range(1, largest + 1)]
+            yield _Series(share, processes, largest)
 
 
 def cover_cheapest(costs: Floats) -> tuple[Floats, Integers]:
