@@ -348,10 +348,9 @@ def _better_of_two(problem: Problem, improved: Placement, first: Placement) -> P
     best = update_incumbent(problem, improved, first, str(first.found_by))
     if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
         return best
-    if best.lower_bound_cost_per_hour is None:
-        bounds = (first.lower_bound_gpus, first.lower_bound_cost_per_hour)
-        best = replace(best, lower_bound_gpus=bounds[0], lower_bound_cost_per_hour=bounds[1])
-    return clip_bounds(problem, best)
+    cost = max(best.lower_bound_cost_per_hour or 0.0, first.lower_bound_cost_per_hour)
+    gpus = max(best.lower_bound_gpus or 0, first.lower_bound_gpus or 0)
+    return clip_bounds(problem, replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))
 
 
 def _distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity, placement: Placement) -> Placement:
