@@ -150,8 +150,8 @@ class ModelRow:
     latency_p50_ms: float | None = None
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
-    #: ``latency_paused_mean_ms``, ``latency_paused_std_ms``: Time of a batch that follows a pause as long as itself,
-    #: with inputs that no cache holds.
+    #: ``latency_paused_mean_ms``, ``latency_paused_std_ms``: Time of a batch that follows a pause, three times as
+    #: long as itself on average (in older databases: as long as itself), with inputs that no cache holds.
     latency_paused_mean_ms: float | None = None
     latency_paused_std_ms: float | None = None
     latency_p50_low_ms: float | None = None

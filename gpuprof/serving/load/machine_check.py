@@ -30,7 +30,8 @@ STOLEN_PART = 0.005
 #: A process that slept wakes up within a fraction of a millisecond; one in a hundred later than this is told.
 LATE_MS = 2.0
 _WATCH_S, _PROBE_S, _MOST_PROBED = 0.5, 1.0, 2
-_PROBED_LOAD = 0.5
+#: Pauses between batches are then as long as those after which the profile timed them.
+_PROBED_LOAD = 0.25
 
 
 @dataclass(frozen=True, slots=True)

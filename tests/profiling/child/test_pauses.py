@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -35,9 +36,19 @@ def test_each_batch_follows_a_pause_and_gets_inputs_of_its_own() -> None:
     feeds = {"x": np.arange(4.0)}
     durations = time_after_pauses(run, feeds, USUAL_NS)
     assert len(durations) == len(given) >= 8
-    assert min(gaps) >= USUAL_NS / 1e9
+    wanted = [min(0.25, pauses._pause_in_batches(number) * USUAL_NS / 1e9) for number in range(1, len(gaps) + 1)]
+    assert all(gap >= pause for gap, pause in zip(gaps, wanted, strict=True))
     assert all(one["x"] is not feeds["x"] and np.array_equal(one["x"], feeds["x"]) for one in given)
     assert given[0]["x"] is not given[1]["x"]
+
+
+@pytest.mark.parametrize("count", [7, 15, 115, 150])
+def test_however_many_pauses_there_are_they_are_spread_as_gaps_between_random_requests(count: int) -> None:
+    found = sorted(pauses._pause_in_batches(number) for number in range(count))
+    assert 0.8 * pauses._MEAN_PAUSE < sum(found) / count <= pauses._MEAN_PAUSE
+    for part in (0.25, 0.5, 0.75):
+        below = sum(pause < -pauses._MEAN_PAUSE * math.log1p(-part) for pause in found) / count
+        assert below == pytest.approx(part, abs=1.0 / count)
 
 
 def test_the_time_of_the_pause_is_not_counted() -> None:
@@ -58,3 +69,7 @@ def test_batches_that_take_long_are_few_and_their_pauses_short(monkeypatch: pyte
     durations = time_after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 5_000_000_000)
     assert len(durations) == 3
     assert slept == [0.25] * 3
+
+    slept.clear()
+    time_after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 10_000_000)
+    assert slept == pytest.approx([0.0208, 0.0086, 0.0416], abs=1e-4)
