@@ -2,12 +2,19 @@
 
     python -m bench.unseen_images [-o DIR]
 
-`bench/image_results.csv` has images a second that others published: timm's authors of 26 architectures, picked by name
-before any of them was estimated, compiled by TorchInductor and eagerly, with the channels first or last (PyTorch 2.4,
-CUDA 12.4, automatic mixed precision; ``results/benchmark-infer-amp-*`` of their repository, Apache-2.0), and NVIDIA of
-ResNet-50 from the batches on at which the GPU is the limit (PyTorch 1.9; DeepLearningExamples, Apache-2.0; float32 of
-these two GPUs was learned from). Each is exported with random weights into DIR, which takes timm (and so torchvision)
-beside gpuprof's extra ``export``, and estimated from the catalogue alone; eager execution runs batch normalisations.
+`bench/image_results.csv` has images a second that others published, Apache-2.0 but for one line:
+
+* timm's authors of 26 architectures, picked by name before any of them was estimated, compiled by TorchInductor and
+  eagerly, with the channels first or last (``results/benchmark-infer-*`` of their repository: RTX 3090 and 4090 by
+  PyTorch 2.4; RTX 5090 and RTX PRO 6000 Max-Q by 2.9, the 25, 9 and 21 of the 26 that were read);
+* NVIDIA of ResNet-50 from the batches on at which the GPU is the limit (PyTorch 1.9), and by TensorRT through
+  PaddlePaddle (``PaddlePaddle/Classification``), both in DeepLearningExamples;
+* PaddleClas of nine of these architectures by TensorRT on a T4 (``docs/en/models``);
+* a user of TensorRT on a V100 (``sandeepkumar-skb/pytorch_experiments``, no licence stated).
+
+Of the GPUs, float32 of V100 and T4 was learned from, and products in bfloat16 of the A100. Each network is exported
+with random weights into DIR, which takes timm (and so torchvision) beside gpuprof's extra ``export``, and estimated
+from the catalogue alone; eager execution runs batch normalisations.
 """
 
 from __future__ import annotations
@@ -16,14 +23,15 @@ import argparse
 import csv
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from gpuprof.domain.catalogue import device
+from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
@@ -31,6 +39,7 @@ from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.graph.load import load_graph
 
 RESULTS = Path(__file__).with_name("image_results.csv")
+_COMPILED = frozenset({"compiled", "TensorRT"})
 _OPSET = 17
 _SIDES = {"inception_v3": 299}
 _SIDE = 224
@@ -40,10 +49,10 @@ _SIDE = 224
 class PublishedRun:
     """A line of `RESULTS`."""
 
-    source: str  #: ``"timm"`` or ``"nvidia"``.
+    source: str  #: ``"timm"``, ``"nvidia"``, ``"paddle"``, ``"paddleclas"`` or ``"user"``.
     device: str
     precision: str
-    execution: str  #: ``"compiled"``, ``"eager"`` or ``"eager, channels last"``.
+    execution: str  #: ``"compiled"``, ``"TensorRT"``, ``"eager"`` or ``"eager, channels last"``.
     batch: int
     model: str
     images_per_s: float
@@ -56,12 +65,23 @@ class PublishedRun:
     @property
     def way(self) -> str:
         """Who ran it, where and how."""
-        return f"{self.source:7}{self.device:9}{self.precision:8} {self.execution:21}"
+        return f"{self.source:11}{self.device:19}{self.precision:9} {self.execution:21}"
 
     @property
     def runtime(self) -> LaunchMode:
         """How it is estimated; of the order of channels an estimate knows nothing."""
-        return LaunchMode.FUSED if self.execution == "compiled" else LaunchMode.EAGER
+        return LaunchMode.FUSED if self.execution in _COMPILED else LaunchMode.EAGER
+
+    @property
+    def board(self) -> Device:
+        """The GPU; the RTX PRO 6000 Max-Q is what its data sheet says beside the server edition of the catalogue."""
+        if self.device != "rtx-pro-6000-max-q":
+            return device(self.device)
+        server = device("rtx-pro-6000")
+        slower = 110.0 / 117.0
+        rates = {name: rate * slower for name, rate in server.flops_per_s.items()}
+        clock = server.clock_mhz * slower
+        return replace(server, flops_per_s=rates, clock_mhz=clock, max_power_w=300.0, dram_bytes_per_s=1.792e12)
 
 
 def main() -> int:
@@ -79,10 +99,9 @@ def main() -> int:
     for way, pairs in judged.items():
         errors = np.array([figure.value / run.batch_ms - 1.0 for run, figure in pairs])
         inside = np.mean([holds(run, figure) for run, figure in pairs])
-        print(
-            f"{way} {len(pairs):2} figures: mean absolute error {100 * np.abs(errors).mean():.1f}%, "
-            f"median {100 * np.median(errors):+.1f}%, inside the 90% interval {100 * inside:.0f}%"
-        )
+        found = f"mean absolute error {100 * np.abs(errors).mean():.1f}%, median {100 * np.median(errors):+.1f}%"
+        coverage = f"inside the 90% interval {100 * inside:.0f}%"
+        print(f"{way} {len(pairs):2} figures: {found}, {coverage}{describe_batches(pairs)}")
     return 0
 
 
@@ -102,7 +121,7 @@ def estimate(run: PublishedRun, folder: Path) -> Figure:
     if not path.is_file():
         export(run.model, path, folded=folded)
     kernels = list_kernels(load_graph(path, run.batch), run.precision, run.runtime)
-    return shipped_model().latency(kernels, device(run.device), Share(), run.precision, run.runtime)
+    return shipped_model().latency(kernels, run.board, Share(), run.precision, run.runtime)
 
 
 def export(name: str, path: Path, *, folded: bool) -> None:
@@ -133,6 +152,15 @@ def holds(run: PublishedRun, figure: Figure) -> bool:
     """Return whether the interval holds what was measured."""
     assert figure.low is not None and figure.high is not None
     return figure.low <= run.batch_ms <= figure.high
+
+
+def describe_batches(pairs: Sequence[tuple[PublishedRun, Figure]]) -> str:
+    """Return the median error at each batch where there are several."""
+    errors = defaultdict(list)
+    for run, figure in pairs:
+        errors[run.batch].append(100.0 * (figure.value / run.batch_ms - 1.0))
+    by_batch = (f"{batch} {np.median(of_batch):+.0f}" for batch, of_batch in sorted(errors.items()))
+    return f" (by batch {', '.join(by_batch)})" if len(errors) > 2 else ""
 
 
 def describe(run: PublishedRun, figure: Figure) -> str:

@@ -104,7 +104,7 @@ def estimate(
         ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
     runtime : str, optional
         ``"fused"`` (default): up to 64 element-wise ops in a row are one kernel, as torch.compile does; or ``"eager"``:
-        each node its kernels, as PyTorch.
+        each node its kernels, as PyTorch 2, attention in half precision one.
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
         usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.

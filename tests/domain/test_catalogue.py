@@ -28,6 +28,7 @@ NAMES = [
     "a100-pcie-80",
     "rtx-3090",
     "rtx-4090",
+    "rtx-5090",
     "l4",
     "l40",
     "l40s",
@@ -98,8 +99,8 @@ TENSOR_CLOCK_MHZ |= {"b200": 1850.0, "gb200": 2007.0}
 TENSOR_TYPES = {"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"}
 #: Boards whose tensor cores do half of what an SM of their capability can: of the GeForce, and of the L40, the rate
 #: with float32 accumulation is halved.
-HALVED = {"rtx-3090", "rtx-4090", "l40"}
-WHOLE = {("rtx-3090", "int8"), ("rtx-4090", "int8")}
+HALVED = {"rtx-3090", "rtx-4090", "rtx-5090", "l40"}
+WHOLE = {("rtx-3090", "int8"), ("rtx-4090", "int8"), ("rtx-5090", "int8"), ("rtx-5090", "float4")}
 
 
 @pytest.fixture(params=NAMES)

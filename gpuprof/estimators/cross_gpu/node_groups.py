@@ -1,4 +1,4 @@
-"""Which nodes of a graph run in one kernel: biases and some activations anywhere, chains and attention if fused."""
+"""Which nodes of a graph run in one kernel: biases, some activations and attention anywhere, chains if fused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class NodeGroups:
     fused : bool
         Whether the runtime joins chains of element-wise ops.
     narrow : bool
-        Whether products are in half precision or below: only then are there kernels for fused attention.
+        Whether products are in half precision or below: only then are there kernels for whole attention, which PyTorch
+        has eagerly, too.
     """
 
     def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:
@@ -60,6 +61,9 @@ class NodeGroups:
         self._find_biases()
         self._find_gelus()
         self._find_swishes()
+        if fused and narrow:
+            self._find_joint_products()
+            self._find_activated_products()
         if fused:
             self._find_chains()
         #: A node whose kernel does the work of others → these.
@@ -67,7 +71,7 @@ class NodeGroups:
         for place in self._absorbed:
             self.members[self._anchor(place)].append(place)
         #: The last product of an attention → its nodes; the two last are the first product and itself.
-        self.attention = self._find_attention() if fused and narrow else {}
+        self.attention = self._find_attention() if narrow else {}
         self._inside = {place for group in self.attention.values() for place in group}
         for last, group in self.attention.items():
             self._inside |= self._list_strided(group[-2], last)
@@ -111,6 +115,27 @@ class NodeGroups:
                 halves = self.maker.get(self._ops[chain[-1]].inputs[0].name)
                 if halves is not None and halves not in self._absorbed and self._is_scaling(halves, chain[-1]):
                     self._absorbed[halves] = chain[-1]
+
+    def _find_joint_products(self) -> None:
+        """Tie linear layers that read the same, as queries, keys and values do, to the first of them: one product."""
+        first: dict[str, int] = {}
+        for place, op in enumerate(self._ops):
+            if op.op_type not in ("MatMul", "Gemm") or op.attributes.get("transA") or op.inputs[1] not in op.weights:
+                continue
+            one = first.setdefault(op.inputs[0].name, place)
+            if one != place and len(op.inputs[1].shape) == 2:
+                self._absorbed[place] = one
+
+    def _find_activated_products(self) -> None:
+        """Tie an activation of several ops, all that reads a linear layer, to it: its kernel ends with one."""
+        for place, op in enumerate(self._ops):
+            readers = [reader for tensor in op.outputs for reader in self.readers[tensor.name]]
+            last = {self._anchor(reader) for reader in readers}
+            if len(readers) < 2 or len(last) > 1 or self._ops[self._anchor(place)].op_type not in PRODUCTS:
+                continue
+            end = last.pop()
+            if self._ops[end].op_type in ELEMENTWISE:
+                self._absorbed[end] = place
 
     def _find_swishes(self) -> None:
         """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write one activation as two ops."""

@@ -28,6 +28,9 @@ _ENERGY_W[4.0] = (5.7, 1620.0)
 #: Energy of an operation of a type in units of float32's, from L40S, H100 and A100 in AIConfigurator's data.
 _ENERGY_OF_TYPE = {"float32": 1.0, "float64": 2.0, "tfloat32": 0.2, "float16": 0.11, "bfloat16": 0.11}
 _ENERGY_OF_TYPE |= {"int8": 0.085, "float8": 0.085, "float4": 0.045}
+#: The tensor cores of Volta and Turing take so many times as much: products of 4 x 4 x 4, whose operands go through
+#: registers. From the T4 in BERT by TensorRT; V100s in the same and in ResNet-50, which nothing was chosen by, show it.
+_FIRST_TENSOR_CORES, _WITH_FIRST_TENSOR_CORES = 2.1, range(7, 8)
 #: Clock goes with this power of the watts there are: A100-PCIe boards of 250 and 300 W (0.84 and 0.93 of the peak).
 _CLOCK_EXPONENT = 0.56
 #: Watts that a board takes beside arithmetic, and for each GB/s of stacked memory.
@@ -124,6 +127,8 @@ def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> flo
         return fed
     watts, clock = known
     energy = watts * _ENERGY_OF_TYPE.get(precision, 1.0) * (device.clock_mhz / clock) ** 2
+    if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) in _WITH_FIRST_TENSOR_CORES:
+        energy *= _FIRST_TENSOR_CORES
     stacked = (device.dram_type or "").startswith("hbm")
     rest = _BOARD_W + (_STACKED_W * device.dram_bytes_per_s / 1e9 if stacked else 0.0)
     needed = device.flops_per_s[precision] / 1e12 * energy * fraction

@@ -216,3 +216,25 @@ def test_small_batches_of_a_convolutional_network_wait_for_pytorchs_host(tmp_pat
     convolutions = kernels.op_types.count("Conv")
     seconds = shipped_model().time_parts(kernels, rates_of(device("h100"), "float32"), LaunchMode.EAGER).total_s
     assert seconds == pytest.approx(convolutions * 50e-6 + (len(kernels.count) - convolutions) * 9e-6)
+
+
+def _convolve(groups: float, channels: float, precision: str) -> float:
+    pixels, bytes_moved = 50176.0, 4e7
+    sizes = {"b": groups, "m": pixels, "n": channels, "k": 9.0 * channels, "kernel": 3.0, "stride": 1.0, "image": 14.0}
+    flops = 2.0 * groups * pixels * channels * 9.0 * channels
+    ops = make_table("conv", 1, **sizes, flops=flops, read_bytes=bytes_moved, written_bytes=bytes_moved, width=2.0)
+    return float(shipped_model().kernel_times(ops, rates_of(device("a30"), precision))[0])
+
+
+def test_groups_that_are_no_power_of_two_take_twice_as_long_on_tensor_cores_alone() -> None:
+    assert _convolve(24.0, 24.0, "float16") > 1.5 * _convolve(18.0, 32.0, "float16")
+    assert _convolve(1.0, 24.0, "float16") < 1.1 * _convolve(1.0, 32.0, "float16")
+    assert _convolve(24.0, 24.0, "float32") < 1.1 * _convolve(18.0, 32.0, "float32")
+
+
+def test_a_small_convolution_takes_longer_than_its_product_on_tensor_cores() -> None:
+    sizes = {"m": 196.0, "n": 256.0, "k": 2304.0, "flops": 2.0 * 196 * 256 * 2304, "read_bytes": 1.4e6}
+    product, conv = (make_table(name, 1, **sizes, written_bytes=1e5, width=2.0) for name in ("matmul", "conv"))
+    rates = rates_of(device("a30"), "float16")
+    costs = shipped_model().costs
+    assert costs.kernel_times(conv, rates)[0] == pytest.approx(costs.kernel_times(product, rates)[0] + 4e-6)

@@ -52,6 +52,51 @@ def test_an_activation_is_a_kernel_of_its_own_only_where_nothing_is_fused() -> N
     assert list_kernels(graph, "float32", LaunchMode.FUSED).op_types == ("MatMul",)
 
 
+def _project_thrice() -> ModelGraph:
+    made = [_t(name, 8, 16, 64) for name in "qkv"]
+    weights = [_t(f"w{name}", 32, 64) for name in "qkv"]
+    products = [_op("MatMul", [X, weight], out, [weight]) for weight, out in zip(weights, made, strict=True)]
+    biased = [_op("Add", [out, BIAS], _t(f"b{out.name}", 8, 16, 64), [BIAS]) for out in made]
+    return _graph(*products, *biased)
+
+
+def test_linear_layers_that_read_the_same_are_one_product_where_half_precision_is_fused() -> None:
+    whole = list_kernels(_project_thrice(), "float16", LaunchMode.FUSED).ops
+    assert (whole.m[0], whole.n[0], whole.k[0]) == (128, 3 * 64, 32)
+    parts = list_kernels(_project_thrice(), "float16", LaunchMode.EAGER).ops
+    assert len(whole) == 1 and len(parts) == 3
+    assert whole.flops.sum() == parts.flops.sum()
+    assert whole.written_bytes.sum() == parts.written_bytes.sum()
+    # What they share is read once, and so is their one bias here.
+    assert whole.read_bytes.sum() == parts.read_bytes.sum() - 2 * (2 * X.elements + 2 * BIAS.elements)
+    assert len(list_kernels(_project_thrice(), "float32", LaunchMode.FUSED).ops) == 3
+
+
+def test_a_gelu_is_the_end_of_its_linear_layer_where_half_precision_is_fused() -> None:
+    hidden, root, one, half = _t("hb", 8, 16, 64), _t("root"), _t("one"), _t("half")
+    gelu = (
+        _op("Div", [hidden, root], _t("g1", 8, 16, 64), [root]),
+        _op("Erf", [_t("g1", 8, 16, 64)], _t("g2", 8, 16, 64)),
+        _op("Add", [_t("g2", 8, 16, 64), one], _t("g3", 8, 16, 64), [one]),
+        _op("Mul", [hidden, _t("g3", 8, 16, 64)], _t("g4", 8, 16, 64)),
+        _op("Mul", [_t("g4", 8, 16, 64), half], _t("g5", 8, 16, 64), [half]),
+    )
+    graph = _graph(*LINEAR, *gelu)
+    assert list_kernels(graph, "float16", LaunchMode.FUSED).op_types == ("MatMul",)
+    assert len(list_kernels(graph, "float16", LaunchMode.EAGER).op_types) == 2
+    assert len(list_kernels(graph, "float32", LaunchMode.FUSED).op_types) == 2
+
+
+def test_linear_layers_after_another_stay_products_of_their_own() -> None:
+    second = [_t(name, 64, 8) for name in ("w2", "w3")]
+    graph = _graph(
+        _op("MatMul", [X, W], H, [W]),
+        *(_op("MatMul", [H, weight], _t(f"o{weight.name}", 8, 16, 8), [weight]) for weight in second),
+    )
+    ops = list_kernels(graph, "float16", LaunchMode.FUSED).ops
+    assert ops.n.tolist() == [64, 16]
+
+
 def test_a_product_of_two_activations_is_a_batch_of_products() -> None:
     left, right = _t("l", 2, 4, 16, 8), _t("r", 2, 4, 8, 32)
     kernels = list_kernels(_graph(_op("MatMul", [left, right], _t("s", 2, 4, 16, 32))), "float32", LaunchMode.EAGER)
@@ -99,9 +144,10 @@ def _attention() -> ModelGraph:
     )
 
 
-def test_attention_is_whole_where_fused_kernels_for_the_type_exist() -> None:
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_attention_is_whole_in_either_runtime_where_kernels_for_the_type_exist(runtime: LaunchMode) -> None:
     assert len(list_kernels(_attention(), "float32", LaunchMode.EAGER).ops) == 4
-    fused = list_kernels(_attention(), "float16", LaunchMode.FUSED).ops
+    fused = list_kernels(_attention(), "float16", runtime).ops
     assert [FAMILIES[family] for family in fused.family] == ["attention"]
     assert (fused.b[0], fused.m[0], fused.n[0], fused.k[0]) == (8, 128, 128, 64)
 
@@ -171,14 +217,14 @@ ELEMENTS, WEIGHTS = 4 * (64 + 128) * 28 * 28, 128 * 64 * 9
     [
         ("float32", LaunchMode.EAGER, 4 * ELEMENTS + 4 * WEIGHTS),
         ("tfloat32", LaunchMode.EAGER, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
-        ("tfloat32", LaunchMode.FUSED, 3 * 4 * ELEMENTS + 4 * WEIGHTS),
+        ("tfloat32", LaunchMode.FUSED, 4 * ELEMENTS + 4 * WEIGHTS),
         ("float16", LaunchMode.EAGER, 2 * ELEMENTS + 2 * WEIGHTS),
         ("float16", LaunchMode.FUSED, 2 * ELEMENTS + 2 * WEIGHTS),
         ("float8", LaunchMode.FUSED, 2 * ELEMENTS + WEIGHTS),
         ("int8", LaunchMode.FUSED, ELEMENTS + WEIGHTS),
     ],
 )
-def test_images_are_put_in_order_for_tensor_cores_in_tf32_alone(
+def test_images_are_put_in_order_for_tensor_cores_in_tf32_and_eagerly_alone(
     precision: str, runtime: LaunchMode, traffic: float
 ) -> None:
     ops = list_kernels(_graph(CONVOLUTION), precision, runtime).ops
@@ -216,12 +262,13 @@ def _attention_of_one_projection(*, kept: bool = False) -> ModelGraph:
     return _graph(*ops, *([_op("Relu", [turned], _t("copy", 3, 8, 12, 197, 64))] if kept else []))
 
 
-def test_fused_attention_reads_its_operands_where_they_lie() -> None:
-    fused = list_kernels(_attention_of_one_projection(), "float16", LaunchMode.FUSED)
-    assert fused.op_types == ("MatMul", "MatMul")
-    assert [FAMILIES[family] for family in fused.ops.family] == ["attention", "matmul"]
-    eager = list_kernels(_attention_of_one_projection(), "float16", LaunchMode.EAGER).op_types
-    assert eager.count("Gather") == 3 and "Transpose" in eager
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_whole_attention_reads_its_operands_where_they_lie(runtime: LaunchMode) -> None:
+    whole = list_kernels(_attention_of_one_projection(), "float16", runtime)
+    assert whole.op_types == ("MatMul", "MatMul")
+    assert [FAMILIES[family] for family in whole.ops.family] == ["attention", "matmul"]
+    pieces = list_kernels(_attention_of_one_projection(), "float32", runtime).op_types
+    assert pieces.count("Gather") == 3 and "Transpose" in pieces
 
 
 def test_what_others_read_too_is_written_beside_fused_attention() -> None:

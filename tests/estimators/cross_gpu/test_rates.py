@@ -24,6 +24,19 @@ def test_a_higher_power_limit_never_slows_a_board() -> None:
     assert held[-1] <= 1.0
 
 
+def test_the_power_limit_slows_the_first_tensor_cores_more_than_the_same_board_with_later_ones() -> None:
+    for name in ("v100", "t4"):
+        board = device(name)
+        later = replace(board, compute_capability="8.0")
+        assert sustained_part(board, "float16") < 0.85 * sustained_part(later, "float16")
+        assert sustained_part(board, "float32") == sustained_part(later, "float32")
+
+
+def test_a_gpu_without_tensor_cores_is_not_slowed_like_the_first_of_them() -> None:
+    p100 = device("p100")
+    assert sustained_part(p100, "float16") == sustained_part(replace(p100, compute_capability="8.0"), "float16")
+
+
 def test_an_unknown_process_or_limit_is_no_reason_to_slow_down() -> None:
     assert sustained_part(replace(device("t4"), process_nm=None), "float32") == 1.0
     assert sustained_part(replace(device("t4"), max_power_w=None), "float32") == 1.0
