@@ -16,6 +16,7 @@ from gpuprof.estimators.cross_gpu.features import (
     bound_times,
     features_of,
     preparation_names,
+    preparation_part,
     prepare_seconds,
     regressor_names,
 )
@@ -110,8 +111,8 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
 
 def bounds_as_measured(part: MeasuredOps, rates: Any) -> OpBounds:
     """Return the bounds of measured ops under the conditions that they were measured in."""
-    first = bound_times(part.ops, rates)
-    return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s))
+    first = bound_times(part.ops, rates, weight_sets=part.weight_sets)
+    return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s), part.weight_sets)
 
 
 def _preparations(part: MeasuredOps) -> dict[str, float]:
@@ -122,7 +123,11 @@ def _preparations(part: MeasuredOps) -> dict[str, float]:
     by_name = {}
     for name in np.unique(names[names != ""]).tolist():
         gpus = np.unique(part.device[names == name])
-        least = [np.quantile(part.seconds[(names == name) & (part.device == gpu)], _SMALLEST_QUANTILE) for gpu in gpus]
+        least = [
+            np.quantile(part.seconds[(names == name) & (part.device == gpu)], _SMALLEST_QUANTILE)
+            / preparation_part(rates_of(device(str(gpu)), part.precision))
+            for gpu in gpus
+        ]
         by_name[str(name)] = float(np.median(least))
     return by_name
 
@@ -139,7 +144,7 @@ def _add_rows(
     body = np.maximum(part.seconds - floor, 0.02 * part.seconds)
     telling = (part.seconds > _TELLING * floor) & part.fit_to_learn()
     weight = np.clip(body / part.seconds, 0.02, 1.0) * _balance_sizes(bounds.expected_s)
-    target = np.log(body / (bounds.expected_s + np.maximum(rates.kernel_s, prepare_seconds(part.ops, prepared))))
+    target = np.log(body / (bounds.expected_s + np.maximum(rates.kernel_s, prepare_seconds(part.ops, rates, prepared))))
     names = regressor_names(part.ops, rates)
     for regressor in set(names.tolist()):
         kept = telling & (names == regressor)

@@ -38,6 +38,9 @@ _FLOAT32_BYTES = 4.0
 #: A sweep of single short products does not reach the power limit: how long, in log10 of ms, until it does.
 _REACHED = {("bmm", "test"): (0.2, 1.2), ("bmm", "train"): (-0.7, 0.3), ("conv", "train"): (0.2, 1.8)}
 
+#: AIConfigurator times five layers one after another, so that the weights of small ones alone stay in the L2 cache.
+_WEIGHT_SETS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOps:
@@ -63,6 +66,11 @@ class MeasuredOps:
             return np.ones(len(bound_s))
         from_, to = np.array([_REACHED[self.name, split] for split in self.split]).T
         return np.asarray(np.clip((np.log10(bound_s * 1e3) - from_) / (to - from_), 0.5, 1.0))
+
+    @property
+    def weight_sets(self) -> float:
+        """How many sets of weights each product was run with in turn; see `features.bound_times`."""
+        return _WEIGHT_SETS if self.kernels_only else 1.0
 
     def fit_to_learn(self) -> NDArray[np.bool_]:
         """Tell which rows say how the GPU computes, and not how hot it was."""

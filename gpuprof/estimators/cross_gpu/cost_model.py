@@ -57,8 +57,9 @@ class CostModel:
             rows = np.flatnonzero(names == name)
             of_rows = OpBounds(bounds.expected_s[rows], bounds.hard_s[rows], bounds.intensity[rows])
             own = ops.take(rows)
-            ratio = np.exp(self.forests[name].predict(features_of(name, own, rates.take(rows), of_rows)))
-            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(own, self.floor_s))
+            own_rates = rates.take(rows)
+            ratio = np.exp(self.forests[name].predict(features_of(name, own, own_rates, of_rows)))
+            least = of_rows.expected_s + np.maximum(own_rates.kernel_s, prepare_seconds(own, own_rates, self.floor_s))
             times[rows] = np.maximum(
                 _add_convolving(own, least * ratio) if rates.tensor else least * ratio, of_rows.hard_s
             )

@@ -13,13 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
-from gpuprof.estimators.cross_gpu.rates import DeviceRates
+from gpuprof.estimators.cross_gpu.rates import KERNEL_S, DeviceRates, Rate
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 #: A convolution of 3 x 3 with step 1 saves as many multiplications by Winograd's algorithm at most (tiles of 4 x 4).
 _WINOGRAD = 2.25
 #: What is still in the L2 cache comes as many times faster than from memory.
 _CACHED = 3.0
+#: Bytes that an SM gets from the L2 cache in a cycle: a quarter of the 64 that it could.
+_CACHED_BYTES = 16.0
+#: Sets of weights that are used in turn: each layer of a model has its own.
+_SETS_OF_A_MODEL = 1000.0
+#: Rows of queries of a block of attention, and cycles that it takes before and behind its arithmetic.
+_BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
+#: Threads of a block that works on a row.
+_ROW_THREADS = 128.0
 _TINY = 1e-12
 
 #: Names of the regressors.
@@ -38,15 +46,21 @@ class OpBounds:
     intensity: Array  #: Shape (N,). Arithmetic over traffic, of the expected times.
 
 
-def bound_times(ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0) -> OpBounds:
+def bound_times(
+    ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0, weight_sets: float = _SETS_OF_A_MODEL
+) -> OpBounds:
     """Return the bounds of ``ops``.
 
     Parameters
     ----------
     throttled : float or ndarray of shape (N,)
         How far the power limit has been reached: 1 in long runs, 0 in an op too short for the clock to fall.
+    weight_sets : float
+        How many sets of weights of its own an op was run with in turn: as many are in the L2 cache or out of it. A
+        model has so many that none of them is.
     """
     conv = ops.family == FAMILIES.index("conv")
+    attention = ops.family == FAMILIES.index("attention")
     product = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv", "attention")])
     winograd = np.where(
         conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
@@ -54,16 +68,33 @@ def bound_times(ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
     held = peak / np.where(product, rates.sustained**throttled, 1.0)
     traffic = ops.bytes_moved / rates.bytes_per_s
-    near = rates.tensor & (ops.bytes_moved < rates.l2_bytes / 2)
-    drawn = np.where(
-        near, np.minimum(traffic / rates.drawn, ops.bytes_moved / rates.cached_per_s), traffic / rates.drawn
-    )
+    drawn = _draw_seconds(ops, rates, weight_sets)
+    blocks = np.where(ops.m > 1.0, ops.b * np.ceil(ops.m / _BLOCK_ROWS), ops.b * ops.extra)
     cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / _CACHED, 1.0)
     return OpBounds(
-        np.maximum(np.maximum(held, drawn), _TINY),
+        np.maximum(np.maximum(held, drawn) + attention * blocks * _BLOCK_CYCLES / rates.cycles_per_s, _TINY),
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
         np.log2(np.maximum(held, _TINY) / np.maximum(drawn, _TINY)),
     )
+
+
+def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
+    """Return what the traffic takes: on tensor cores it counts what the L2 cache still holds of it."""
+    per_byte = 1.0 / (rates.bytes_per_s * rates.drawn)
+    if not rates.tensor:
+        return np.asarray(ops.bytes_moved * per_byte)
+    saved_per_byte = np.maximum(per_byte - 1.0 / (_CACHED_BYTES * rates.cycles_per_s), 0.0)
+    dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
+    weights = np.where(dense, np.minimum(ops.width * ops.n * ops.k, ops.read_bytes), 0.0)
+    others = ops.bytes_moved - weights
+    used_between = others + weight_sets * weights
+    kept = others * _kept_part(others, rates) + weights * _kept_part(used_between, rates)
+    return np.asarray(ops.bytes_moved * per_byte - kept * saved_per_byte)
+
+
+def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
+    """Return what part of something is still in the L2 cache after so many bytes, its own among them."""
+    return np.clip(2.0 - 2.0 * used_between / rates.l2_bytes, 0.0, 1.0)
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
@@ -101,12 +132,25 @@ def preparation_names(ops: OpTable) -> NDArray[np.str_]:
     return np.where(attention, named, np.where(narrow, np.char.add("product narrow ", framework), ""))
 
 
-def prepare_seconds(ops: OpTable, known: Mapping[str, float]) -> Array:
-    """Return what a framework does before each op takes at least, 0 where nothing is known of it."""
+def prepare_seconds(ops: OpTable, rates: DeviceRates, known: Mapping[str, float]) -> Array:
+    """Return what a framework does before each op takes at least, 0 where nothing is known of it.
+
+    ``known`` are seconds at the clock of `preparation_part`, by `preparation_names`.
+    """
     if not ((ops.family == FAMILIES.index("attention")) | (ops.width == 1.0)).any():
         return np.zeros(len(ops))  # comparing texts takes longer than all the rest
     names, place = np.unique(preparation_names(ops), return_inverse=True)
-    return np.array([known.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
+    seconds = np.array([known.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
+    return np.asarray(seconds * preparation_part(rates))
+
+
+def preparation_part(rates: DeviceRates) -> Rate:
+    """Return what a framework does before an op takes on a GPU over what it takes where the clock is 1.5 GHz.
+
+    It is kernels too short to fill the GPU: half of their time is taken as cycles, half as latencies of memory and of
+    launching, which are alike on all GPUs.
+    """
+    return 0.5 + 0.5 * rates.kernel_s / KERNEL_S
 
 
 def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:
@@ -129,6 +173,10 @@ def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -
         columns = _row_features(ops, rates)
         if name == "elementwise":
             columns = [*columns[:2], ops.extra, ops.read_bytes / np.maximum(ops.written_bytes, 1.0)]
+        elif name == "softmax":
+            # Long rows are read several times: again from the L2 cache where those that are worked on fit into it.
+            blocks = rates.units * rates.threads / _ROW_THREADS
+            columns.append(np.log2(np.maximum(ops.row, 1.0) * ops.width * blocks / rates.l2_bytes))
     return np.column_stack(columns)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,11 @@ _CLOCK_EXPONENT = 0.56
 _BOARD_W, _STACKED_W = 15.0, 0.03
 #: What of the peak bandwidth long element-wise ops draw: error correction takes a part of GDDR's.
 _DRAWN = {"gddr": 0.76, "hbm": 0.88}
+#: The same of stacked memory before Volta, whose controller draws 95% and 1.5 times as many bytes (V100 data sheet,
+#: as measured on STREAM): 0.95 x 900 / 1.5 of 732 GB/s.
+_DRAWN_BEFORE_VOLTA = 0.78
 _DRAWN_OTHERWISE = 0.82
+_VOLTA = 7.0
 #: SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper) have the shared memory of those with 64, so that
 #: products on CUDA cores feed fewer of them: P4 0.87 where it is cool, other boards about 0.75 of their peak.
 _LANES_128 = 0.8
@@ -46,8 +51,8 @@ _FLOPS_OF_128_LANES = 256.0
 #: Cycles that the smallest kernel takes: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
 _KERNEL_CYCLES = 4200.0
 _CLOCK_MHZ = 1500.0
-#: Bytes that an SM gets from the L2 cache in a cycle: a quarter of the 64 that it could.
-_CACHED_BYTES = 16.0
+#: Seconds of them where the clock is 1.5 GHz.
+KERNEL_S = _KERNEL_CYCLES / _CLOCK_MHZ / 1e6
 #: Type that a matrix product is computed in where the GPU lacks one.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
 #: One figure for all ops, or one for each of N.
@@ -72,7 +77,7 @@ class DeviceRates:
     threads: int  #: That an SM holds.
     tensor: bool  #: Whether products run on tensor cores.
     kernel_s: float  #: What a kernel takes at least: latencies are a number of cycles.
-    cached_per_s: Rate  #: What of bytes that are still in the L2 cache reaches the SMs a second.
+    cycles_per_s: Rate  #: Of all SMs together, at the boost clock.
 
     def take(self, rows: Any) -> DeviceRates:
         """Return the rates of the ops at positions, or where a mask is true."""
@@ -97,13 +102,12 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         scalar_per_s=device.flops_per_s["float32"] * fraction,
         sustained=sustained_part(device, precision, fraction),
         bytes_per_s=bandwidth(device, share),
-        # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr".
-        drawn=_DRAWN.get((device.dram_type or "").rstrip("23456789xe"), _DRAWN_OTHERWISE),
+        drawn=_drawn_part(device),
         l2_bytes=max(1.0, device.l2_bytes * (_slices(device, share) or 1.0)),
         threads=device.sm.threads if device.sm is not None else 2048,
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
-        cached_per_s=_CACHED_BYTES * device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
+        cycles_per_s=device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
     )
 
 
@@ -126,7 +130,7 @@ def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> flo
     if known is None or not device.max_power_w or not device.clock_mhz:
         return fed
     watts, clock = known
-    energy = watts * _ENERGY_OF_TYPE.get(precision, 1.0) * (device.clock_mhz / clock) ** 2
+    energy = watts * _ENERGY_OF_TYPE.get(precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
     if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) in _WITH_FIRST_TENSOR_CORES:
         energy *= _FIRST_TENSOR_CORES
     stacked = (device.dram_type or "").startswith("hbm")
@@ -135,11 +139,32 @@ def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> flo
     return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** _CLOCK_EXPONENT))
 
 
+def _clock_of_peak(device: Device, precision: str) -> float:
+    """Return the clock in MHz at which the peak rate of a type is told.
+
+    Of tensor cores it may be below the boost clock (H100: 1,830 of 1,980 MHz); what an SM multiplies in a cycle is a
+    power of two.
+    """
+    boost = device.clock_mhz or _CLOCK_MHZ
+    if precision not in TENSOR_TYPES:
+        return boost
+    each = device.flops_per_s[precision] / (device.compute_units * boost * 1e6)
+    return float(min(boost, boost * each / 2.0 ** round(log2(each))))
+
+
 def resolve_precision(device: Device, precision: str) -> str:
     """Return the type that the GPU computes products in for ``precision``: TF32 in float32 where it has none."""
     while precision not in device.flops_per_s and precision in _INSTEAD:
         precision = _INSTEAD[precision]
     return precision
+
+
+def _drawn_part(device: Device) -> float:
+    """Return what of its peak bandwidth a GPU draws in long ops."""
+    kind = (device.dram_type or "").rstrip("23456789xe")  # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr"
+    if kind == "hbm" and float(device.compute_capability or _VOLTA) < _VOLTA:
+        return _DRAWN_BEFORE_VOLTA
+    return _DRAWN.get(kind, _DRAWN_OTHERWISE)
 
 
 def _slices(device: Device, share: Share) -> float | None:

@@ -16,7 +16,12 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
 from gpuprof.estimators.cross_gpu.execution import parse_execution
-from gpuprof.estimators.cross_gpu.features import bound_times, preparation_names, regressor_names
+from gpuprof.estimators.cross_gpu.features import (
+    bound_times,
+    preparation_names,
+    preparation_part,
+    regressor_names,
+)
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
@@ -180,7 +185,8 @@ def test_what_a_framework_does_before_attention_is_learned_by_framework_and_coun
         one, 8 * one, 8 * one, queries, queries, 64 * one, causal=True, key_bytes=2.0, framework=framework * 1.0
     )
     names = np.where(random.random(rows) < 0.5, "h100", "l40s")
-    prepared = np.where(framework == 0, 1e-5, 3e-5)
+    clock = np.array([preparation_part(rates_of(device(str(name)), "bfloat16")) for name in names])
+    prepared = np.where(framework == 0, 1e-5, 3e-5) * clock
     least = np.array(
         [
             bound_times(ops.take([row]), rates_of(device(str(name)), "bfloat16")).expected_s[0]
@@ -197,7 +203,8 @@ def test_what_a_framework_does_before_attention_is_learned_by_framework_and_coun
     costs = CostModel.of_texts(trained.models, trained.floor_s)
     rates = rates_of(device("b200"), "bfloat16")  # seen by none
     short = [costs.kernel_times(_attention(4.0, which), rates)[0] for which in (0.0, 1.0)]
-    assert short == pytest.approx([1e-5, 3e-5], rel=0.25)
+    expected = np.array([1e-5, 3e-5]) * preparation_part(rates)
+    assert short == pytest.approx(expected, rel=0.25)
 
 
 def test_attention_of_one_query_is_generation_and_only_attention_and_eight_bits_are_prepared() -> None:

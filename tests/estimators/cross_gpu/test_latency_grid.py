@@ -100,5 +100,6 @@ def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path, is_linear: boo
     assert bool(kernels.list_grid(8)) == is_linear
     assert sorted(alone) != alone, "nothing to mend: take another graph"
     found = LatencyGrid(kernels, gpu, shipped_model()).series(Share(), batches)
-    assert [one.value for one in found] == sorted(one.value for one in found)
+    values = [one.value for one in found]
+    assert values == pytest.approx(sorted(values), rel=1e-12)  # sums are rounded
     assert all(one.low < one.value < one.high for one in found if one.low is not None and one.high is not None)

@@ -63,3 +63,15 @@ def test_a_precision_that_a_gpu_lacks_is_refused_with_those_it_has() -> None:
 )
 def test_a_type_is_computed_in_what_the_gpu_has(name: str, asked: str, found: str) -> None:
     assert resolve_precision(device(name), asked) == found
+
+
+def test_the_v100_draws_half_as_much_again_as_the_p100() -> None:
+    drawn = {name: device(name).dram_bytes_per_s * rates_of(device(name), "float32").drawn for name in ("v100", "p100")}
+    assert drawn["v100"] / drawn["p100"] == pytest.approx(1.5, rel=0.1)
+
+
+def test_the_power_limit_counts_at_the_clock_that_the_tensor_cores_peak_is_told_at() -> None:
+    h100 = device("h100")
+    slower = replace(h100, clock_mhz=1830.0)
+    assert sustained_part(h100, "bfloat16") == pytest.approx(sustained_part(slower, "bfloat16"), rel=1e-3)
+    assert sustained_part(h100, "bfloat16") < sustained_part(replace(h100, clock_mhz=1500.0), "bfloat16")
