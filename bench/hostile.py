@@ -79,7 +79,6 @@ ATTACKS: dict[str, AttackCase] = {
     "HTTP/2 random frames": AttackCase(grpc_attacks.random_frames, False),
     "HTTP/2 rapid resets": AttackCase(grpc_attacks.rapid_resets, False),
     "HTTP/2 endless heads": AttackCase(grpc_attacks.endless_heads, False),
-    "HTTP/2 indexed heads": AttackCase(grpc_attacks.indexed_heads, False),
     "gRPC, calls, no token": AttackCase(grpc_attacks.calls_without_token, False),
     "gRPC, health checks": AttackCase(grpc_attacks.health_checks, False),
     "bodies announced": AttackCase(http_attacks.announced_bodies, True),

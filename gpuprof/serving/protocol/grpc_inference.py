@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote
 
-from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS
 from gpuprof.serving.protocol.grpc_messages import (
     InferCall,
     LargeCall,
@@ -224,7 +223,7 @@ def _settle(answer: asyncio.Future[bytes], outcome: Sequence[Buffer] | RefusedEr
 
 
 def _metadata_value(context: Any, name: str) -> str:
-    return next((str(value) for key, value in HEAD_FIELDS.read(context) if key == name), "")
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
 
 
 def peer_of(context: Any) -> str:

@@ -13,7 +13,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
-from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.grpc_stream import InferStream
@@ -64,7 +63,6 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call; None where there is no such method."""
-        HEAD_FIELDS.end_head()
         path = handler_call_details.method
         if self._security.token and path not in _FOR_EVERYBODY:
             metadata = handler_call_details.invocation_metadata or ()

@@ -20,7 +20,6 @@ from grpc_health.v1 import health, health_pb2
 from gpuprof.errors import InputError
 from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes
 from gpuprof.serving.protocol.grpc_connections import ConnectionLimit
-from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_methods import (
     CallLimits,
@@ -41,8 +40,6 @@ _MAX_STREAMS = 1000
 _MAX_CONNECTIONS = 2048
 _MAX_CALLS = 20_000
 _MAX_METADATA_BYTES = 1 << 14
-#: HTTP/2 counts 32 bytes for a field beside its name and value (RFC 9113, 6.5.2): no head of that size has more.
-_MAX_HEAD_FIELDS = _MAX_METADATA_BYTES // 32
 #: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
 _LOOKAHEAD_BYTES = 1 << 16
 _HANDSHAKE_S = 10.0
@@ -106,7 +103,6 @@ class GrpcServer:
         methods = inference_methods(router, calls, self._limits) | standard_methods(self._health, self._limits)
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-        HEAD_FIELDS.limit(_MAX_HEAD_FIELDS, shared.count_refusal)
         self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, shared.count_refusal),))
         self._was_ready: bool | None = None
         self._watching: list[asyncio.Task[None]] = []
