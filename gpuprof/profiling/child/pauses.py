@@ -1,8 +1,8 @@
 """Times batches as a server at rest meets them: after a pause, with inputs that no cache holds.
 
-The longer the pause, the colder the caches: on one core a batch of SqueezeNet (6.7 ms) took 4% longer after 6 ms and up to
-17% after 50 ms in one run, which two on a loud machine did not repeat. So pauses are not all alike, but as those between
-requests that come at random.
+The longer the pause, the colder the caches: on one core a batch of SqueezeNet (6.7 ms) took 4% longer after 6 ms and up
+to 17% after 50 ms in one run, which two on a loud machine did not repeat. So pauses are not all alike, but as those
+between requests that come at random.
 """
 
 from __future__ import annotations
