@@ -192,6 +192,8 @@ def test_what_the_hypervisor_took_of_a_worker_s_core_is_replayed_too() -> None:
     seen = predict_with_stolen(on_cpu, asked, SETTINGS, spans)["m"]
     assert seen.p50_ms is not None and seen.p99_ms is not None
     assert plain.p99_ms + 60.0 < seen.p99_ms < plain.p99_ms + 120.0
+    joined = [StolenSpan(core, at_s, 0.08) for at_s in firsts]
+    assert predict_with_stolen(on_cpu, asked, SETTINGS, joined)["m"] == seen  # what spans share counts once
     assert predict_with_stolen(on_cpu, asked, SETTINGS, [replace(one, core=10_000) for one in spans]) == {}
     assert predict_with_stolen(whole, asked, SETTINGS, spans) == {}  # a GPU's workers have no cores of their own
     assert predict_with_stolen(on_cpu, asked, SETTINGS, []) == {}

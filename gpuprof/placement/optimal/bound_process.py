@@ -65,10 +65,10 @@ class BoundProcess:
                 wait_s = 0.0 if limit.is_over else limit.left_s
                 if not selector.select(wait_s):
                     break
-                self._read()
+                self._read_bounds()
         return self._highest
 
-    def _read(self) -> None:
+    def _read_bounds(self) -> None:
         assert self._process.stdout is not None
         received = os.read(self._process.stdout.fileno(), 1 << 16)
         self._ended = not received
