@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from gpuprof.cli.output import say_note
+from gpuprof.cli.start_time import note_process_start
 from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
@@ -173,6 +174,7 @@ def console_script() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    note_process_start()
     sys.exit(main())
 
 

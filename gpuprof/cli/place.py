@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
+from gpuprof.cli.start_time import verb_start_s
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number
 from gpuprof.domain.plural import count_of
@@ -60,7 +60,7 @@ def place(
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    chosen, began_s = chosen_format(as_json, as_csv), time.monotonic()
+    chosen, began_s = chosen_format(as_json, as_csv), verb_start_s()
     asked = demands.read_file()
     from gpuprof.pipeline.place import place as place_models
 

@@ -43,8 +43,11 @@ from gpuprof.placement.problem import Problem
 #: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
 #: first maps and their bound come by then, and the output says how to search longer.
 _ANY_LIMIT_S = 3.0
-#: Seconds that the search gets of any limit, however long it takes to read the models.
-_LEAST_SEARCH_S = 1.5
+#: Seconds that the search gets of any limit, however long it takes to read the models, and the part of it at most.
+_LEAST_SEARCH_S, _LEAST_SEARCH_PART = 1.5, 0.5
+#: Seconds for each demand, by a latency budget and by queues, that are kept for predicting, checking and printing the
+#: map, up to a part of the limit.
+_AFTER_SEARCH_S, _AFTER_SEARCH_PART = (5e-4, 4e-3), 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +167,7 @@ def place(
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     if options.time_limit_s is not None:
-        left_s = max(min(_LEAST_SEARCH_S, options.time_limit_s), options.time_limit_s - (time.monotonic() - began_s))
+        left_s = _search_time_s(problem, options.time_limit_s, time.monotonic() - began_s)
         problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
@@ -187,6 +190,13 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
     is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
     return replace(options, time_limit_s=_ANY_LIMIT_S) if is_open else options
+
+
+def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
+    """Return what a limit leaves to the search once so much of it is spent."""
+    each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
+    after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
+    return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)
 
 
 def _merge(

@@ -38,8 +38,8 @@ class PlanningOptions:
     overhead_ms : float or None
         Time of a request outside its replica; None: as ``profile`` measured it.
     time_limit_s : float or None
-        After so long, policies that search take the best map so far. `gpuprof.place` counts reading the models towards
-        it, but leaves 1.5 s of it to the search.
+        After so long, policies that search take the best map so far. `gpuprof.place` counts reading the models and
+        checking the map towards it, but leaves 1.5 s of it to the search, of less than three seconds the half.
     limit_since_s : float or None
         What ``time.monotonic()`` said when the limit of `gpuprof.place` began; None: when it is called.
     seed : int

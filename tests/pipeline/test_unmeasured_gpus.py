@@ -101,7 +101,7 @@ def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(he
     assert 1.5 <= limit_of(PlanningOptions(max_batch=2)) < given
     assert 100.0 < limit_of(replace(FAST, time_limit_s=500.0)) < 500.0
     assert limit_of(replace(FAST, time_limit_s=7.0, limit_since_s=time.monotonic() - 6.0)) == 1.5
-    assert limit_of(FAST) == FAST.time_limit_s == 1.0
+    assert limit_of(replace(FAST, limit_since_s=time.monotonic() - 6.0)) == 0.5 * (FAST.time_limit_s or 0.0)
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:
