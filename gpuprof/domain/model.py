@@ -59,6 +59,7 @@ class Op:
     #: views.
     bytes_read: int
     bytes_written: int
+    launches: int = 1  #: Nodes that run one after another for it: of a Loop or a Scan those of its body, every turn.
 
     @property
     def weight_bytes(self) -> int:

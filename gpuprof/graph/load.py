@@ -308,7 +308,9 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
     attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
     cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
-    cost = max((_body_cost(body) for body in shapes.body_of(node)), key=_work, default=cost)
+    cost, launches = max(
+        (_body_cost(body) for body in shapes.body_of(node)), key=lambda pair: _work(pair[0]), default=(cost, 1)
+    )
     return Op(
         name=name,
         op_type=node.op_type,
@@ -320,18 +322,23 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
         flops=cost.flops,
         bytes_read=cost.bytes_read,
         bytes_written=cost.bytes_written,
+        launches=launches,
     )
 
 
-def _body_cost(body: Body) -> OpCost:
-    """Return what all turns of a nested graph cost together; FLOPs are None where one of its ops has no formula."""
+def _body_cost(body: Body) -> tuple[OpCost, int]:
+    """Return what all turns of a nested graph cost together, and how many nodes they run that are no views.
+
+    FLOPs are None where one of its ops has no formula.
+    """
     ops = _ops(body.nodes, body.shapes)
     flops = [op.flops for op in ops]
-    return OpCost(
+    cost = OpCost(
         None if None in flops else body.times * sum(count or 0 for count in flops),
         body.times * sum(op.bytes_read for op in ops),
         body.times * sum(op.bytes_written for op in ops),
     )
+    return cost, max(1, body.times * sum(op.launches for op in ops if op.flops or op.bytes_written))
 
 
 def _work(cost: OpCost) -> tuple[bool, int, int]:

@@ -23,7 +23,15 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, describe_points
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.features import bound_times
-from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, launched_as, name_kinds
+from gpuprof.estimators.cross_gpu.intervals import (
+    ErrorScales,
+    TimeParts,
+    excess_of,
+    generation_of,
+    launched_as,
+    name_kinds,
+    name_unlike,
+)
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, repeat_table, stack_tables
@@ -175,7 +183,8 @@ class CrossGpuModel:
         factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device))
         distance = measure_distance(device, precision)
         factor *= 1.0 if distance is None else distance.factor**parts.unsure
-        return self._figure(parts.total_s, factor, precision, runtime)
+        unlike = name_unlike(kernels.op_types, parts.excess)
+        return self._figure(parts.total_s, factor + parts.excess, _describe(precision, runtime, unlike))
 
     def latencies(
         self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, shares: Sequence[Share]
@@ -190,13 +199,17 @@ class CrossGpuModel:
         rates = [rates_of(device, precision, share) for share in shares]
         distance = measure_distance(device, precision)
         beyond = 1.0 if distance is None else distance.factor
-        for number, (of_kernels, host, scales, unsure) in zip(
+        for number, (of_kernels, host, scales, unsure, excess) in zip(
             batches, self._sum_up(kernels, batches, rates), strict=True
         ):
-            kind = kind_of(kernels.at(number), precision)
-            factors = self.scales.widen_times(of_kernels, host, scales, kind, generation) * beyond**unsure
-            each = zip(shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), strict=True)
-            latencies |= {(share, number): self._figure(one, factor, precision, runtime) for share, one, factor in each}
+            at = kernels.at(number)
+            factors = self.scales.widen_times(of_kernels, host, scales, kind_of(at, precision), generation)
+            factors = factors * beyond**unsure + excess
+            for share, seconds, factor, more in zip(
+                shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), excess.tolist(), strict=True
+            ):
+                described = _describe(precision, runtime, name_unlike(at.op_types, more))
+                latencies[share, number] = self._figure(seconds, factor, described)
         return latencies
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
@@ -209,19 +222,22 @@ class CrossGpuModel:
         by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
         total = float(seconds.sum())
         unsure = float(seconds @ uncertainty[place] / total) if total > 0.0 else 1.0
-        return TimeParts(total, host_seconds(kernels, runtime), by_kind, unsure)
+        excess = float((seconds * uncertainty[place]) @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
+        return TimeParts(total, host_seconds(kernels, runtime), by_kind, unsure, excess)
 
     def _sum_up(
         self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
-    ) -> list[tuple[Array, float, Array, Array]]:
+    ) -> list[tuple[Array, float, Array, Array, Array]]:
         """Return for every batch what its kernels take with every one of the rates of one device, what the host
-        takes, and the mean error scale of the kernels and what measurements leave of it, arrays of shape (rates,).
+        takes, the mean error scale of the kernels, what measurements leave of it, and the mean of `excess_of`: arrays
+        of shape (rates,).
         """
         lists, distinct = [kernels.at(one) for one in batches], [kernels.find_distinct(one) for one in batches]
         tables = [one.ops.take(first) for one, (first, _) in zip(lists, distinct, strict=True)]
         rows = sum(map(len, tables))
         if not rows:
-            return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)), np.ones(len(rates)))] * len(batches)
+            nothing = np.zeros(len(rates))
+            return [(nothing, 0.0, nothing, np.ones(len(rates)), nothing)] * len(batches)
         ops = repeat_table(stack_tables(tables), len(rates))
         times, uncertainty, kinds = self._predict(ops, stack_rates(rates, rows))
         scale = uncertainty.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
@@ -232,7 +248,9 @@ class CrossGpuModel:
         for batch, kernel_list, (_, place), (own, scales, unsure) in zip(batches, lists, distinct, split, strict=True):
             seconds = np.array(kernel_list.count, dtype=float) * (own[:, place] + _GAP_S)
             total = seconds.sum(axis=1)
-            means = ((seconds * column[:, place]).sum(axis=1) / total for column in (scales, unsure))
+            excess = unsure[:, place] * excess_of(kernel_list.op_types)
+            columns = (scales[:, place], unsure[:, place], excess)
+            means = ((seconds * column).sum(axis=1) / total for column in columns)
             sums.append((total, kernels.host_seconds(batch), *means))
         return sums
 
@@ -263,8 +281,7 @@ class CrossGpuModel:
         like = np.char.add(np.char.add(kinds, " "), ops.width.astype(np.int64).astype(str))  # precisions are not mixed
         return describe_points(ops, like, times, self.scales.scale_ops(kinds), launch_s)
 
-    def _figure(self, seconds: float, factor: float, precision: str, runtime: LaunchMode) -> Figure:
-        source = f"{SOURCE}: {precision}, {runtime}"
+    def _figure(self, seconds: float, factor: float, source: str) -> Figure:
         if self.adaptation is not None:
             source += f", {len(self.adaptation.weights)} ops measured"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
@@ -273,6 +290,10 @@ class CrossGpuModel:
         """Return the seconds of each kernel; alike ones are computed once."""
         first, place = _find_distinct([ops])
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
+
+
+def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str:
+    return f"{SOURCE}: {precision}, {runtime}" + (f", nothing measured like {', '.join(unlike)}" if unlike else "")
 
 
 def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
@@ -291,12 +312,14 @@ def only_batch_of(known: UnmeasuredModel) -> int | None:
 def kind_of(kernels: KernelList, precision: str) -> str:
     """Return which models are estimated alike well, as keys of `ErrorScales.model_factors`.
 
-    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores.
+    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores; nothing was measured of
+    models in double precision.
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
     part = "convolutions" if convolved > flops.sum() / 2 else "products"
-    return f"{part} {'tensor' if precision in TENSOR_TYPES else 'cores'}"
+    cores = "double" if precision == "float64" else "cores"
+    return f"{part} {'tensor' if precision in TENSOR_TYPES else cores}"
 
 
 def trained_folder() -> Traversable:

@@ -53,7 +53,7 @@ def type_of_weights(graph: ModelGraph) -> str:
     for tensor in (*graph.weights, *graph.inputs):
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
     for dtype in sorted(sizes, key=lambda name: -sizes[name]):
-        if dtype in ("float32", "float16", "bfloat16", "int8"):
+        if dtype in ("float64", "float32", "float16", "bfloat16", "int8"):
             return dtype
         if dtype.startswith("float8"):
             return "float8"

@@ -9,7 +9,7 @@ own. `bench.unseen_intervals` fits all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -25,6 +25,14 @@ _VOLTA = 7.0
 _OLD = " old"
 _FLOORS = {"batched product": "bmm", "conv": "conv", "norm": "layer norm", "softmax": "softmax"}
 _FLOORS |= {"elementwise": "element-wise"}
+#: Op types like none that was measured → how many times as long as predicted they may take, a guess: recurrent layers
+#: of a runtime may stay on the GPU for all steps or launch several kernels in each; sums of products, scattering and
+#: sampling depend on how they are written and on the data; sorting, counting and control flow make the host wait.
+_UNLIKE_MEASURED = dict.fromkeys(
+    ("LSTM", "GRU", "RNN", "Einsum", "Scatter", "ScatterElements", "ScatterND", "GridSample", "DeformConv", "DFT"), 4.0
+) | dict.fromkeys(("If", "Loop", "Scan", "TopK", "NonZero", "Unique", "Compress", "CumSum", "CumProd"), 10.0)
+#: Part of the time of a model from which on its source names such ops.
+_TOLD_PART = 0.1
 #: Stands for all kinds of models of a generation.
 ANY_MODEL = "any"
 
@@ -44,12 +52,33 @@ def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
         names = np.where(product, np.where(ops.width > 1.0, "product tensor", "product narrow"), names)
     else:
         names = np.where(names == "matmul", np.where(ops.extra > 0.0, "batched product", "product"), names)
+    names = np.where(ops.width > 4.0, "double", names)  # of which nothing was measured
     return np.where(names == "attention", attention_kinds(ops), names)
 
 
 def launched_as(kind: str) -> str:
     """Return what `CostModel.floor_s` calls a kind of op: what launching and timing it took."""
     return _FLOORS.get(kind, "linear")
+
+
+def excess_of(op_types: Sequence[str]) -> Array:
+    """Return for each kernel how many times its predicted time it may take more because nothing like it was measured.
+
+    Returns
+    -------
+    ndarray of shape (N,)
+    """
+    return np.array([_UNLIKE_MEASURED.get(op_type, 1.0) - 1.0 for op_type in op_types])
+
+
+def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
+    """Return the op types like none that was measured where they are much of a model's time, sorted.
+
+    ``excess``: mean of `excess_of` over the time of the model.
+    """
+    named = sorted(_UNLIKE_MEASURED.keys() & set(op_types))
+    most = max((_UNLIKE_MEASURED[name] - 1.0 for name in named), default=1.0)
+    return tuple(named) if excess > _TOLD_PART * most else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +92,7 @@ class TimeParts:
     by_kind: Mapping[str, float]  #: Kind of op → its part of the kernels' time.
     #: What part of the kernels' error the measurements of the GPU leave; 1 where nothing was measured.
     unsure: float = 1.0
+    excess: float = 0.0  #: Mean of `excess_of` over the kernels' time.
 
     @property
     def total_s(self) -> float:

@@ -23,6 +23,7 @@ from gpuprof.estimators.cross_gpu.op_table import OpTable, table_of
 
 #: Bytes of an element of the activations and of the operands of products, by precision.
 _WIDTHS = {
+    "float64": (8.0, 8.0),
     "float16": (2.0, 2.0),
     "bfloat16": (2.0, 2.0),
     "float8": (2.0, 1.0),
@@ -34,6 +35,8 @@ _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 _DEPTHWISE_TRAFFIC = 2.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
+#: Columns that tell of all turns of a body together.
+_OF_ALL_TURNS = ("flops", "read_bytes", "written_bytes", "elements")
 _INTEGERS = ("int64", "int32", "bool", "uint8")
 #: Op type of the kernels that a convolution launches beside its own.
 PART_OF_CONVOLUTION = "(part of the convolution)"
@@ -51,7 +54,8 @@ class KernelList:
     """The kernels of a graph."""
 
     ops: OpTable  #: N kernels.
-    count: tuple[int, ...]  #: How many times each runs: the steps of a recurrent op.
+    #: How many times each runs: the steps of a recurrent op, the nodes that all turns of a Loop run.
+    count: tuple[int, ...]
     op_types: tuple[str, ...]  #: Of the node that each is of; `PART_OF_CONVOLUTION` of what follows its first.
     unknown: tuple[str, ...]  #: Op types of which only the traffic is known, sorted.
 
@@ -85,7 +89,7 @@ class _Walk:
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
-        self._narrow = precision in _WIDTHS
+        self._narrow = self._width < 4.0
         self._groups = NodeGroups(graph.ops, fused=runtime is LaunchMode.FUSED, narrow=self._narrow)
         self._width_between = self._operand if precision == "int8" else self._width
         self._reorders = precision == "tfloat32" and runtime is LaunchMode.EAGER
@@ -112,7 +116,11 @@ class _Walk:
         elif op.op_type in ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
             yield self._whole_attention(op), 1
         else:
-            yield self._rowwise(place), 1
+            family, row = self._rowwise(place)
+            if op.launches > 1:  # a body's ops wait for one another, and so do its turns
+                row["read_bytes"], row["written_bytes"] = float(op.bytes_read), float(op.bytes_written)
+                row |= {name: row[name] / op.launches for name in _OF_ALL_TURNS}
+            yield (family, row), op.launches
 
     def _is_free(self, place: int) -> bool:
         op = self._ops[place]
