@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,10 @@ IMAGES = (
 TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "bert": ("Bert", {}),
-        "bloom_560": ("Bloom", {"vocab_size": 250680, "hidden_size": 1024, "n_layer": 24, "n_head": 16}),
+        "bloom_560": (
+            "Bloom",
+            {"vocab_size": 250680, "hidden_size": 1024, "n_layer": 24, "n_head": 16, "pad_token_id": 3},
+        ),
         "gpt2": ("GPT2", {"pad_token_id": 0}),
         "t5": ("T5", {"decoder_start_token_id": 0}),
         "xlnet": ("XLNet", {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072}),
@@ -40,6 +44,10 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--models", nargs="*", default=[*IMAGES, *TEXTS], choices=[*IMAGES, *TEXTS])
     args = parser.parse_args()
+    if find_spec("torchvision") is None and not set(args.models).isdisjoint(IMAGES):
+        parser.error(
+            "torchvision is missing, of which the images' networks come (install it, or name others: --models)"
+        )
     args.output.mkdir(parents=True, exist_ok=True)
     for name in args.models:
         path = args.output / f"{name}.onnx"
@@ -58,14 +66,21 @@ def _image_model(name: str) -> tuple[Any, Any]:
     return torchvision.models.get_model(name, weights=None).eval(), torch.randn(_EXAMPLES, 3, _SIDE, _SIDE)
 
 
-def _text_model(name: str) -> tuple[Any, Any]:
-    import torch
+def text_config(name: str) -> Any:
+    """Return the configuration of a classifier of texts."""
     import transformers
 
     family, settings = TEXTS[name]
     config = getattr(transformers, f"{family}Config")(**settings, num_labels=2, attn_implementation="eager")
     config.use_cache = False
-    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    return config
+
+
+def _text_model(name: str) -> tuple[Any, Any]:
+    import torch
+    import transformers
+
+    model = getattr(transformers, f"{TEXTS[name][0]}ForSequenceClassification")(text_config(name)).eval()
 
     class ClassLogits(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
