@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpuprof.machine.scheduling import answer_quickly
+from gpuprof.machine.scheduling import shorten_wakeup_latency
 
 _NAP_S = 0.005
 
@@ -38,7 +38,7 @@ def run_bystander() -> Iterator[Callable[[], float]]:
 
 def main() -> int:
     """Sleep until nobody listens any more."""
-    answer_quickly()
+    shorten_wakeup_latency()
     listening = threading.Thread(target=sys.stdin.read, daemon=True)
     listening.start()
     worst_s, woke = 0.0, time.monotonic()

@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from gpuprof.kernel_db.compaction import compact_when_due, merge_segments
+from gpuprof.kernel_db.compaction import compact_if_due, merge_segments
 from gpuprof.kernel_db.schema import KernelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 
@@ -124,7 +124,7 @@ def launch(draw: random.Random) -> dict[str, Any]:
 def keep(database: KernelDb, run: Run) -> None:
     """Append a run as `gpuprof profile` does."""
     database.append(run)
-    compact_when_due(database)
+    compact_if_due(database)
 
 
 def insert(table: sqlite3.Connection, values: list[tuple[object, ...]]) -> None:

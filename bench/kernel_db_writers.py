@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 
-from gpuprof.kernel_db.compaction import compact_when_due
+from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.kernel_db.verification import verify
@@ -25,7 +25,7 @@ def append_runs(path: Path, writer: int, runs: int) -> list[str]:
         row = RunRow(run_id, datetime.now(UTC), "cpu", "ort", "net", batch=1)
         database.append(Run(row, models=[ModelRow(run_id, "net", "cpu", 1, latency_mean_ms=1.0, stable=True)]))
         acknowledged.append(run_id)
-        compact_when_due(database)
+        compact_if_due(database)
     return acknowledged
 
 

@@ -70,7 +70,7 @@ class FamilyOutcome:
         Requests of the load.
     remark : str
         Which step refused, and why; or what was assumed.
-    is_given_up : bool
+    is_retry_limit_reached : bool
         Whether the limit ended it.
     took_s : float
         All commands together, on the machine as it was.
@@ -83,7 +83,7 @@ class FamilyOutcome:
     answered: int | None = None
     sent: int | None = None
     remark: str = ""
-    is_given_up: bool = False
+    is_retry_limit_reached: bool = False
     took_s: float = 0.0
 
     @property
@@ -94,14 +94,14 @@ class FamilyOutcome:
     @property
     def is_settled(self) -> bool:
         """Whether it is served, or refused with a reason that is no bug of gpuprof."""
-        return "bug: " not in self.remark and not self.is_given_up and (self.is_served or bool(self.remark))
+        return "bug: " not in self.remark and not self.is_retry_limit_reached and (self.is_served or bool(self.remark))
 
     @property
     def became(self) -> str:
         """How far it came, in a word or two."""
         if self.is_served:
             return "served"
-        if self.is_given_up:
+        if self.is_retry_limit_reached:
             return "too slow"
         reached = "planned" if self.batch is not None else "measured" if self.measured_ms is not None else ""
         return f"{reached}, refused later" if reached else "refused" if self.remark else "nothing"
@@ -226,7 +226,7 @@ def take_model(kind: Kind, path: Path, commands: Commands) -> FamilyOutcome:
     outcome = FamilyOutcome(kind.name)
     remarks: list[str] = []
     dims = [word for name, size in kind.dims.items() for word in ("--dim", f"{name}={size}")]
-    is_given_up = False
+    is_retry_limit_reached = False
     try:
         first = profile_model(path, commands, dims)
         outcome = replace(outcome, measured_ms=float(first["latency_p50_ms"]))
@@ -251,9 +251,9 @@ def take_model(kind: Kind, path: Path, commands: Commands) -> FamilyOutcome:
         if row["answered"] != row["sent"]:
             remarks.append(f"load: {row['failed']} failed, {row['refused']} refused, {row['lost']} lost")
     except CommandRefusedError as error:
-        is_given_up = isinstance(error, CommandTooSlowError)
+        is_retry_limit_reached = isinstance(error, CommandTooSlowError)
         remarks.append(_shorten(error, path))
-    return replace(outcome, remark="; ".join(remarks), is_given_up=is_given_up)
+    return replace(outcome, remark="; ".join(remarks), is_retry_limit_reached=is_retry_limit_reached)
 
 
 def profile_model(path: Path, commands: Commands, dims: Sequence[str]) -> dict[str, Any]:

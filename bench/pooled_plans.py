@@ -19,7 +19,7 @@ import numpy as np
 from bench import igniter_profiles, parvagpu_profiles
 from bench.kept_rows import KeptRows, Row
 from bench.published_measurements import thesis_estimator, v100
-from gpuprof.domain.arrival_process import Gamma
+from gpuprof.domain.arrival_process import GammaArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
@@ -94,7 +94,7 @@ def simulated_tails(
     options = SimulationOptions(
         duration_s=requests / slowest, warmup_s=0.05 * requests / slowest, seed=seed, refuse_hopeless=False
     )
-    arrivals = {name: Gamma(model.rate_rps) for name, model in deployment.models.items()}
+    arrivals = {name: GammaArrivals(model.rate_rps) for name, model in deployment.models.items()}
     outcome = simulate(deployment, arrivals, options)
     return {one.model: (one.p99_ms or math.inf, (one.p99_ms or math.inf) / one.slo_ms) for one in outcome.models}
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.kept_rows import KeptRows, Row
-from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, at_rate
+from gpuprof.domain.arrival_process import ArrivalProcess, MmppArrivals, scale_to_rate
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import (
     DeployedModel,
@@ -133,7 +133,7 @@ def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed:
             break
         requests *= 2
     error, fluid, goodput = float(tail_ms / p99_ms - 1.0), None, None
-    if abs(error) > _MUCH and isinstance(process, Bursts):
+    if abs(error) > _MUCH and isinstance(process, MmppArrivals):
         fluid = compare_fluid(servers, process, tail_ms)
         goodput = (
             None if fluid is None else _compare_fluid_goodput(servers, process, slo_ms, said.fraction_within(slo_ms))
@@ -153,7 +153,7 @@ def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed:
     )
 
 
-def compare_fluid(servers: Sequence[BatchServer], process: Bursts, p99_ms: float) -> float | None:
+def compare_fluid(servers: Sequence[BatchServer], process: MmppArrivals, p99_ms: float) -> float | None:
     """Return how far a p99 is off what a fluid waits and up to a batch more; None where few batches are waited for."""
     longest_ms = max(one.latency_ms[-1] for one in servers)
     wait_ms = fluid_wait_ms(process, math.fsum(one.capacity_rps for one in servers), 0.99)
@@ -162,7 +162,7 @@ def compare_fluid(servers: Sequence[BatchServer], process: Bursts, p99_ms: float
     return (min(0.0, p99_ms - wait_ms) + max(0.0, p99_ms - wait_ms - longest_ms)) / wait_ms
 
 
-def fluid_wait_ms(process: Bursts, capacity_rps: float, part: float) -> float:
+def fluid_wait_ms(process: MmppArrivals, capacity_rps: float, part: float) -> float:
     """Return within how long the given part of all requests is taken, were they a fluid and the pool one server.
 
     What is waiting in a burst that brings more than is taken is exponentially distributed; in the calm it crosses each
@@ -172,7 +172,9 @@ def fluid_wait_ms(process: Bursts, capacity_rps: float, part: float) -> float:
     return max(0.0, math.log(waiting / (1.0 - part))) / decay if waiting else 0.0
 
 
-def _compare_fluid_goodput(servers: Sequence[BatchServer], process: Bursts, slo_ms: float, within: float) -> float:
+def _compare_fluid_goodput(
+    servers: Sequence[BatchServer], process: MmppArrivals, slo_ms: float, within: float
+) -> float:
     """Return how far a part of requests in time is off that of a fluid, whose requests take up to a batch more."""
     longest_ms = max(one.latency_ms[-1] for one in servers)
     waiting, decay = _fluid_law(process, math.fsum(one.capacity_rps for one in servers))
@@ -180,7 +182,7 @@ def _compare_fluid_goodput(servers: Sequence[BatchServer], process: Bursts, slo_
     return min(0.0, within - least) + max(0.0, within - most)
 
 
-def _fluid_law(process: Bursts, capacity_rps: float) -> tuple[float, float]:
+def _fluid_law(process: MmppArrivals, capacity_rps: float) -> tuple[float, float]:
     """Return the part of a fluid that waits, and how fast the part that waits longer falls with the milliseconds."""
     calm_s, burst_s = process.calm_s, process.burst_s
     calm_rps = process.rate_rps * (burst_s + calm_s) / (process.ratio * burst_s + calm_s)
@@ -224,12 +226,12 @@ def _simulate(
     settling_s = _SETTLING / 1000.0 * max(one.latency_ms[-1] for one in servers)
     seconds = settling_s + requests / process.rate_rps
     options = SimulationOptions(duration_s=seconds, warmup_s=settling_s, seed=seed, refuse_hopeless=False)
-    (found,) = simulate(deployment, {"m": at_rate(process, process.rate_rps)}, options).models
+    (found,) = simulate(deployment, {"m": scale_to_rate(process, process.rate_rps)}, options).models
     return found.p99_ms or math.inf, found.in_time / max(1, found.answered)
 
 
 def _requests(process: ArrivalProcess) -> int:
-    if not isinstance(process, Bursts):
+    if not isinstance(process, MmppArrivals):
         return _REQUESTS
     return min(_MOST_REQUESTS, max(_REQUESTS, int(_CYCLES * (process.burst_s + process.calm_s) * process.rate_rps)))
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Diurnal, Gamma
+from gpuprof.domain.arrival_process import ArrivalProcess, DiurnalArrivals, GammaArrivals, MmppArrivals
 from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
@@ -48,11 +48,11 @@ def main() -> int:
     print(f"sampled against whole: 2 models of {REPLICAS} replicas each, 16 of them kept")
     seconds = 150.0 if quick else 900.0
     full = REPLICAS * CAPACITY_RPS
-    print_error("poisson, 70% load", [Gamma(0.70 * full)] * 2, seconds)
-    print_error("poisson, 95% load", [Gamma(0.95 * full)] * 2, seconds)
-    print_error("day of 50% mean load", [Diurnal(0.50 * full, 4.0, seconds)] * 2, seconds)
-    print_error("day of 80% mean load", [Diurnal(0.80 * full, 4.0, seconds)] * 2, seconds)
-    print_error("bursts of 3x, 60% mean load", [Bursts(0.60 * full, 3.0, 2.0, 8.0)] * 2, seconds)
+    print_error("poisson, 70% load", [GammaArrivals(0.70 * full)] * 2, seconds)
+    print_error("poisson, 95% load", [GammaArrivals(0.95 * full)] * 2, seconds)
+    print_error("day of 50% mean load", [DiurnalArrivals(0.50 * full, 4.0, seconds)] * 2, seconds)
+    print_error("day of 80% mean load", [DiurnalArrivals(0.80 * full, 4.0, seconds)] * 2, seconds)
+    print_error("bursts of 3x, 60% mean load", [MmppArrivals(0.60 * full, 3.0, 2.0, 8.0)] * 2, seconds)
     print_day()
     return 0
 
@@ -60,7 +60,9 @@ def main() -> int:
 def print_speed(models: int, seconds: float) -> None:
     """Print the speed for 100 replicas of so many models at 70% load."""
     deployment = a_map([100 // models] * models)
-    arrivals: dict[str, ArrivalProcess] = {name: Gamma(70.0 * CAPACITY_RPS / models) for name in deployment.models}
+    arrivals: dict[str, ArrivalProcess] = {
+        name: GammaArrivals(70.0 * CAPACITY_RPS / models) for name in deployment.models
+    }
     simulate(deployment, arrivals, SimulationOptions(0.1))  # compiles, or loads what was compiled
     started = time.process_time()
     outcome = simulate(deployment, arrivals, SimulationOptions(seconds))
@@ -105,7 +107,7 @@ def print_day() -> None:
     """Print what a day of 6,000 GPUs at 15 million requests/s takes."""
     deployment = a_map([2000] * 12)
     day = 86400.0
-    arrivals: dict[str, ArrivalProcess] = {name: Diurnal(15e6 / 12, 3.0, day) for name in deployment.models}
+    arrivals: dict[str, ArrivalProcess] = {name: DiurnalArrivals(15e6 / 12, 3.0, day) for name in deployment.models}
     outcome, spent = time_simulation(deployment, arrivals, day, Sampling())
     replicas = len(list(deployment.places()))
     print(

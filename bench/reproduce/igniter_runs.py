@@ -10,7 +10,7 @@ from bench.published_measurements import published_estimator
 from bench.reproduce.command import find_published
 from bench.reproduce.place_lines import PlaceLines, make_named_policy
 from bench.reproduce.served_map import rewritten
-from gpuprof.domain.arrival_process import ArrivalProcess, Constant
+from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
@@ -106,7 +106,9 @@ def find_missed(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, .
     time on the way; a batch takes what iGniter's model says beside all that stand on the same GPU.
     """
     served, legs = with_interference(deployment, estimator)
-    arrivals: dict[str, ArrivalProcess] = {name: Constant(model.rate_rps) for name, model in served.models.items()}
+    arrivals: dict[str, ArrivalProcess] = {
+        name: DeterministicArrivals(model.rate_rps) for name, model in served.models.items()
+    }
     options = SimulationOptions(_SECONDS, warmup_s=1.0, refuse_hopeless=False, legs_ms=legs)
     broken = []
     for outcome in simulate(served, arrivals, options).models:

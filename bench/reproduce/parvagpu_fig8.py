@@ -20,7 +20,7 @@ from bench.reproduce.parvagpu_runs import POLICIES, SCENARIOS, SOURCE, list_line
 from bench.reproduce.reproduction import Fact, Reproduction
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.stand_in_db import read_mps_latencies
-from gpuprof.domain.arrival_process import ArrivalProcess, Constant
+from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.domain.estimate import Workload
 from gpuprof.placement.comparison import Outcome
@@ -73,7 +73,9 @@ def _met_pct(outcome: Outcome, measured: Mapping[Workload, float]) -> float | No
     if outcome.deployment is None or outcome.missing_rps > 0:
         return None
     served = with_times(outcome.deployment, measured)
-    arrivals: dict[str, ArrivalProcess] = {name: Constant(model.rate_rps) for name, model in served.models.items()}
+    arrivals: dict[str, ArrivalProcess] = {
+        name: DeterministicArrivals(model.rate_rps) for name, model in served.models.items()
+    }
     seen = simulate(served, arrivals, SimulationOptions(_SECONDS, warmup_s=1.0, refuse_hopeless=False)).models
     return 100.0 * sum(one.in_time for one in seen) / sum(one.requests for one in seen)
 

@@ -13,7 +13,7 @@ from bench.published_measurements import thesis_estimator, v100
 from bench.reproduce.place_lines import PlaceLines, make_named_policy
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.stand_in_db import MPS_STEP_PCT, estimate_shared_v100, stretch_time_ms
-from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals, Times
+from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, RecordedArrivals, Times
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
@@ -198,7 +198,7 @@ def _arrivals(experiment: Experiment, model: str, seed: int) -> Times:
     """Draw a model's requests: exponential gaps (§4.3.1, listing 4.4)."""
     mean = experiment.rate_of(model) * experiment.arrived
     random = np.random.default_rng([seed, experiment.models.index(model)])
-    times = Gamma(mean).stream(random).take(int(mean * SECONDS + 10.0 * (mean * SECONDS) ** 0.5 + 10.0))
+    times = GammaArrivals(mean).stream(random).take(int(mean * SECONDS + 10.0 * (mean * SECONDS) ** 0.5 + 10.0))
     return times[times < SECONDS * 1e9]
 
 

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, each parsing, calling the library and rendering."""
+"""The command line: one file per verb, which parses options, calls the library and renders the result."""

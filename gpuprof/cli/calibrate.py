@@ -13,7 +13,7 @@ from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.shared_options import CollectorOption, KeepUnstableOption, OptionalDbOption
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class MeasuringOptions:
 _COLUMNS = (
     Column("of", "of", right=False),
     Column("coefficient", "coefficient", right=False),
-    Column("value", "value", number(4)),
+    Column("value", "value", number_formatter(4)),
     Column("unit", "unit", right=False),
 )
 _RANKED = (
     Column("interference", "interference", right=False),
     Column("left_out", "left out", lambda value: f"each {value}", right=False),
     Column("rows", "latencies"),
-    Column("mean_pct", "mean error %", number(3)),
-    Column("p95_pct", "95th percentile %", number(3)),
+    Column("mean_pct", "mean error %", number_formatter(3)),
+    Column("p95_pct", "95th percentile %", number_formatter(3)),
     Column("interval", "measured / predicted, 90%"),
     Column("coefficients", "coefficients", right=False),
 )

@@ -1,4 +1,4 @@
-"""``gpuprof check``: whether a deployment map keeps every rule, whoever made it."""
+"""``gpuprof check``: whether a deployment map, from any tool, keeps every rule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_PLACES = 3
 
 @dataclass(frozen=True)
 class TimeOptions:
-    """Where times come from, in place of what the map was planned with."""
+    """Source of the times, if not the one that the map was planned with."""
 
     db: OptionalDbOption = None
     estimator: OtherEstimatorOption = None

@@ -1,4 +1,4 @@
-"""``gpuprof compare``: what each policy makes of the same demands, or what they take on each kind of GPU."""
+"""``gpuprof compare``: the maps of several policies for the same demands, or the GPUs that they need of each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 _COLUMNS = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
     Column("gpus", "GPUs"),
-    Column("cost_per_hour", "$/h", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("missing_rps", "missing/s", number(4)),
+    Column("cost_per_hour", "$/h", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("missing_rps", "missing/s", number_formatter(4)),
     Column("internal_slack", "unused in shares", lambda value: _to_percent(value)),
     Column("external_fragmentation", "not allocated", lambda value: _to_percent(value)),
-    Column("fairness", "fairness", number(3)),
+    Column("fairness", "fairness", number_formatter(3)),
     Column("lower_bound_gpus", "bound"),
     Column("gpus_at_lower_ends", "GPUs at lower ends", role=ColumnRole.DERIVED),
     Column("gpus_at_upper_ends", "GPUs at upper ends"),
@@ -58,14 +58,14 @@ _SOMETIMES = frozenset({"lower_bound_gpus", "gpus_at_lower_ends", "gpus_at_upper
 _GPU_COLUMNS = (
     Column("device", "device", right=False),
     Column("gpus", "GPUs"),
-    Column("cost_per_hour", "$/h", number(4)),
+    Column("cost_per_hour", "$/h", number_formatter(4)),
     Column("gpus_at_lower_ends", "GPUs at lower ends"),
     Column("gpus_at_upper_end", "GPUs at upper ends"),
-    Column("cost_per_hour_at_upper_end", "$/h at upper ends", number(4)),
-    Column("utilization_pct", "busy %", number(2)),
-    Column("missing_rps", "missing/s", number(4)),
+    Column("cost_per_hour_at_upper_end", "$/h at upper ends", number_formatter(4)),
+    Column("utilization_pct", "busy %", number_formatter(2)),
+    Column("missing_rps", "missing/s", number_formatter(4)),
     Column("lower_bound_gpus", "bound"),
-    Column("interval_factor", "times within ×", number(3)),
+    Column("interval_factor", "times within ×", number_formatter(3)),
     Column("seconds", "seconds", lambda value: _to_hundredths(value)),
     Column("sources", "times", lambda value: _shorten_sources(value), right=False),
     Column("remark", "remark", right=False),
@@ -73,7 +73,7 @@ _GPU_COLUMNS = (
 
 
 class Compared(StrEnum):
-    """What the rows of the comparison are."""
+    """What each row of the comparison is."""
 
     POLICY = "policy"
     GPU = "gpu"

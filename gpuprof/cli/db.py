@@ -14,7 +14,7 @@ from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_for
 from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.cli.verb_help import VerbCommand
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
 
@@ -174,7 +174,7 @@ def _columns(
         Column(
             name,
             name,
-            number(4) if _has_numbers(name, rows) else _plain,
+            number_formatter(4) if _has_numbers(name, rows) else _plain,
             right=_has_numbers(name, rows),
             role=ColumnRole.KEY if name in keys else _role_of(name, rows),
         )
@@ -199,4 +199,4 @@ def _plain(value: object) -> str:
         return f"{time[1]}T{time[2]}"  # in one word, which no column breaks
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
-    return number(4)(value) if isinstance(value, float) else str(value)
+    return number_formatter(4)(value) if isinstance(value, float) else str(value)

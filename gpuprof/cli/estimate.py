@@ -14,7 +14,7 @@ from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.cli.shared_options import DeviceFileOption, OptionalDbOption, PrecisionOption, RuntimeOption, StrictOption
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
@@ -30,10 +30,10 @@ _COLUMNS = (
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("beside", "beside", right=False, role=ColumnRole.KEY),
-    Column("latency_ms", "latency ms", number(4)),
+    Column("latency_ms", "latency ms", number_formatter(4)),
     Column("latency_interval", "90% interval", joined=True),
     Column("latency_source", "from", right=False, joined=True),
-    Column("throughput_rps", "requests/s", number(4), role=ColumnRole.DERIVED),
+    Column("throughput_rps", "requests/s", number_formatter(4), role=ColumnRole.DERIVED),
     Column("memory_bytes", "memory MiB", mebibytes),
     Column("memory_source", "from", right=False, joined=True),
 )
@@ -137,5 +137,5 @@ def estimate(
 
 def _interval(row: Mapping[str, object]) -> str | None:
     low, high = row["latency_low_ms"], row["latency_high_ms"]
-    show = number(3)
+    show = number_formatter(3)
     return None if low is None or high is None else f"{show(low)} … {show(high)}"

@@ -1,4 +1,4 @@
-"""``gpuprof explain``: why a model got this batch, share and place."""
+"""``gpuprof explain``: why a model got its batch size, share and device."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.shared_options import MapFileArgument, OtherEstimatorOption
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 
 _ALTERNATIVES = (
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
     Column("processes", "procs", role=ColumnRole.KEY),
-    Column("capacity_rps", "serves req/s", number(4)),
-    Column("tail_ms", "percentile ms", number()),
+    Column("capacity_rps", "serves req/s", number_formatter(4)),
+    Column("tail_ms", "percentile ms", number_formatter()),
     Column("replicas", "needed"),
-    Column("cost", "cost", number(3)),
+    Column("cost", "cost", number_formatter(3)),
     Column("chosen", "in the map"),
     Column("source", "from", right=False),
 )
@@ -42,19 +42,19 @@ _PLACES = (
     Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
-    Column("rate_rps", "req/s", number(4)),
+    Column("rate_rps", "req/s", number_formatter(4)),
     Column("beside", "beside", right=False),
-    Column("free_pct", "free %", number(3)),
+    Column("free_pct", "free %", number_formatter(3)),
 )
 _NEIGHBOURS = (
     Column("where", "stands on", right=False, role=ColumnRole.KEY),
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
     Column("neighbour", "neighbour", right=False, role=ColumnRole.SUBJECT),
-    Column("added_ms", "adds ms", number()),
-    Column("added_pct", "adds %", number()),
-    Column("alone_ms", "alone ms", number()),
-    Column("beside_ms", "beside all ms", number()),
+    Column("added_ms", "adds ms", number_formatter()),
+    Column("added_pct", "adds %", number_formatter()),
+    Column("alone_ms", "alone ms", number_formatter()),
+    Column("beside_ms", "beside all ms", number_formatter()),
     Column("interval", "90% interval", joined=True),
     Column("basis", "known from", right=False),
 )
@@ -62,7 +62,7 @@ _WHAT_IFS = (
     Column("change", "demand", right=False),
     Column("gpus", "devices"),
     Column("shares", "replicas", right=False),
-    Column("missing_rps", "not served/s", number(3)),
+    Column("missing_rps", "not served/s", number_formatter(3)),
 )
 
 
@@ -114,5 +114,5 @@ def _interval(row: Mapping[str, object]) -> str | None:
     ends = row["interval_ms"]
     if not isinstance(ends, list):
         return None
-    shown = number(3)
+    shown = number_formatter(3)
     return f"{shown(ends[0])} … {shown(ends[1])}"

@@ -26,38 +26,41 @@ from gpuprof.cli.output import (
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.map_sources import PREDICTED_BY
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
 
-_SENT = (Column("model", "model", right=False, role=ColumnRole.SUBJECT), Column("rate_rps", "sent/s", number()))
+_SENT = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("rate_rps", "sent/s", number_formatter()),
+)
 _MEASURED = (
-    Column("goodput_rps", "goodput/s", number()),
-    Column("predicted_goodput_rps", "predicted", number(), joined=True),
+    Column("goodput_rps", "goodput/s", number_formatter()),
+    Column("predicted_goodput_rps", "predicted", number_formatter(), joined=True),
     Column("goodput_rps_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p50_ms", "p50 ms", number()),
-    Column("predicted_p50_ms", "predicted", number(), joined=True),
+    Column("p50_ms", "p50 ms", number_formatter()),
+    Column("predicted_p50_ms", "predicted", number_formatter(), joined=True),
     Column("p50_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p95_ms", "p95 ms", number()),
-    Column("predicted_p95_ms", "predicted", number(), joined=True),
+    Column("p95_ms", "p95 ms", number_formatter()),
+    Column("predicted_p95_ms", "predicted", number_formatter(), joined=True),
     Column("p95_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p99_ms", "p99 ms", number()),
-    Column("predicted_p99_ms", "predicted", number(), joined=True),
+    Column("p99_ms", "p99 ms", number_formatter()),
+    Column("predicted_p99_ms", "predicted", number_formatter(), joined=True),
     Column("p99_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("slo_ms", "SLO ms", number()),
+    Column("slo_ms", "SLO ms", number_formatter()),
 )
 #: Columns that are shown where any row has one of these figures; beside what was sent, so that no width hides them.
 _NOT_ANSWERED = (
     (
         ("refused", "predicted_refused"),
-        (Column("refused", "refused"), Column("predicted_refused", "predicted", number(), joined=True)),
+        (Column("refused", "refused"), Column("predicted_refused", "predicted", number_formatter(), joined=True)),
     ),
     (("failed",), (Column("failed", "failed"),)),
     (("lost",), (Column("lost", "no answer"),)),
 )
-_PLANNED = ((("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number()),)),)
+_PLANNED = ((("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number_formatter()),)),)
 _PERCENTILE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("answered", "requests"),
@@ -65,32 +68,32 @@ _PERCENTILE_COLUMNS = (
         column
         for percent in (50, 95, 99)
         for column in (
-            Column(f"p{percent}_ms", f"p{percent} ms", number()),
-            Column(f"p{percent}_low_ms", "95% from", number(), joined=True),
-            Column(f"p{percent}_high_ms", "to", number(), joined=True),
+            Column(f"p{percent}_ms", f"p{percent} ms", number_formatter()),
+            Column(f"p{percent}_low_ms", "95% from", number_formatter(), joined=True),
+            Column(f"p{percent}_high_ms", "to", number_formatter(), joined=True),
         )
     ),
 )
 _STAGE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("router_ms", "network and router ms", number(2)),
-    Column("network_ms", "of it network", number(2), joined=True),
-    Column("queue_ms", "queue ms", number(2)),
-    Column("gather_ms", "gather ms", number(2)),
-    Column("infer_ms", "model ms", number(2)),
-    Column("predicted_infer_ms", "predicted", number(2), joined=True),
+    Column("router_ms", "network and router ms", number_formatter(2)),
+    Column("network_ms", "of it network", number_formatter(2), joined=True),
+    Column("queue_ms", "queue ms", number_formatter(2)),
+    Column("gather_ms", "gather ms", number_formatter(2)),
+    Column("infer_ms", "model ms", number_formatter(2)),
+    Column("predicted_infer_ms", "predicted", number_formatter(2), joined=True),
     Column("infer_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("scatter_ms", "scatter ms", number(2)),
+    Column("scatter_ms", "scatter ms", number_formatter(2)),
     Column("batches", "batches by size", lambda value: _histogram(value)),
 )
 _SLOWEST_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("slowest_ms", "latency ms", number(2)),
-    Column("slowest_late_ms", "sent late ms", number(2)),
-    Column("slowest_network_ms", "network ms", number(2)),
-    Column("slowest_router_ms", "router ms", number(2)),
-    Column("slowest_queue_ms", "queue ms", number(2)),
-    Column("slowest_infer_ms", "model ms", number(2)),
+    Column("slowest_ms", "latency ms", number_formatter(2)),
+    Column("slowest_late_ms", "sent late ms", number_formatter(2)),
+    Column("slowest_network_ms", "network ms", number_formatter(2)),
+    Column("slowest_router_ms", "router ms", number_formatter(2)),
+    Column("slowest_queue_ms", "queue ms", number_formatter(2)),
+    Column("slowest_infer_ms", "model ms", number_formatter(2)),
 )
 
 

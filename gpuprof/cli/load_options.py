@@ -11,7 +11,7 @@ import typer
 from gpuprof.cli.data_files import parse_data_files
 from gpuprof.cli.option_groups import fill_settings
 from gpuprof.cli.shared_options import AllowChangedOption, InputDataOption, RateScaleOption, ReplayedTraceOption
-from gpuprof.domain.named_values import collect_once
+from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
@@ -77,11 +77,11 @@ class TrafficOptions:
             LoadTraffic,
             self,
             duration_s=None if self.duration is None else parse_duration(self.duration, "--duration", _LEAST_S),
-            rates_rps=collect_once("the rate", map(_parse_rate, self.rate or ())),
+            rates_rps=collect_distinct("the rate", map(_parse_rate, self.rate or ())),
             warmup_s=parse_duration(self.warmup, "--warmup", least_s=0.0),
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
-            concurrency=collect_once("the concurrency", map(_parse_concurrency, self.concurrency or ())),
+            concurrency=collect_distinct("the concurrency", map(_parse_concurrency, self.concurrency or ())),
             stability_pct=self.stability,
             window_s=parse_duration(self.window, "--window", _LEAST_S),
         )

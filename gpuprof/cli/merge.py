@@ -13,7 +13,7 @@ from gpuprof.cli.completion import complete_devices, complete_models
 from gpuprof.cli.option_groups import fill_settings, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.cli.output_path import output_option
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _SUMMARY = (
     Column("other_ops_merged", "other ops"),
     Column("weight_bytes_before", "weights MiB", mebibytes),
     Column("weight_bytes_after", "merged MiB", mebibytes),
-    Column("predicted_gain_us", "predicted gain µs", number()),
-    Column("largest_difference", "largest difference", number()),
+    Column("predicted_gain_us", "predicted gain µs", number_formatter()),
+    Column("largest_difference", "largest difference", number_formatter()),
 )
 _OPERATORS = (
     Column("how", "how", right=False),
     Column("op_type", "type", right=False),
     Column("operators", "operators", lambda v: " + ".join(v) if isinstance(v, list) else str(v), right=False),
-    Column("similarity", "similarity", number()),
+    Column("similarity", "similarity", number_formatter()),
     Column("weight_bytes", "weights MiB", mebibytes),
     Column("saved_bytes", "saved MiB", mebibytes),
     Column("reason", "why not", right=False),
@@ -44,8 +44,8 @@ _DIFFERENCES = (
     Column("model", "model", right=False),
     Column("output", "output", right=False),
     Column("dtype", "type", right=False),
-    Column("relative", "difference", number()),
-    Column("tolerance", "tolerated", number()),
+    Column("relative", "difference", number_formatter()),
+    Column("tolerance", "tolerated", number_formatter()),
     Column("call", "in the call", right=False),
 )
 

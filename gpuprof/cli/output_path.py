@@ -1,4 +1,4 @@
-"""Finds out whether an output can be written before the work whose result it is to hold."""
+"""Checks that an output can be written before the work that produces it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gpuprof.domain.file_access import find_write_obstacle, name_special
+from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
 from gpuprof.errors import InputError
 
 
@@ -23,7 +23,7 @@ def check_output_file(path: Path | None) -> Path | None:
     folder = path.absolute().parent
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory", "name a file in it")
-    if path.is_fifo() and name_special(path):
+    if path.is_fifo() and describe_special_file(path):
         raise InputError(f"cannot write {path}: it is a named pipe, which nobody may read", "name a file")
     if not folder.is_dir():
         what = "is no directory" if folder.exists() else "does not exist"

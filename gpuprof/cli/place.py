@@ -22,7 +22,7 @@ from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.start_time import verb_start_s
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ _COLUMNS = (
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("mig", "MIG", right=False, role=ColumnRole.KEY),
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("share_pct", "share %", number(), role=ColumnRole.KEY),
+    Column("share_pct", "share %", number_formatter(), role=ColumnRole.KEY),
     Column("turns", "turns", role=ColumnRole.KEY),
     Column("processes", "procs", role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("rate_rps", "req/s", number(4)),
-    Column("latency_ms", "batch ms", number()),
-    Column("p99_ms", "p99 ms", number()),
-    Column("slo_ms", "SLO ms", number()),
-    Column("utilization_pct", "busy %", number(2)),
-    Column("goodput_rps", "goodput/s", number(4)),
+    Column("rate_rps", "req/s", number_formatter(4)),
+    Column("latency_ms", "batch ms", number_formatter()),
+    Column("p99_ms", "p99 ms", number_formatter()),
+    Column("slo_ms", "SLO ms", number_formatter()),
+    Column("utilization_pct", "busy %", number_formatter(2)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
     Column("source", "from", right=False),
 )
 

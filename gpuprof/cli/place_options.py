@@ -12,7 +12,7 @@ import typer
 from gpuprof.cli.completion import complete_policies
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.shared_options import PolicySeedOption
-from gpuprof.domain.named_values import collect_once
+from gpuprof.domain.named_values import collect_distinct
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.planning_options import MapOutput
@@ -76,4 +76,4 @@ def parse_pairs(options: Sequence[str]) -> dict[str, str]:
 
     Raises `InputError` when a key stands twice.
     """
-    return collect_once("the option", ((key, value) for key, _, value in (one.partition("=") for one in options)))
+    return collect_distinct("the option", ((key, value) for key, _, value in (one.partition("=") for one in options)))

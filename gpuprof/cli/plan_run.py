@@ -1,4 +1,4 @@
-"""Runs the steps of a file one after another, and leaves out what was done before and would give the same again."""
+"""Runs the steps of a file in order, and skips those whose inputs have not changed since they ran."""
 
 from __future__ import annotations
 

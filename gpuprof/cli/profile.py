@@ -26,7 +26,7 @@ from gpuprof.cli.output import (
 from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
 from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ _COLUMNS = (
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
-    Column("latency_p50_ms", "p50 ms", number()),
-    Column("latency_p99_ms", "p99 ms", number()),
-    Column("throughput_rps", "requests/s", number()),
+    Column("latency_p50_ms", "p50 ms", number_formatter()),
+    Column("latency_p99_ms", "p99 ms", number_formatter()),
+    Column("throughput_rps", "requests/s", number_formatter()),
     Column("memory_peak_bytes", "memory MiB", mebibytes),
     Column("beside", "beside", right=False),
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
@@ -51,7 +51,7 @@ _OP_COLUMNS = (
     Column("ops", "distinct"),
     Column("new", "measured now"),
     Column("untimed", "without a time"),
-    Column("sum_ms", "sum of times ms", number()),
+    Column("sum_ms", "sum of times ms", number_formatter()),
 )
 _CLUSTER_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
@@ -59,8 +59,8 @@ _CLUSTER_COLUMNS = (
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
     Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("latency_p50_ms", "p50 ms", number()),
-    Column("latency_p99_ms", "p99 ms", number()),
+    Column("latency_p50_ms", "p50 ms", number_formatter()),
+    Column("latency_p99_ms", "p99 ms", number_formatter()),
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
 )
 _REPORT_COLUMNS = (
@@ -69,10 +69,10 @@ _REPORT_COLUMNS = (
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("kernel_count", "kernels"),
-    Column("max_occupancy_pct", "max occupancy %", number()),
-    Column("wavg_occupancy_pct", "WAO %", number()),
-    Column("wavg_sm_util_pct", "WSM %", number()),
-    Column("dispatch_ms", "dispatch ms", number()),
+    Column("max_occupancy_pct", "max occupancy %", number_formatter()),
+    Column("wavg_occupancy_pct", "WAO %", number_formatter()),
+    Column("wavg_sm_util_pct", "WSM %", number_formatter()),
+    Column("dispatch_ms", "dispatch ms", number_formatter()),
     Column("h2d_bytes", "to device B"),
     Column("d2h_bytes", "from device B"),
 )

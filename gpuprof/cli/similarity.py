@@ -11,7 +11,7 @@ import typer
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, show_progress
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _MODELS = (
     Column("first", "model", right=False, role=ColumnRole.SUBJECT),
     Column("second", "compared with", right=False, role=ColumnRole.KEY),
-    Column("layers", "pairs of layers", number()),
-    Column("all_pairs", "mean of all pairs", number()),
-    Column("matched", "mean of the best matching", number()),
+    Column("layers", "pairs of layers", number_formatter()),
+    Column("all_pairs", "mean of all pairs", number_formatter()),
+    Column("matched", "mean of the best matching", number_formatter()),
     Column("exact", "exact", lambda value: "yes" if value else "≥", right=False),
 )
 _LAYERS = (
@@ -32,7 +32,7 @@ _LAYERS = (
     Column("common", "common block", right=False),
     Column("first_shape", "of", right=False),
     Column("second_shape", "and", right=False),
-    Column("similarity", "similarity", number()),
+    Column("similarity", "similarity", number_formatter()),
 )
 
 

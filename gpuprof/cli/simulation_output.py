@@ -9,7 +9,7 @@ import typer
 
 from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:
@@ -27,34 +27,34 @@ def _pct(value: object) -> str:
 
 _MODELS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("rate_rps", "requests/s", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("in_time_pct", "in time %", number(5)),
+    Column("rate_rps", "requests/s", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("in_time_pct", "in time %", number_formatter(5)),
     Column("slo_met", "SLO met", _show_yes_no),
-    Column("slo_ms", "SLO ms", number()),
-    Column("p50_ms", "p50 ms", number()),
-    Column("p95_ms", "p95 ms", number()),
-    Column("p99_ms", "p99 ms", number()),
-    Column("max_ms", "longest ms", number()),
+    Column("slo_ms", "SLO ms", number_formatter()),
+    Column("p50_ms", "p50 ms", number_formatter()),
+    Column("p95_ms", "p95 ms", number_formatter()),
+    Column("p99_ms", "p99 ms", number_formatter()),
+    Column("max_ms", "longest ms", number_formatter()),
 )
 _REPLICAS = (
     Column("place", "replica", right=False, role=ColumnRole.SUBJECT),
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("processes", "processes", role=ColumnRole.KEY),
-    Column("throughput_rps", "answered/s", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
+    Column("throughput_rps", "answered/s", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
     Column("utilization", "busy", _pct),
-    Column("mean_batch", "mean batch", number()),
-    Column("p50_ms", "p50 ms", number()),
-    Column("p99_ms", "p99 ms", number()),
+    Column("mean_batch", "mean batch", number_formatter()),
+    Column("p50_ms", "p50 ms", number_formatter()),
+    Column("p99_ms", "p99 ms", number_formatter()),
 )
 
 _EPOCHS = (
-    Column("begin_s", "from s", number(5), role=ColumnRole.SUBJECT),
-    Column("end_s", "to s", number(5), role=ColumnRole.KEY),
+    Column("begin_s", "from s", number_formatter(5), role=ColumnRole.SUBJECT),
+    Column("end_s", "to s", number_formatter(5), role=ColumnRole.KEY),
     Column("gpus", "devices"),
-    Column("cost_per_hour", "$ per hour", number(4)),
+    Column("cost_per_hour", "$ per hour", number_formatter(4)),
     Column("started", "replicas started"),
 )
 
@@ -62,15 +62,15 @@ _POLICIES = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
     Column("maps", "maps"),
     Column("started", "replicas started"),
-    Column("mean_gpus", "mean devices", number()),
+    Column("mean_gpus", "mean devices", number_formatter()),
     Column("most_gpus", "most"),
-    Column("gpu_hours", "device hours", number(4)),
-    Column("held_gpu_hours", "with moving", number(4)),
-    Column("cost", "$", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("in_time_pct", "in time %", number(5)),
-    Column("wait_ms", "mean wait ms", number()),
-    Column("worst_p99_ms", "worst p99 ms", number()),
+    Column("gpu_hours", "device hours", number_formatter(4)),
+    Column("held_gpu_hours", "with moving", number_formatter(4)),
+    Column("cost", "$", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("in_time_pct", "in time %", number_formatter(5)),
+    Column("wait_ms", "mean wait ms", number_formatter()),
+    Column("worst_p99_ms", "worst p99 ms", number_formatter()),
 )
 
 
@@ -112,8 +112,8 @@ def _show_stages(models: Sequence[ModelOutcome]) -> None:
     ]
     names = tuple(models[0].stage_mean_ms) if models else ()
     columns = [Column("model", "model", right=False)]
-    columns += [Column(f"{stage}_mean", stage, number()) for stage in names]
-    columns += [Column(f"{stage}_p99", f"{stage} p99", number()) for stage in names if stage != "network"]
+    columns += [Column(f"{stage}_mean", stage, number_formatter()) for stage in names]
+    columns += [Column(f"{stage}_p99", f"{stage} p99", number_formatter()) for stage in names if stage != "network"]
     print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
     typer.echo()
 

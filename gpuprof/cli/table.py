@@ -1,4 +1,4 @@
-"""Fits a table into a terminal: numbers stay whole, texts break between words, and no row loses what it is about.
+"""Fits a table into a terminal: numbers are never broken, texts break between words, and key columns are kept.
 
 Where the columns are too many, those that are the same in every row go into a line above; where they still are, those
 that follow from others are left out, and the rest go below one another, each part with the keys of its rows.

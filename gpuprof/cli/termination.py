@@ -1,4 +1,4 @@
-"""Signals that end the process are taken like Ctrl-C: whatever was started for a verb, daemons too, ends with it."""
+"""Handles termination signals like Ctrl-C, so that everything started for a verb, daemons too, is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time left of a progress bar, told as soon as one step is done: rich waits for two, and many bars have few."""
+"""The time left of a progress bar, shown after the first step: rich waits for two, and many bars have few."""
 
 from __future__ import annotations
 

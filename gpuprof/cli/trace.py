@@ -13,7 +13,7 @@ from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_for
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.shared_options import ArrivalsOption
 from gpuprof.cli.verb_help import VerbCommand
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
@@ -25,11 +25,11 @@ app = typer.Typer(no_args_is_help=True, help="Make traces of requests, and look 
 _BLANK = "\u2800"
 _COLUMNS = (
     Column("model", "model", right=False),
-    Column("requests", "requests", number()),
-    Column("rate_rps", "requests/s", number(4)),
-    Column("peak_rps", "peak/s", number(4)),
-    Column("gap_scv", "SCV of gaps", number()),
-    Column("longest_gap_s", "longest gap s", number()),
+    Column("requests", "requests", number_formatter()),
+    Column("rate_rps", "requests/s", number_formatter(4)),
+    Column("peak_rps", "peak/s", number_formatter(4)),
+    Column("gap_scv", "SCV of gaps", number_formatter()),
+    Column("longest_gap_s", "longest gap s", number_formatter()),
     # Never broken into lines, as numbers are not: the halves of a picture below one another show no time.
     Column("sparkline", "over time"),
 )

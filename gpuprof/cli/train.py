@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.shared_options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 
 _COLUMNS = (
     Column("device", "device", right=False),
     Column("architectures", "architectures"),
     Column("ops", "ops"),
     Column("points", "models × batches"),
-    Column("latency_factor", "latency within ×/÷", number(3)),
-    Column("memory_factor", "memory within ×/÷", number(3)),
+    Column("latency_factor", "latency within ×/÷", number_formatter(3)),
+    Column("memory_factor", "memory within ×/÷", number_formatter(3)),
 )
 
 

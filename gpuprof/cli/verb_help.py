@@ -1,4 +1,4 @@
-"""What all commands do alike: options under the heading of their group in the help, and each given once."""
+"""Behaviour of all commands: help with options under the heading of their group, and no option given twice."""
 
 from __future__ import annotations
 

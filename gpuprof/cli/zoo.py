@@ -11,7 +11,7 @@ from gpuprof.cli.completion import complete_networks
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.verb_help import VerbCommand
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 _COLUMNS = [
     Column("name", "name", right=False),
     Column("origin", "origin", right=False),
-    Column("parameters", "parameters", number(4)),
+    Column("parameters", "parameters", number_formatter(4)),
     Column("input", "input of one item", lambda value: str(value).replace("[batch, ", "["), right=False),
     Column("needs", "needs", right=False),
 ]

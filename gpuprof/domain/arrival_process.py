@@ -46,18 +46,18 @@ class ArrivalProcess(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class DeterministicArrivals:
     """One request every ``1 / rate_rps`` seconds, the first after one gap."""
 
     rate_rps: float
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
-        return _Even(NS_PER_S / self.rate_rps)
+        return _DeterministicStream(NS_PER_S / self.rate_rps)
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class GammaArrivals:
     """Independent gaps of a gamma distribution with squared coefficient of variation ``scv``; 1 is Poisson."""
 
     rate_rps: float
@@ -67,12 +67,12 @@ class Gamma:
         """Return the times."""
         gap = NS_PER_S / self.rate_rps
         if self.scv == 1.0:
-            return _Renewal(lambda count: gap * random.standard_exponential(count))
-        return _Renewal(lambda count: gap * self.scv * random.standard_gamma(1.0 / self.scv, count))
+            return _RenewalStream(lambda count: gap * random.standard_exponential(count))
+        return _RenewalStream(lambda count: gap * self.scv * random.standard_gamma(1.0 / self.scv, count))
 
 
 @dataclass(frozen=True, slots=True)
-class Lognormal:
+class LognormalArrivals:
     """Independent gaps of a lognormal distribution with squared coefficient of variation ``scv``."""
 
     rate_rps: float
@@ -82,11 +82,11 @@ class Lognormal:
         """Return the times."""
         variance = math.log1p(self.scv)
         gap = NS_PER_S / self.rate_rps
-        return _Renewal(lambda count: gap * random.lognormal(-0.5 * variance, math.sqrt(variance), count))
+        return _RenewalStream(lambda count: gap * random.lognormal(-0.5 * variance, math.sqrt(variance), count))
 
 
 @dataclass(frozen=True, slots=True)
-class Hyperexponential:
+class HyperexponentialArrivals:
     """Independent gaps, short or long exponential ones, with squared coefficient of variation ``scv`` of at least 1.
 
     Both kinds take the same part of the time ("balanced means": Whitt 1982, "Approximating a point process by a
@@ -105,12 +105,12 @@ class Hyperexponential:
             part = np.where(random.random(count) < short, short, 1.0 - short)
             return np.asarray(gap * random.standard_exponential(count) / (2.0 * part))
 
-        return _Renewal(gaps)
+        return _RenewalStream(gaps)
 
 
 @dataclass(frozen=True, slots=True)
-class Batched:
-    """Groups of ``size`` requests at once, the groups a Poisson process."""
+class BatchPoissonArrivals:
+    """A batch Poisson process: groups of ``size`` simultaneous requests, whose arrivals are a Poisson process."""
 
     rate_rps: float
     size: int = 4
@@ -118,11 +118,11 @@ class Batched:
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         gap = NS_PER_S * self.size / self.rate_rps
-        return _Grouped(_Renewal(lambda count: gap * random.standard_exponential(count)), self.size)
+        return _BatchStream(_RenewalStream(lambda count: gap * random.standard_exponential(count)), self.size)
 
 
 @dataclass(frozen=True, slots=True)
-class Bursts:
+class MmppArrivals:
     """A Markov-modulated Poisson process of two states, calm and burst."""
 
     rate_rps: float  #: Mean over both states.
@@ -140,16 +140,14 @@ class Bursts:
         calm = self.rate_rps / mean / NS_PER_S
         begins = random.random() if self.start is None else self.start[0]
         state = int(begins * (self.burst_s + self.calm_s) < self.burst_s)
-        clock = _SwitchingClock(
-            random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state
-        )
+        clock = _MmppClock(random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state)
         if self.start is not None:
-            clock.stay_first(self.start[1])
-        return _Modulated(random, clock.time_of)
+            clock.set_first_stay(self.start[1])
+        return _ModulatedPoissonStream(random, clock.time_of)
 
 
 @dataclass(frozen=True, slots=True)
-class Diurnal:
+class DiurnalArrivals:
     """A Poisson process whose rate follows a sine: least at the start of each period, most in its middle."""
 
     rate_rps: float  #: Mean over a period.
@@ -170,13 +168,13 @@ class Diurnal:
             whole, part = np.divmod(events / expected, 1.0)
             return np.asarray(period * (whole + np.interp(part, load, phase)))
 
-        return _Modulated(random, time_of)
+        return _ModulatedPoissonStream(random, time_of)
 
 
 # The generated __eq__ would compare arrays, and an array of truth values is neither true nor false.
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedArrivals:
-    """Times that were recorded, replayed as they were: an ndarray of shape (requests,), ascending, in nanoseconds."""
+    """Recorded times that are replayed unchanged: an ndarray of shape (requests,), ascending, in nanoseconds."""
 
     times: Times
     duration_s: float
@@ -198,34 +196,34 @@ class RecordedArrivals:
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
-        return _Replay(self.times)
+        return _RecordedStream(self.times)
 
 
-def peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> Bursts:
-    """Return bursts of a mean length of ``window_s`` at ``peak_to_mean`` times the mean rate.
+def mmpp_with_peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> MmppArrivals:
+    """Return an MMPP whose bursts last ``window_s`` on average and have ``peak_to_mean`` times the mean rate.
 
     Half of the requests come within them, so that the calm has a little over half the mean rate.
     """
     # The calm lasts ``ratio`` times as long at 1/ratio of the rate, so that both hold as many requests and the mean is
     # 2·ratio / (1 + ratio) times the calm's rate: the peak is (1 + ratio) / 2 times the mean.
     ratio = 2.0 * peak_to_mean - 1.0
-    return Bursts(rate_rps, ratio, window_s, window_s * ratio)
+    return MmppArrivals(rate_rps, ratio, window_s, window_s * ratio)
 
 
-def at_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
+def scale_to_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
     """Return the process at another mean rate: a recording is played faster or slower, the others keep their shape."""
     if isinstance(process, RecordedArrivals):
         scale = process.rate_rps / rate_rps
-        return RecordedArrivals(_whole(np.rint(process.times * scale)), process.duration_s * scale)
+        return RecordedArrivals(_round_times(np.rint(process.times * scale)), process.duration_s * scale)
     return replace(process, rate_rps=rate_rps)  # type: ignore[type-var]
 
 
-def _whole(times: Floats) -> Times:
-    """Return times as whole numbers; those that no integer holds lie at the end of all that is ever asked for."""
+def _round_times(times: Floats) -> Times:
+    """Return times as integers, those beyond the range of an int64 capped at `_FURTHEST`."""
     return np.minimum(times, _FURTHEST).astype(np.int64)
 
 
-class _Even:
+class _DeterministicStream:
     """Multiples of a gap; adding it up would drift."""
 
     def __init__(self, gap: float) -> None:
@@ -236,10 +234,10 @@ class _Even:
         """Return the next ``count`` times, in nanoseconds."""
         positions = np.arange(self._taken + 1, self._taken + count + 1)
         self._taken += count
-        return _whole(np.rint(positions * self._gap))
+        return _round_times(np.rint(positions * self._gap))
 
 
-class _Renewal:
+class _RenewalStream:
     """Adds up gaps; keeps the fraction of the last nanosecond, so that rates are met exactly."""
 
     def __init__(self, gaps: Callable[[int], Floats]) -> None:
@@ -251,11 +249,11 @@ class _Renewal:
         times = self._last + np.cumsum(self._gaps(count))
         if count:
             self._last = float(times[-1])
-        return _whole(times)
+        return _round_times(times)
 
 
-class _Grouped:
-    """Each time of a stream so many times over."""
+class _BatchStream:
+    """Repeats each time of a stream ``size`` times."""
 
     def __init__(self, stream: ArrivalStream, size: int) -> None:
         self._stream, self._size = stream, size
@@ -269,7 +267,7 @@ class _Grouped:
         return times[:count]
 
 
-class _Modulated:
+class _ModulatedPoissonStream:
     """A Poisson process of rate 1 in the number of expected events, carried over to time."""
 
     def __init__(self, random: np.random.Generator, time_of: Callable[[Floats], Floats]) -> None:
@@ -282,10 +280,10 @@ class _Modulated:
         events = self._expected + np.cumsum(self._random.standard_exponential(count))
         if count:
             self._expected = float(events[-1])
-        return _whole(self._time_of(events))
+        return _round_times(self._time_of(events))
 
 
-class _SwitchingClock:
+class _MmppClock:
     """Turns expected events into time where the rate switches between two values at random times."""
 
     def __init__(
@@ -295,16 +293,16 @@ class _SwitchingClock:
         self._rates, self._stays, self._state = rates, stays, state
         self._times, self._events = np.zeros(1), np.zeros(1)
 
-    def stay_first(self, quantile: float) -> None:
-        """Say how long the first state lasts: how much of all stays are shorter."""
-        self._stay(np.array([-math.log1p(-quantile)]))
+    def set_first_stay(self, quantile: float) -> None:
+        """Set how long the first state lasts, as a quantile of the distribution of its duration."""
+        self._add_stays(np.array([-math.log1p(-quantile)]))
 
     def time_of(self, events: Floats) -> Floats:
         """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
         times, known = np.empty(len(events)), 0
         while known < len(events):
             while self._events[-1] <= events[known] and self._times[-1] < _FURTHEST:
-                self._stay_until(events[known:])
+                self._add_stays_until(events[known:])
             upto = len(events)
             if self._times[-1] < _FURTHEST:
                 upto = int(np.searchsorted(events, self._events[-1]))
@@ -314,8 +312,8 @@ class _SwitchingClock:
             self._times, self._events = self._times[keep:], self._events[keep:]
         return times
 
-    def _stay_until(self, events: Floats) -> None:
-        """Switch as often as it takes to about the next events; what passes long before the first is drawn in one."""
+    def _add_stays_until(self, events: Floats) -> None:
+        """Add states up to about the next events; a long stretch before the first of them is drawn at once."""
         cycle = sum(rate * stay for rate, stay in zip(self._rates, self._stays, strict=True))
         cycles = (events[0] - self._events[-1]) / cycle
         if cycles > _MANY_CYCLES:
@@ -328,10 +326,10 @@ class _SwitchingClock:
         else:
             near = events[min(len(events), _MANY_EVENTS) - 1]
             wanted = 2 * int((near - self._events[-1]) / cycle) + 2
-            self._stay(self._random.standard_exponential(min(wanted, _MOST_STAYS)))
+            self._add_stays(self._random.standard_exponential(min(wanted, _MOST_STAYS)))
 
-    def _stay(self, stays: Floats) -> None:
-        """Add stays, each in the other state, as long as these times its mean."""
+    def _add_stays(self, stays: Floats) -> None:
+        """Add stays in alternating states; ``stays`` are their durations as multiples of the state's mean."""
         states = (self._state + np.arange(len(stays))) % 2
         lasting = np.array(self._stays)[states] * stays
         expected = np.array(self._rates)[states] * lasting
@@ -340,8 +338,8 @@ class _SwitchingClock:
         self._state = (self._state + len(stays)) % 2
 
 
-class _Replay:
-    """Hands out recorded times."""
+class _RecordedStream:
+    """A stream of recorded times."""
 
     def __init__(self, times: Times) -> None:
         self._times = times

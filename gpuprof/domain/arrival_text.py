@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from gpuprof.domain.arrival_process import (
     ArrivalProcess,
-    Batched,
-    Bursts,
-    Constant,
-    Diurnal,
-    Gamma,
-    Hyperexponential,
-    Lognormal,
-    peaks,
+    BatchPoissonArrivals,
+    DeterministicArrivals,
+    DiurnalArrivals,
+    GammaArrivals,
+    HyperexponentialArrivals,
+    LognormalArrivals,
+    MmppArrivals,
+    mmpp_with_peaks,
 )
 from gpuprof.domain.duration import parse_duration
 from gpuprof.errors import InputError, unknown_name
@@ -32,9 +32,9 @@ FORMS = {
 }
 _MOST_GIVEN = {"gamma": 1, "lognormal": 1, "hyperexponential": 1, "batch": 1, "mmpp": 2, "bursts": 3, "diurnal": 2}
 _RENEWALS: dict[str, Callable[..., ArrivalProcess]] = {
-    "gamma": Gamma,
-    "lognormal": Lognormal,
-    "hyperexponential": Hyperexponential,
+    "gamma": GammaArrivals,
+    "lognormal": LognormalArrivals,
+    "hyperexponential": HyperexponentialArrivals,
 }
 
 
@@ -46,9 +46,9 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     Examples
     --------
     >>> parse_arrivals("poisson", 50.0)
-    Gamma(rate_rps=50.0, scv=1.0)
+    GammaArrivals(rate_rps=50.0, scv=1.0)
     >>> parse_arrivals("mmpp:3,2s", 100.0)  # bursts of 2 s on average at three times the mean rate
-    Bursts(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0, start=None)
+    MmppArrivals(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0, start=None)
     """
     if not 0.0 < rate_rps <= 1e9:
         raise InputError(f"a rate must be above 0 and at most 1e9 requests/s but got {rate_rps:g}")
@@ -58,37 +58,37 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     given = [word.strip() for word in rest.split(",")] if rest else []
     if len(given) > _MOST_GIVEN.get(name, 0):
         raise InputError(f"too many parameters in {text!r}", f"write {FORMS[name]}")
-    return _build(name, given, rate_rps)
+    return _build_process(name, given, rate_rps)
 
 
-def _build(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
+def _build_process(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
     if name == "constant":
-        return Constant(rate_rps)
+        return DeterministicArrivals(rate_rps)
     if name == "poisson":
-        return Gamma(rate_rps)
+        return GammaArrivals(rate_rps)
     if name in _RENEWALS:
         # A mixture of exponential gaps varies at least as much as exponential ones.
         least = 1.0 if name == "hyperexponential" else 1e-6
-        return _RENEWALS[name](rate_rps, *(_number(word, "the SCV", least, 1e4) for word in given))
+        return _RENEWALS[name](rate_rps, *(_parse_number(word, "the SCV", least, 1e4) for word in given))
     if name == "batch":
-        return Batched(rate_rps, *(_whole(word, "the size") for word in given))
+        return BatchPoissonArrivals(rate_rps, *(_parse_count(word, "the size") for word in given))
     lengths = [parse_duration(word) for word in given[1:]]
     if name == "mmpp":
-        peak = _number(given[0], "peak to mean", 1.0, 1e6) if given else 3.0
-        return peaks(rate_rps, peak, lengths[0] if lengths else 1.0)
+        peak = _parse_number(given[0], "peak to mean", 1.0, 1e6) if given else 3.0
+        return mmpp_with_peaks(rate_rps, peak, lengths[0] if lengths else 1.0)
     if name == "bursts":
-        return Bursts(rate_rps, *(_number(word, "the ratio", 1.0, 1e6) for word in given[:1]), *lengths)
-    return Diurnal(rate_rps, *(_number(word, "peak to trough", 1.0, 1e6) for word in given[:1]), *lengths)
+        return MmppArrivals(rate_rps, *(_parse_number(word, "the ratio", 1.0, 1e6) for word in given[:1]), *lengths)
+    return DiurnalArrivals(rate_rps, *(_parse_number(word, "peak to trough", 1.0, 1e6) for word in given[:1]), *lengths)
 
 
-def _whole(text: str, name: str) -> int:
-    value = _number(text, name, 1.0, 1e6)
+def _parse_count(text: str, name: str) -> int:
+    value = _parse_number(text, name, 1.0, 1e6)
     if value != int(value):
         raise InputError(f"{name} must be a whole number but got {text}")
     return int(value)
 
 
-def _number(text: str, name: str, low: float, high: float) -> float:
+def _parse_number(text: str, name: str, low: float, high: float) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -20,7 +20,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class PublishedProfile:
-    """What somebody measured of a model at a batch size, alone on a device; None where it is not known."""
+    """Published measurements of a model at one batch size, alone on a device; None where unknown."""
 
     model: str
     batch: int
@@ -53,11 +53,11 @@ def datasets() -> Traversable:
 @cache
 def devices() -> Mapping[str, Device]:
     """Return every device of ``datasets/devices.toml`` by name."""
-    return MappingProxyType({name: make_device(name, table) for name, table in _tables().items()})
+    return MappingProxyType({name: make_device(name, table) for name, table in _read_tables().items()})
 
 
 def device(name: str) -> Device:
-    """Return the device called ``name``, in any case. Raises `InputError` with the nearest known names."""
+    """Return the device called ``name``, whatever its case. Raises `InputError` with the nearest known names."""
     known = devices()
     entry = known.get(name.lower())
     if entry is None:
@@ -67,14 +67,14 @@ def device(name: str) -> Device:
 
 def device_of_driver(driver_name: str) -> Device | None:
     """Return the device that the driver calls ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if none is it."""
-    for name, table in _tables().items():
+    for name, table in _read_tables().items():
         if driver_name in table["driver_names"]:
             return devices()[name]
     return None
 
 
 @cache
-def _tables() -> dict[str, dict[str, Any]]:
+def _read_tables() -> dict[str, dict[str, Any]]:
     with (datasets() / "devices.toml").open("rb") as file:
         return tomllib.load(file)
 
@@ -107,9 +107,9 @@ def _parse_profile(row: dict[str, str]) -> PublishedProfile:
     )
 
 
-def names_of_drivers() -> Mapping[str, Sequence[str]]:
+def driver_names_by_device() -> Mapping[str, Sequence[str]]:
     """Return the names under which drivers report each device of the catalogue."""
-    return MappingProxyType({name: tuple(table["driver_names"]) for name, table in _tables().items()})
+    return MappingProxyType({name: tuple(table["driver_names"]) for name, table in _read_tables().items()})
 
 
 def make_device(name: str, table: Mapping[str, Any]) -> Device:
@@ -129,13 +129,13 @@ def make_device(name: str, table: Mapping[str, Any]) -> Device:
         max_power_w=None if (power := table.get("max_power_w")) is None else float(power),
         price_per_hour=table.get("price_per_hour"),
         mig_slices=table.get("mig_slices", 0),
-        mig_profiles=tuple(_mig_profile(profile) for profile in table.get("mig_profiles", ())),
+        mig_profiles=tuple(_read_mig_profile(profile) for profile in table.get("mig_profiles", ())),
         dram_type=table.get("dram_type"),
         process_nm=table.get("process_nm"),
         sources=MappingProxyType({"name": table.get("full_name", name), **table.get("sources", {})}),
     )
 
 
-def _mig_profile(table: Mapping[str, Any]) -> MigProfile:
+def _read_mig_profile(table: Mapping[str, Any]) -> MigProfile:
     rest = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
     return MigProfile(**rest, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))

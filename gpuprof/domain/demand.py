@@ -102,7 +102,7 @@ def read_demands(path: Path) -> DemandFile:
         raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "name a CSV file of demands") from None
-    demands = DemandFile(_parse(text, str(path)))
+    demands = DemandFile(_parse_rows(text, str(path)))
     demands.sha256 = hashlib.sha256(data).hexdigest()
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
@@ -110,7 +110,7 @@ def read_demands(path: Path) -> DemandFile:
 
 
 def require_possible(demand: Demand) -> None:
-    """Refuse numbers of a demand that no service can have; those of slo.csv were refused with their line."""
+    """Raise `InputError` for values that no demand can have; `read_demands` names the line of slo.csv, too."""
     limits = (
         ("rate_rps", demand.rate_rps, _LEAST_RPS, _MOST_RPS),
         ("latency_ms of the SLO", demand.slo.latency_ms, math.ulp(0.0), sys.float_info.max),
@@ -122,7 +122,7 @@ def require_possible(demand: Demand) -> None:
             raise InputError(f"{name} of {demand.model!r} must be a number {bounds} but got {value!r}")
 
 
-def _parse(text: str, where: str) -> Iterator[Demand]:
+def _parse_rows(text: str, where: str) -> Iterator[Demand]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: Sequence[str] | None = None
     seen: dict[str, int] = {}
@@ -139,7 +139,7 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
                     f"{where}:{line}: {len(row)} fields where the header has {len(header)}",
                     "leave none out; an empty one is written as nothing between commas",
                 )
-            demand = _demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
+            demand = _parse_demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
             if demand.model in seen:
                 raise InputError(
                     f"{where}:{line}: {demand.model!r} was already asked for in line {seen[demand.model]}",
@@ -168,14 +168,14 @@ def _check_header(header: list[str], where: str, line: int) -> list[str]:
     return header
 
 
-def _dims(text: str, where: str, line: int) -> str:
+def _parse_dims(text: str, where: str, line: int) -> str:
     try:
         return str(parse_mix(text))
     except InputError as error:
         raise InputError(f"{where}:{line}: {error.message}", error.fix) from None
 
 
-def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
+def _parse_demand(fields: dict[str, str], where: str, line: int) -> Demand:
     def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
         text = fields[name]
         try:
@@ -223,5 +223,5 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
         max_replicas=whole("max_replicas", 1) if "max_replicas" in given else None,
         source_model=fields["model"] if "service" in given else None,
         file=fields["file"] if "file" in given else None,
-        dims=_dims(fields["dims"], where, line) if "dims" in given else None,
+        dims=_parse_dims(fields["dims"], where, line) if "dims" in given else None,
     )

@@ -44,23 +44,23 @@ Interval = tuple[float, float]
 Name = Annotated[str, AfterValidator(_require_name)]
 
 
-def find_twin(values: Iterable[str | int]) -> str | None:
-    """Return the first of those that are there more than once."""
+def find_duplicate(values: Iterable[str | int]) -> str | None:
+    """Return the first value that occurs more than once."""
     return next((str(value) for value, count in Counter(values).items() if count > 1), None)
 
 
-class _Part(BaseModel):
+class _MapElement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     #: Left away where empty: maps without them are what they were before there were such fields.
-    left_away: ClassVar[tuple[str, ...]] = ()
+    omitted_if_empty: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")
     def _omit_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in write(self).items() if value or key not in self.left_away}
+        return {key: value for key, value in write(self).items() if value or key not in self.omitted_if_empty}
 
 
-class RequiredCompute(_Part):
+class RequiredCompute(_MapElement):
     """Creq in percent of the device by ``metric``, with which the policy planned; ``source``: profiled or predicted."""
 
     metric: str
@@ -69,7 +69,7 @@ class RequiredCompute(_Part):
     source: str
 
 
-class RequiredMemory(_Part):
+class RequiredMemory(_MapElement):
     """Mreq in bytes of all processes together, as the estimator has it; what it guesses is planned at the upper end."""
 
     bytes: NonNegative
@@ -77,14 +77,14 @@ class RequiredMemory(_Part):
     source: str
 
 
-class ReplicaPrediction(_Part):
+class ReplicaPrediction(_MapElement):
     """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
 
     ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
     ``throughput_rps`` is that of full batches, of whose time ``overlapped_ms`` can pass while the one before runs.
     """
 
-    left_away = ("creq", "mreq", "overlapped_ms")
+    omitted_if_empty = ("creq", "mreq", "overlapped_ms")
 
     latency_ms: NonNegative
     latency_ms_interval: Interval | None = None
@@ -107,7 +107,7 @@ class ReplicaPrediction(_Part):
     mreq: RequiredMemory | None = None
 
 
-class MergedRate(_Part):
+class MergedRate(_MapElement):
     """A model that a merged replica serves: the part of its demand, and how much of it is answered in time."""
 
     model: str
@@ -115,7 +115,7 @@ class MergedRate(_Part):
     goodput_rps: NonNegative
 
 
-class Replica(_Part):
+class Replica(_MapElement):
     """One server of a model.
 
     ``sm_share_pct`` is the part of its partition that all its ``processes`` have together; ``rate_rps`` is the
@@ -131,7 +131,7 @@ class Replica(_Part):
     full batch of each of the others; a full batch of their own takes ``turn_ms`` once its turn has come.
     """
 
-    left_away = ("merged", "turns", "turn_ms")
+    omitted_if_empty = ("merged", "turns", "turn_ms")
 
     model: str
     batch: Annotated[int, Field(ge=1, le=65536)]
@@ -148,11 +148,11 @@ class Replica(_Part):
 
     @property
     def wait_for_turn_ms(self) -> float:
-        """What of its predicted batch time is the longest wait for its turn; 0 where it takes none."""
+        """Longest wait for its turn, which is part of its predicted batch time; 0 where it takes no turns."""
         return 0.0 if self.turn_ms is None else max(0.0, self.predicted.latency_ms - self.turn_ms)
 
     @property
-    def part_of_cycle(self) -> float:
+    def cycle_fraction(self) -> float:
         """The part of a cycle that is its own turn; 1 where it takes none."""
         if self.turn_ms is None or not self.predicted.latency_ms > 0.0:
             return 1.0
@@ -173,27 +173,27 @@ class Replica(_Part):
         return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
 
 
-class MigInstance(_Part):
+class MigInstance(_MapElement):
     """A MIG instance: its profile and the memory slice that it starts at."""
 
     profile: str
     start: Annotated[int, Field(ge=0)]
 
 
-class Partition(_Part):
+class Partition(_MapElement):
     """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it.
 
     Where it is ``unshared`` no replica is held to a share by MPS: each may use all SMs, beside the others.
     """
 
-    left_away = ("unshared",)
+    omitted_if_empty = ("unshared",)
 
     mig: MigInstance | None = None
     replicas: tuple[Replica, ...] = ()
     unshared: bool = False
 
 
-class Gpu(_Part):
+class Gpu(_MapElement):
     """One device of a node."""
 
     index: Annotated[int, Field(ge=0, le=65535)]
@@ -201,7 +201,7 @@ class Gpu(_Part):
     partitions: tuple[Partition, ...]
 
 
-class Node(_Part):
+class Node(_MapElement):
     """A machine."""
 
     name: Name
@@ -209,13 +209,13 @@ class Node(_Part):
 
     @field_validator("gpus")
     @classmethod
-    def _require_own_indexes(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        if twin := find_twin(gpu.index for gpu in gpus):
+    def _require_distinct_indexes(cls, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        if twin := find_duplicate(gpu.index for gpu in gpus):
             raise ValueError(f"two devices have the index {twin}")
         return gpus
 
 
-class ModelPrediction(_Part):
+class ModelPrediction(_MapElement):
     """What is predicted of a model over all its replicas."""
 
     goodput_rps: NonNegative
@@ -224,14 +224,14 @@ class ModelPrediction(_Part):
     p99_ms: NonNegative | None = None
 
 
-class DeployedModel(_Part):
+class DeployedModel(_MapElement):
     """A model of the map, by the name that clients ask for, and what was asked for it.
 
     ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
     ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
     """
 
-    left_away = ("dims",)
+    omitted_if_empty = ("dims",)
 
     path: str | None = None
     sha256: str | None = None
@@ -244,14 +244,14 @@ class DeployedModel(_Part):
 
     @field_validator("dims")
     @classmethod
-    def _readable_dims(cls, dims: str | None) -> str | None:
+    def _check_dims(cls, dims: str | None) -> str | None:
         try:
             return None if dims is None else str(parse_mix(dims))
         except InputError as error:
             raise ValueError(str(error)) from None
 
 
-class Merge(_Part):
+class Merge(_MapElement):
     """Several models in one ONNX file (USHER §3.4).
 
     ``members`` says what each model is called in the file, whose metadata tell its inputs and outputs;
@@ -265,13 +265,13 @@ class Merge(_Part):
 
     @field_validator("members")
     @classmethod
-    def _require_own_names(cls, members: dict[str, str]) -> dict[str, str]:
-        if twin := find_twin(members.values()):
+    def _require_distinct_names(cls, members: dict[str, str]) -> dict[str, str]:
+        if twin := find_duplicate(members.values()):
             raise ValueError(f"two models are called {twin!r} in the file")
         return members
 
 
-class PlanAtEnds(_Part):
+class PlanAtEnds(_MapElement):
     """What a plan comes to at one end of the estimates' intervals: devices, their least number, and what they serve.
 
     ``gpus`` is null where the search for them was not over in time.
@@ -282,7 +282,7 @@ class PlanAtEnds(_Part):
     lower_bound_gpus: Annotated[int, Field(ge=0)] | None = None
 
 
-class MapPrediction(_Part):
+class MapPrediction(_MapElement):
     """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
 
     Bounds hold for every map of the same demands on the same fleet; ``moves`` counts the replicas that must be
@@ -290,7 +290,7 @@ class MapPrediction(_Part):
     same policy makes of the estimates at the ends of their intervals; null where it was not computed.
     """
 
-    left_away = ("at_lower_ends", "at_upper_ends")
+    omitted_if_empty = ("at_lower_ends", "at_upper_ends")
 
     gpus: Annotated[int, Field(ge=0)]
     cost_per_hour: NonNegative | None = None
@@ -305,7 +305,7 @@ class MapPrediction(_Part):
     at_upper_ends: PlanAtEnds | None = None
 
 
-class Unplaced(_Part):
+class Unplaced(_MapElement):
     """A demand, or the part of its rate, that no place was found for."""
 
     model: str
@@ -313,10 +313,10 @@ class Unplaced(_Part):
     reason: str
 
 
-class DeploymentMap(_Part):
+class DeploymentMap(_MapElement):
     """Everything that ``serve``, ``simulate`` and ``check`` need."""
 
-    left_away = ("merges",)
+    omitted_if_empty = ("merges",)
 
     schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
     policy: str
@@ -330,18 +330,18 @@ class DeploymentMap(_Part):
 
     @field_validator("nodes")
     @classmethod
-    def _require_own_names(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        if twin := find_twin(node.name for node in nodes):
+    def _require_distinct_names(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if twin := find_duplicate(node.name for node in nodes):
             raise ValueError(f"two nodes are called {twin!r}")
         return nodes
 
     @model_validator(mode="after")
-    def _merged_as_told(self) -> DeploymentMap:
+    def _check_merged_replicas(self) -> DeploymentMap:
         if both := set(self.merges) & set(self.models):
             raise ValueError(f"{min(both)} is the name of a model and of a merge")
         for *_, replica in self.places():
             merge = self.merges.get(replica.model)
-            if twin := find_twin(one.model for one in replica.merged):
+            if twin := find_duplicate(one.model for one in replica.merged):
                 raise ValueError(f"a replica of {replica.model} serves {twin} twice")
             if replica.merged and (merge is None or set(merge.members) != {one.model for one in replica.merged}):
                 raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")

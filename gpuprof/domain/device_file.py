@@ -106,11 +106,11 @@ def _read_table(path: Path, name: str, table: object) -> Device:
         wrong = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
         raise InputError(f"{where}: tflops: {wrong}", f"give float32 and, where it has them, of {sorted(_RATES)}")
     filled: dict[str, Any] = read.model_dump(exclude_none=True, exclude={"sm"})
-    filled["sm"] = _limits(read)
+    filled["sm"] = _read_limits(read)
     return make_device(name, {"full_name": name, **filled, "sources": {"device": str(path), **read.sources}})
 
 
-def _limits(read: _DeviceTable) -> dict[str, int]:
+def _read_limits(read: _DeviceTable) -> dict[str, int]:
     """Return the limits of an SM: as the file says, else of the catalogue's GPU whose capability is the nearest."""
     if read.sm is not None:
         return read.sm.model_dump()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpuprof.domain.catalogue import devices, names_of_drivers
+from gpuprof.domain.catalogue import devices, driver_names_by_device
 
 #: Words that brands put before or behind the name of a product and that tell no board from another.
 _BRANDS = frozenset({"nvidia", "tesla", "geforce", "quadro", "rtx", "gtx", "gpu", "hgx"})
@@ -35,7 +35,7 @@ def matching_names(text: str) -> tuple[str, ...]:
     names = []
     for name, device in devices().items():
         own = _words(name)
-        every = own.union(*(_words(other) for other in (device.sources["name"], *names_of_drivers()[name])))
+        every = own.union(*(_words(other) for other in (device.sources["name"], *driver_names_by_device()[name])))
         product = {word for word in own if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)}
         if product <= words <= every:
             names.append(name)

@@ -22,24 +22,24 @@ BEYOND_SEEN = "beyond what was co-located"
 BESIDE = " × "
 
 
-def kind_of_source(source: str) -> str:
+def classify_source(source: str) -> str:
     """Return ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"`` for the source of a figure.
 
     Examples
     --------
-    >>> kind_of_source("interpolated"), kind_of_source("roofline, uncalibrated")
+    >>> classify_source("interpolated"), classify_source("roofline, uncalibrated")
     ('interpolated', 'predicted')
     """
     last = source.rsplit(", ", 1)[-1]
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
 
 
-def source_alone(source: str) -> str:
-    """Return where the time without neighbours comes from, of a time that a model of interference has stretched.
+def source_without_neighbours(source: str) -> str:
+    """Return the source of the time without neighbours, for a time that a model of interference has increased.
 
     Examples
     --------
-    >>> source_alone("measured × linear"), source_alone("interpolated")
+    >>> source_without_neighbours("measured × linear"), source_without_neighbours("interpolated")
     ('measured', 'interpolated')
     """
     return source.split(BESIDE, 1)[0]
@@ -72,7 +72,7 @@ class Figure:
     @property
     def is_observed(self) -> bool:
         """Whether it was measured, or lies between what was."""
-        return kind_of_source(self.source) in (MEASURED, INTERPOLATED)
+        return classify_source(self.source) in (MEASURED, INTERPOLATED)
 
     def scale_by(self, factor: float) -> Figure:
         """Return the figure times ``factor``, interval included."""
@@ -187,7 +187,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class BatchSeriesEstimator(Estimator, Protocol):
-    """An estimator that tells the times of many batches of one workload at once, which is quicker than one by one."""
+    """An estimator that gives the times of many batch sizes of one workload in one call, faster than one by one."""
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
@@ -204,7 +204,7 @@ class BatchSeriesEstimator(Estimator, Protocol):
 def batch_times(
     estimator: Estimator, model: str, device: Device, batches: Sequence[int], share: Share, processes: int
 ) -> tuple[Figure, ...]:
-    """Return the times of a batch at each size, one by one where the estimator knows no quicker way.
+    """Return the times of a batch at each size, one by one unless the estimator is a `BatchSeriesEstimator`.
 
     Raises
     ------
@@ -218,10 +218,10 @@ def batch_times(
 
 @runtime_checkable
 class SlowingEstimator(Estimator, Protocol):
-    """An estimator that knows what neighbours do at least, whoever they are."""
+    """An estimator that knows the least interference that any neighbour causes."""
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a time alone as it is at least where something else runs in the same partition.
+        """Return a lower bound of a time where something else runs in the same partition, from the time alone.
 
         Never more, at either end of its interval, than ``latency_ms`` of `estimate` beside any neighbours of a workload
         that has a part of the device or instance only.

@@ -1,4 +1,4 @@
-"""What was tried on a device and failed: as much knowledge as what was measured."""
+"""Runs that failed on a device, which count as knowledge just as measurements do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FailedRun:
 
     @property
     def is_memory(self) -> bool:
-        """Whether memory was short: then no other part of the compute units would have helped."""
+        """Whether it ran out of memory, so that no other share of the compute units would have helped."""
         return "memory" in self.reason.lower()
 
     def __str__(self) -> str:

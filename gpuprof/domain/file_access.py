@@ -1,4 +1,4 @@
-"""Files of the user: which paths are no input, and how a file is written whole or not at all."""
+"""Files of the user: which paths cannot be read as input, and how files are written atomically."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _OPEN_FILES = tuple(map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/std
 def refuse_pipe(path: Path) -> Path:
     """Return a path that is to be read, unless it is a named pipe or a device.
 
-    Whoever opens a named pipe waits for a writer, who may never come, and devices such as ``/dev/zero`` never end. What
-    is not there is left to whoever opens it. Raises `InputError` when it is one of them.
+    Opening a named pipe blocks until there is a writer, possibly for ever, and devices such as ``/dev/zero`` never end.
+    A path that does not exist is returned: opening it gives the error. Raises `InputError` for a pipe or a device.
     """
-    kind = name_special(path)
+    kind = describe_special_file(path)
     if kind is not None:
         raise InputError(f"cannot read {path}: it is {kind}, which may never end", "give the path of a file")
     return path
 
 
-def name_special(path: Path) -> str | None:
-    """Return what a path is that is there and neither a file nor a folder; None for pipes that a shell opened."""
+def describe_special_file(path: Path) -> str | None:
+    """Name the kind of an existing path that is neither a file nor a folder; None for pipes that a shell opened."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -39,19 +39,19 @@ def name_special(path: Path) -> str | None:
 
 
 def refuse_to_replace(path: Path) -> Path:
-    """Return a path that a finished file is to be moved to, unless a device or a pipe stands there.
+    """Return a path that a finished file is to be moved to, unless it is a device or a pipe.
 
-    Raises `InputError` when one does: for root the file would take the place of, say, ``/dev/null``.
+    Raises `InputError` when it is: if root runs this, the file would replace, say, ``/dev/null``.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InputError(f"cannot write {path}: it is {name_special(path) or 'no file'}", "name a file")
+        raise InputError(f"cannot write {path}: it is {describe_special_file(path) or 'no file'}", "name a file")
     return path
 
 
 def find_write_obstacle(folder: Path) -> str | None:
-    """Return why nothing can be made in a folder that is there, None where something can.
+    """Return why no file can be created in an existing folder, None where one can.
 
-    Permissions alone do not tell: root has all of them, in ``/proc`` and on a full disk, too.
+    Permission bits are not enough: root passes them all, in ``/proc`` and on a full disk, too.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
         return "permission denied"
@@ -62,7 +62,7 @@ def find_write_obstacle(folder: Path) -> str | None:
     return None
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, readable for all; a device, such as ``/dev/null``, stays one.
 
     Raises `OSError` when the folder cannot be written to, or the disk is full.

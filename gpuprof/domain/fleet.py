@@ -62,7 +62,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
                 raise InputError(f"{item!r}: any takes no count", "write any, or name the devices that are counted")
             every = True
             continue
-        count = None if match["count"] is None else _count(match["count"], item)
+        count = None if match["count"] is None else _parse_count(match["count"], item)
         entries.append(FleetEntry(find_device(match["name"]), count))
     if every:
         named = {entry.device.name for entry in entries}
@@ -81,10 +81,10 @@ def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
     tables = content.get("gpus")
     if not isinstance(tables, list):
         raise InputError(f"{path} has no [[gpus]] table", 'write [[gpus]] then device = "a100-80"')
-    return _build_fleet([_entry(table, path, find_device) for table in tables], str(path))
+    return _build_fleet([_parse_entry(table, path, find_device) for table in tables], str(path))
 
 
-def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> FleetEntry:
+def _parse_entry(table: object, path: Path, find_device: Callable[[str], Device]) -> FleetEntry:
     if not isinstance(table, dict) or not isinstance(table.get("device"), str):
         raise InputError(f"{path}: each [[gpus]] table needs a device name", 'write [[gpus]], then device = "a100-80"')
     if unknown := set(table) - {"device", "count", "price_per_hour"}:
@@ -100,11 +100,11 @@ def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> F
         )
     count = table.get("count")
     return FleetEntry(
-        replace(device, price_per_hour=price), None if count is None else _count(str(count), table["device"])
+        replace(device, price_per_hour=price), None if count is None else _parse_count(str(count), table["device"])
     )
 
 
-def _count(text: str, item: str) -> int:
+def _parse_count(text: str, item: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,8}", text.strip()):
         raise InputError(
             f"the count of a device must be a whole number from 1 to 999,999,999 but got {text!r} for {item}",

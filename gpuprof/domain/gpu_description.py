@@ -1,4 +1,4 @@
-"""A GPU as a driver or a report describes it, and the device that it is: the catalogue's, or scaled from a like one."""
+"""A GPU as a driver or a report describes it, matched to a device of the catalogue or scaled from a similar one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GpuDescription:
 
 
 def describe_device(description: GpuDescription, by: str = "the report") -> Device | None:
-    """Return the device that a board is: the catalogue's by its name, else one scaled from a board of its capability.
+    """Return the catalogue's device of this name, else one scaled from a board of the same compute capability.
 
     ``by``: who says so, for ``Device.sources``.
 
@@ -59,13 +59,13 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
         dram_bytes=description.memory_bytes or base.dram_bytes,
         dram_bytes_per_s=bandwidth,
         l2_bytes=description.l2_bytes or base.l2_bytes,
-        sm=None if base.sm is None else _limits(description, base.sm),
+        sm=None if base.sm is None else _scale_limits(description, base.sm),
         # None of these follows from the board that it is scaled from, and a guess would enter plans as a fact.
         max_power_w=None,
         price_per_hour=None,
         mig_slices=0,
         mig_profiles=(),
-        sources=MappingProxyType(_sources(description, base, by)),
+        sources=MappingProxyType(_describe_sources(description, base, by)),
     )
 
 
@@ -74,7 +74,7 @@ def device_slug(driver_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
 
 
-def _limits(description: GpuDescription, base: SmLimits) -> SmLimits:
+def _scale_limits(description: GpuDescription, base: SmLimits) -> SmLimits:
     block = description.shared_bytes_per_block or base.max_shared_memory_per_block_bytes
     return replace(
         base,
@@ -86,7 +86,7 @@ def _limits(description: GpuDescription, base: SmLimits) -> SmLimits:
     )
 
 
-def _sources(description: GpuDescription, base: Device, by: str) -> dict[str, str]:
+def _describe_sources(description: GpuDescription, base: Device, by: str) -> dict[str, str]:
     reported = {
         "clock": description.clock_mhz,
         "memory": description.memory_bytes,

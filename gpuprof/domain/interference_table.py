@@ -1,4 +1,4 @@
-"""Interference that acts through sums over all who run together: times of many workloads at once, for bounds."""
+"""Interference that depends only on sums over co-located workloads: times of many workloads at once, for bounds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Integers = npt.NDArray[np.int64]
 
 
 class InterferenceTable(Protocol):
-    """Times of n workloads on a device beside neighbours of which only the sums of m pressures are known."""
+    """Times of n workloads on a device, given only the sums of their neighbours' m pressures."""
 
     @property
     def pressures(self) -> Floats:
-        """What each workload adds to each sum: of shape (n, m), never negative."""
+        """Contribution of each workload to each sum, non-negative, of shape (n, m)."""
 
     def take(self, rows: Integers) -> Self:
         """Return the table of some of the workloads, by their numbers, each as often as it is named."""
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
-        """Return what each workload takes at least for a batch, and how much of that no other batch overlaps.
+        """Return a lower bound of each workload's batch time, and how much of it no other batch overlaps.
 
         Parameters
         ----------
@@ -46,7 +46,7 @@ class InterferenceTable(Protocol):
 
 @runtime_checkable
 class TabulatingEstimator(Estimator, Protocol):
-    """An estimator whose neighbours act through sums."""
+    """An estimator whose interference depends only on sums over the neighbours."""
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
         """Return the table of the workloads; None where neighbours act otherwise, or might quicken one another.

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpuprof.domain.deployment import SCHEMA, DeploymentMap, find_twin
-from gpuprof.domain.file_access import refuse_pipe, write_whole
+from gpuprof.domain.deployment import SCHEMA, DeploymentMap, find_duplicate
+from gpuprof.domain.file_access import refuse_pipe, write_atomically
 from gpuprof.domain.planned_with import planned_with_of_inputs
 from gpuprof.errors import InputError, refuse_unwritable
 
@@ -34,7 +34,7 @@ def read_map(path: Path) -> DeploymentMap:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_require_own_keys)
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_require_distinct_keys)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
     except (ValueError, RecursionError) as error:
@@ -42,10 +42,10 @@ def read_map(path: Path) -> DeploymentMap:
     return parse_map(content, str(path))
 
 
-def _require_own_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; of two values under one key readers take either."""
-    if (twin := find_twin(key for key, _ in pairs)) is not None:
-        raise ValueError(f"the key {twin!r} stands in one object twice")
+def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises `ValueError` for a repeated key, of which readers differ in the value they take."""
+    if (twin := find_duplicate(key for key, _ in pairs)) is not None:
+        raise ValueError(f"the key {twin!r} occurs twice in one object")
     return dict(pairs)
 
 
@@ -68,7 +68,7 @@ def parse_map(content: object, where: str) -> DeploymentMap:
 
 
 def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a map with the ``inputs`` that it had before it had ``planned_with`` as the latter."""
+    """Return an older map with its ``inputs`` converted to ``planned_with``."""
     if "inputs" not in content:
         return content
     inputs = content["inputs"]
@@ -90,7 +90,7 @@ def _check_schema(schema: str, where: str) -> None:
 
 
 def write_map(deployment: DeploymentMap, path: Path) -> None:
-    """Write the map, whole or not at all.
+    """Write the map atomically.
 
     Raises
     ------
@@ -98,4 +98,4 @@ def write_map(deployment: DeploymentMap, path: Path) -> None:
         When the directory cannot be written to.
     """
     with refuse_unwritable(path):
-        write_whole(path, deployment.to_json().encode())
+        write_atomically(path, deployment.to_json().encode())

@@ -1,4 +1,4 @@
-"""What a map's times rest on: measurements, what lies between them, what lies beyond, or predictions."""
+"""Sources of a map's times: measurement, interpolation, extrapolation, or prediction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source, source_alone
+from gpuprof.domain.estimate import (
+    EXTRAPOLATED,
+    INTERPOLATED,
+    MEASURED,
+    PREDICTED,
+    classify_source,
+    source_without_neighbours,
+)
 from gpuprof.domain.plural import count_of
 
 #: What a load test calls the source of its predictions → what that is.
@@ -39,7 +46,7 @@ def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:
     replicas: defaultdict[str, int] = defaultdict(int)
     rates: defaultdict[str, float] = defaultdict(float)
     for *_, replica in deployment.places():
-        kind = kind_of_source(replica.predicted.source)
+        kind = classify_source(replica.predicted.source)
         replicas[kind] += 1
         rates[kind] += replica.rate_rps
     return tuple(SourcePart(kind, replicas[kind], rates[kind]) for kind in _KINDS if replicas[kind])
@@ -58,8 +65,10 @@ def describe_sources(deployment: DeploymentMap) -> str:
 
 def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
     sources = [replica.predicted.source for *_, replica in deployment.places()]
-    predicted = [source for source in sources if kind_of_source(source) == PREDICTED]
-    if kind == PREDICTED and all(kind_of_source(source_alone(source)) != PREDICTED for source in predicted):
+    predicted = [source for source in sources if classify_source(source) == PREDICTED]
+    if kind == PREDICTED and all(
+        classify_source(source_without_neighbours(source)) != PREDICTED for source in predicted
+    ):
         return "measured alone, predicted beside their neighbours"
     return kind
 
@@ -78,7 +87,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
     ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
     texts = [_describe_end(deployment, end) for end in ends]
     is_partly_known = not is_observed(deployment) and texts.count(None) == 1
-    planned = _describe_end(deployment, _as_planned(deployment))
+    planned = _describe_end(deployment, _estimate_plan(deployment))
     if is_partly_known or any(text is not None and text != planned for text in texts):
         lower, upper = (text or "not computed" for text in texts)
         words.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
@@ -88,7 +97,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
 
 
 def describe_requirements(deployment: DeploymentMap) -> str:
-    """Return one line that says which requirements of compute and memory nobody measured and within what they are.
+    """Return one line on compute and memory requirements that were not measured, with their intervals.
 
     Empty where the policy did not plan by them, or all were profiled.
     """
@@ -96,7 +105,7 @@ def describe_requirements(deployment: DeploymentMap) -> str:
     metrics: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         creq = replica.predicted.creq
-        if creq is None or kind_of_source(creq.source) in (MEASURED, INTERPOLATED):
+        if creq is None or classify_source(creq.source) in (MEASURED, INTERPOLATED):
             continue
         metrics[creq.metric] = None
         within = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
@@ -107,11 +116,11 @@ def describe_requirements(deployment: DeploymentMap) -> str:
 
 
 def _describe_memory(deployment: DeploymentMap) -> str:
-    """Return the memory that replicas were taken to require though nobody observed it, and within what it is."""
+    """Return the memory requirement of replicas where it was not observed, with its interval."""
     words: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         mreq, planned = replica.predicted.mreq, replica.predicted.memory_bytes
-        if mreq is None or kind_of_source(mreq.source) in (MEASURED, INTERPOLATED):
+        if mreq is None or classify_source(mreq.source) in (MEASURED, INTERPOLATED):
             continue
         within = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
         (need,) = _gib(mreq.bytes)
@@ -130,7 +139,7 @@ def is_observed(deployment: DeploymentMap) -> bool:
 
 
 def record_basis(deployment: DeploymentMap) -> dict[str, object]:
-    """Return what a map rests on as plain values for JSON.
+    """Return the sources of a map's times as plain values for JSON.
 
     Returns
     -------
@@ -160,12 +169,12 @@ def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
     """Return for each kind of device which of its models have only times that rest on measurements."""
     known = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
-        is_measured = kind_of_source(source_alone(replica.predicted.source)) != PREDICTED
+        is_measured = classify_source(source_without_neighbours(replica.predicted.source)) != PREDICTED
         known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and is_measured
     return known
 
 
-def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
+def _estimate_plan(deployment: DeploymentMap) -> PlanAtEnds:
     served = sum(replica.rate_rps for *_, replica in deployment.places())
     return PlanAtEnds(gpus=deployment.predicted.gpus, served_rps=served)
 

@@ -1,4 +1,4 @@
-"""What a map comes to, in a few sentences: devices and their cost, goodput, what is unused, bounds and moves."""
+"""Summarises a map in a few sentences: devices and their cost, goodput, what is unused, bounds and moves."""
 
 from __future__ import annotations
 
@@ -129,6 +129,6 @@ def _moves(deployment: DeploymentMap) -> str:
 
 
 def _describe_search(deployment: DeploymentMap) -> str:
-    """Return how a published policy came to its map, where it tried several ways."""
+    """Return which variant of a published policy gave the map, where it tried several."""
     found = deployment.planned_with.found_by
     return "" if found is None or deployment.policy == "optimal" else f"Found by {found}."

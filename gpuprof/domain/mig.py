@@ -71,7 +71,7 @@ def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | 
             if memory_slice in taken:
                 return f"{item} overlaps {taken[memory_slice]} at memory slice {memory_slice}"
             taken[memory_slice] = item
-    return _too_many(device, placements)
+    return _find_excess(device, placements)
 
 
 def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
@@ -80,8 +80,8 @@ def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
 
 
 def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
-    """Return every slot at which one more instance of ``profile`` is legal beside the legal ``placed``, ascending."""
-    if _too_many(device, [*placed, MigPlacement(profile, 0)]) is not None:
+    """Return every slot, ascending, at which another instance of ``profile`` can be added to the legal ``placed``."""
+    if _find_excess(device, [*placed, MigPlacement(profile, 0)]) is not None:
         return ()
     taken = _mask(placed)
     return tuple(start for start in profile.start_slots if not MigPlacement(profile, start).mask & taken)
@@ -99,13 +99,13 @@ def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
 
 # By the geometry, not the Device, which holds mappings and so has no hash; devices of one geometry share the answer.
 @cache
-def _maximal(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layout, ...]:
+def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layout, ...]:
     memory, compute, profiles = device_key
     layouts: list[Layout] = []
 
     def extend(slot: int, chosen: Layout) -> None:
         if slot == memory:
-            if not any(_fits(chosen, profile, start, compute) for profile, start in _all_starts(profiles)):
+            if not any(_fits(chosen, profile, start, compute) for profile, start in _list_starts(profiles)):
                 layouts.append(chosen)
             return
         # Slots are filled in ascending order, so that each layout is found once.
@@ -136,7 +136,7 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
     '3g.40gb may start at slots 0, 4 but got 2'
     """
     chosen = device.mig_profiles if profiles is None else tuple(profiles)
-    return _maximal((device.mig_slices, compute_slices(device), chosen))
+    return _enumerate_maximal_layouts((device.mig_slices, compute_slices(device), chosen))
 
 
 def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
@@ -160,7 +160,7 @@ def _fits(chosen: Layout, profile: MigProfile, start: int, compute: int) -> bool
     )
 
 
-def _all_starts(profiles: Sequence[MigProfile]) -> Iterator[tuple[MigProfile, int]]:
+def _list_starts(profiles: Sequence[MigProfile]) -> Iterator[tuple[MigProfile, int]]:
     return ((profile, start) for profile in profiles for start in profile.start_slots)
 
 
@@ -171,7 +171,7 @@ def _mask(placements: Sequence[MigPlacement]) -> int:
     return mask
 
 
-def _too_many(device: Device, placements: Sequence[MigPlacement]) -> str | None:
+def _find_excess(device: Device, placements: Sequence[MigPlacement]) -> str | None:
     for profile, count in Counter(item.profile for item in placements).items():
         if count > profile.max_count:
             return f"at most {profile.max_count} × {profile.name} fit but got {count}"

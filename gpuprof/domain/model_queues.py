@@ -12,10 +12,10 @@ from gpuprof.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ShapedQueue:
-    """Answers for arrivals of the given shape where it is asked for Poisson ones."""
+    """A queueing model that replaces Poisson arrivals by arrivals of a given shape."""
 
     queueing: QueueModel
-    #: At any rate: asked for another, it is played faster or slower (`gpuprof.domain.arrival_process.at_rate`).
+    #: At any rate: asked for another, it is played faster or slower (`gpuprof.domain.arrival_process.scale_to_rate`).
     shape: ArrivalProcess
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
@@ -32,7 +32,7 @@ class ShapedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ModelQueues:
-    """Answers by the model that is served, for whoever asks with `queue_of`."""
+    """A queueing model for each served model, selected by `queue_of`."""
 
     by_model: Mapping[str, QueueModel]
     #: Answers where no model is named: how busy a replica is does not depend on how requests arrive.
@@ -48,7 +48,7 @@ class ModelQueues:
 
 
 def queue_of(queueing: QueueModel, model: str) -> QueueModel:
-    """Return what answers for the replicas of a model.
+    """Return the queueing model for the replicas of a model.
 
     Raises `InputError` where models have their own and this one has none.
     """

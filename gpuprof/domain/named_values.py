@@ -10,7 +10,7 @@ from gpuprof.errors import InputError
 Value = TypeVar("Value")
 
 
-def collect_once(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+def collect_distinct(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
     """Return the values by their names; ``what`` they are is said in errors.
 
     Raises `InputError` when a name stands twice: of two values nobody knows which one is meant.

@@ -49,7 +49,7 @@ class NumberFormat:
         return self(value)
 
 
-def number(digits: int = 3) -> NumberFormat:
+def number_formatter(digits: int = 3) -> NumberFormat:
     """Return a formatter to ``digits`` significant digits; None shows as a dash."""
     return NumberFormat(digits)
 

@@ -227,15 +227,15 @@ def _columns(*values: ArrayLike) -> list[Integers]:
 
 def _register_limit(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
     a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-    limit = _held_by_partitions(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
+    limit = _register_limit_by_partition(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
     if capability == (6, 0):
         # A block that the other Pascals cannot run is refused here too, though it would fit.
-        limit = np.where(_held_by_partitions(sm, 4, warps, a_warp) > 0, limit, 0)
+        limit = np.where(_register_limit_by_partition(sm, 4, warps, a_warp) > 0, limit, 0)
     most_per_thread = 255 if capability[0] < 7 else 256
     return np.where(registers > most_per_thread, 0, np.where(a_warp == 0, _UNLIMITED, limit))
 
 
-def _held_by_partitions(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
+def _register_limit_by_partition(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
     spread_evenly = a_warp * (-(-warps // partitions) * partitions)
     warps_of_a_partition = (sm.registers // partitions) // np.maximum(a_warp, 1)
     held = warps_of_a_partition * partitions // warps

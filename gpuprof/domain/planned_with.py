@@ -78,7 +78,7 @@ class PlannedWith(_Record):
 
     @field_validator("fleet")
     @classmethod
-    def _once_each(cls, fleet: tuple[PlannedDevices, ...]) -> tuple[PlannedDevices, ...]:
+    def _require_distinct_devices(cls, fleet: tuple[PlannedDevices, ...]) -> tuple[PlannedDevices, ...]:
         names = [one.device for one in fleet]
         if len(set(names)) < len(names):
             raise ValueError("a device stands in the fleet more than once")
@@ -96,17 +96,19 @@ def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
     Raises `ValueError` when a setting that must be a number is none, or the fleet cannot be read.
     """
     settings: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
-    settings |= {key: _number(key, inputs[key]) for key in _FLOATS if key in inputs}
-    settings |= {key: int(_number(key, inputs[key])) for key in _COUNTS if key in inputs}
-    host = {key: _number(key, inputs[key]) for key in _HOST if key in inputs}
+    settings |= {key: _parse_number(key, inputs[key]) for key in _FLOATS if key in inputs}
+    settings |= {key: int(_parse_number(key, inputs[key])) for key in _COUNTS if key in inputs}
+    host = {key: _parse_number(key, inputs[key]) for key in _HOST if key in inputs}
     if "host_cores" in host:
         host["host_cores"] = int(host["host_cores"])
     return (
-        settings | ({"host": host} if host else {}) | ({"fleet": _fleet(inputs["fleet"])} if "fleet" in inputs else {})
+        settings
+        | ({"host": host} if host else {})
+        | ({"fleet": _parse_fleet(inputs["fleet"])} if "fleet" in inputs else {})
     )
 
 
-def _number(name: str, text: str) -> float:
+def _parse_number(name: str, text: str) -> float:
     try:
         value = float(text)
         # Also refuses NaN, of which every comparison is false, and infinities, which int() would not take.
@@ -117,7 +119,7 @@ def _number(name: str, text: str) -> float:
     raise ValueError(f"the map's {name} must be a number but is {text!r}")
 
 
-def _fleet(text: str) -> list[dict[str, Any]]:
+def _parse_fleet(text: str) -> list[dict[str, Any]]:
     entries = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _DEVICES.fullmatch(item)

@@ -1,4 +1,4 @@
-"""Numbers of things in messages."""
+"""Counts with their noun, for messages."""
 
 from __future__ import annotations
 

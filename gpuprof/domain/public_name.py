@@ -1,4 +1,4 @@
-"""Under which name and version clients ask for a model of a map."""
+"""The name and version by which clients request a model of a map."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PublicName:
 
     @property
     def address(self) -> str:
-        """Where the Open Inference Protocol has this very version."""
+        """Path of this version in the Open Inference Protocol."""
         return f"/v2/models/{quote(self.name, safe='')}/versions/{quote(self.version, safe='')}"
 
 
@@ -52,7 +52,7 @@ def model_address(model: str) -> str:
 
 
 def version_order(version: str) -> tuple[int, str]:
-    """Return what sorts versions from the oldest to the newest."""
+    """Return a key that sorts versions from the oldest to the newest."""
     return (int(version), "") if version.isdigit() else (-1, version)
 
 

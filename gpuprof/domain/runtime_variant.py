@@ -69,7 +69,7 @@ def variant_of(row: ExecutedRow) -> RuntimeVariant:
 
 
 def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, ...]:
-    """Return the distinct variants, the one whose figures count first.
+    """Return the distinct variants, the preferred one first.
 
     Known runtimes come before unknown ones, ONNX Runtime, which serves, before others, then those with more figures.
     """
@@ -82,7 +82,7 @@ def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, .
 
 
 def comparable_rows(rows: Sequence[_Row]) -> list[_Row]:
-    """Return those of one device's rows that may stand in one fit: of the first variant and comparable ones."""
+    """Return those of one device's rows that may be used in one fit: of the first variant and comparable ones."""
     variants = [variant_of(row) for row in rows]
     ranked = rank_variants(variants)
     return [row for row, variant in zip(rows, variants, strict=True) if variant.is_comparable(ranked[0])]

@@ -107,7 +107,7 @@ def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def check_size(name: str, size: object) -> int:
-    """Return a size that a caller in Python gave. Raises `InputError` when it is no whole number from 1 to 2³¹-1."""
+    """Return a size given by a Python caller. Raises `InputError` unless it is an integer from 1 to 2³¹-1."""
     whole = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
     if not 1 <= whole <= LARGEST_SIZE:
         raise InputError(f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size!r}")
@@ -152,7 +152,7 @@ def sized_name(model: str, sizes: Iterable[tuple[str, int]]) -> str:
 
 
 def split_name(name: str) -> tuple[str, Sizes]:
-    """Return the model and the sizes that `sized_name` made a name of; no sizes where it has none, or none to read."""
+    """Return the model and the sizes of a name by `sized_name`; no sizes where there are none, or none readable."""
     match = _SIZED.fullmatch(name)
     if match is None:
         return name, ()
@@ -168,7 +168,7 @@ def mixed_name(model: str, mix: SizeMix | None) -> str:
 
 
 def name_parts(name: str) -> tuple[tuple[str, float], ...]:
-    """Return the models with sizes of which a `mixed_name` speaks, and which part of the requests each has."""
+    """Return each model with sizes in a `mixed_name`, and its fraction of the requests."""
     match = _SIZED.fullmatch(name)
     if match is None or "|" not in match["sizes"]:
         return ((name, 1.0),)
@@ -179,7 +179,7 @@ def name_parts(name: str) -> tuple[tuple[str, float], ...]:
     return tuple((sized_name(match["model"], sizes), part) for sizes, part in mix.parts)
 
 
-def blend_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] | None:
+def interpolate_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] | None:
     """Return weights of measured sizes whose mean is ``wanted``: 1 for itself, else linear in each dimension between
     the nearest on either side; None where ``wanted`` lies outside of what was measured.
 
@@ -187,23 +187,25 @@ def blend_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] 
 
     Examples
     --------
-    >>> blend_sizes([(("seq", 64),), (("seq", 256),)], (("seq", 160),))
+    >>> interpolate_sizes([(("seq", 64),), (("seq", 256),)], (("seq", 160),))
     {(('seq', 64),): 0.5, (('seq', 256),): 0.5}
     """
     names = [name for name, _ in wanted]
     points = {sizes for sizes in measured if [name for name, _ in sizes] == names}
-    found = _blend({tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in wanted])
+    found = _interpolate_weights(
+        {tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in wanted]
+    )
     return found or None
 
 
-def _blend(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> dict[Sizes, float]:
+def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> dict[Sizes, float]:
     if not wanted:
         return dict.fromkeys(points.values(), 1.0)
     groups: dict[int, dict[tuple[int, ...], Sizes]] = {}
     for key, sizes in points.items():
         groups.setdefault(key[0], {})[key[1:]] = sizes
     # One dimension at a time, the others first: measured sizes need be no full grid, only bracket what is wanted.
-    known = {size: blended for size, group in groups.items() if (blended := _blend(group, wanted[1:]))}
+    known = {size: blended for size, group in groups.items() if (blended := _interpolate_weights(group, wanted[1:]))}
     if wanted[0] in known:
         return known[wanted[0]]
     below = max((size for size in known if size < wanted[0]), default=None)
@@ -231,7 +233,7 @@ def _parse_size(word: str, text: str) -> tuple[str, int]:
 
 
 def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
-    """Return the sizes of one choice and its part; an axis after a colon, as in ``x:1=64``, is no part."""
+    """Return the sizes of one choice and its fraction; an axis after a colon, as in ``x:1=64``, is not a fraction."""
     body, separator, part = choice.rpartition(":")
     if not separator or "=" in part:
         if several:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, at_rate
+from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, scale_to_rate
 
 #: Steps of the logarithm of 1 / (1 - load), to which queues are nearly in proportion near capacity, and the last step.
 _LOAD_STEP = 0.08
@@ -15,13 +15,13 @@ LAST_LOAD = 80  # a load of 0.9983
 _LEAST_LOAD = 1e-3
 
 
-def grid_load(index: int) -> float:
-    """Return the load with this number, from 0 to `LAST_LOAD`: models solve pools at these and interpolate between."""
+def grid_to_load(index: int) -> float:
+    """Return a load of the grid by its index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate."""
     return max(_LEAST_LOAD, -math.expm1(-_LOAD_STEP * index))
 
 
-def grid_place(load: float) -> float:
-    """Return where a load lies between the numbers of `grid_load`."""
+def load_to_grid(load: float) -> float:
+    """Return the fractional grid index of a load, the inverse of `grid_to_load`."""
     # Just below the last number: whoever interpolates reads this one and the next.
     return min(-math.log1p(-load) / _LOAD_STEP, LAST_LOAD - 1e-9)
 
@@ -40,11 +40,11 @@ class Arrivals:
         """Return the arrivals of a process of this shape at a rate; Poisson ones without a process."""
         if process is None:
             return cls(rate_rps)
-        if isinstance(process, Constant):
+        if isinstance(process, DeterministicArrivals):
             return cls(rate_rps, 0.0)
-        if isinstance(process, Gamma):
+        if isinstance(process, GammaArrivals):
             return cls(rate_rps, process.scv)
-        return cls(rate_rps, process=at_rate(process, rate_rps))
+        return cls(rate_rps, process=scale_to_rate(process, rate_rps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Sojourn:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """What one replica of a pool answers: requests per second, and the distribution of their times."""
+    """One replica's part of a pool: its requests per second, and the distribution of their sojourn times."""
 
     rate_rps: float
     sojourn: Sojourn
@@ -126,7 +126,7 @@ class ServedPart:
 
 @dataclass(frozen=True, slots=True)
 class PoolSojourn:
-    """Distribution of the time that requests take that a router gives to one of several replicas."""
+    """Distribution of the sojourn time of requests that a router assigns to one of several replicas."""
 
     whole: Sojourn  #: Over all requests; its utilization is that of all processes together.
     #: By replica, in the order of the question; the rates add up to that of the arrivals.
@@ -150,7 +150,7 @@ class QueueModel(Protocol):
 
 @runtime_checkable
 class QuickQueueModel(QueueModel, Protocol):
-    """A queueing model that tells of some replicas in no time whether they are late."""
+    """A queueing model that can quickly bound the late fraction of some replicas."""
 
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
         """Return about which part of Poisson requests to one replica takes longer than each of some limits, rising.

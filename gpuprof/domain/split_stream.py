@@ -1,4 +1,4 @@
-"""Replicas as if each had a stream of its own: what a router does that deals requests out by chance."""
+"""Replicas with independent request streams, as a router gives them that assigns requests at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds an estimator by name, built in, installed or ``package.module:Class``; it refuses what is known to fail."""
+"""Finds an estimator by name, built in, installed or ``package.module:Class``; known failures are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every estimator must do, as tests that a plug-in's own test suite subclasses.
+"""The contract of estimators, as tests that a plug-in's test suite subclasses.
 
 class TestMyEstimator(EstimatorContract):
     def estimator(self) -> Estimator:

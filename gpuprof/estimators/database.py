@@ -1,4 +1,4 @@
-"""The default estimator: what the kernel database measured, else what lies between, else the roofline."""
+"""The default estimator: measured by the kernel database, else interpolated, else predicted."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class DatabaseEstimator:
         if points:
             exact = {point.batch for point in points if point.share == share}
             return tuple(sorted(exact or {point.batch for point in points}))
-        if (only := self.known.only_batch(model)) is not None:
+        if (only := self.known.read_fixed_batch(model)) is not None:
             return (only,)
         return self._fitting(_Identity(device), model, share.mig)
 

@@ -1,4 +1,4 @@
-"""Estimators of others, whose defects are said in one line instead of ending as a bug of gpuprof."""
+"""Third-party estimators, whose errors are reported in one line instead of as a bug of gpuprof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An estimator at one end of another's intervals: what a plan comes to if that end is what is true."""
+"""An estimator that returns one end of another's intervals, for the best and the worst case of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what must change in a model of a fixed batch for it to take any, or the node that stands in the way.
+"""Finds the changes that free a model's fixed batch dimension, or the node that prevents it.
 
 The graph is walked at two batches at once: the one it was made for and a large multiple. Wherever a constant holds
 the old batch (the target of a Reshape, the bounds of a Slice, the sizes of a Resize, a state or token that is
@@ -66,7 +66,7 @@ def plan_rewrite(file: OnnxFile) -> BatchRewrite:
     Raises `InputError` naming the node that mixes samples, loses the batch, or holds it in a way that is not
     understood.
     """
-    walk = _Walk.of(file)
+    walk = _BatchWalk.of(file)
     for node in file.model.graph.node:
         walk.take(node)
     outputs = [info.name for info in file.model.graph.output]
@@ -108,7 +108,7 @@ def _set_batch(dim: TensorShapeProto.Dimension, old: int, new: int | None) -> No
 
 
 @dataclass
-class _Walk:
+class _BatchWalk:
     """The walk over the graph at two batches."""
 
     name: str
@@ -122,7 +122,7 @@ class _Walk:
     initializers: list[TensorProto] = field(default_factory=list)
 
     @classmethod
-    def of(cls, file: OnnxFile) -> _Walk:
+    def of(cls, file: OnnxFile) -> _BatchWalk:
         """Return a walk over ``file``, standing before the first node."""
         graph, name = file.model.graph, file.path.name
         infos = [info for info in graph.input if info.name not in file.weights]
@@ -151,7 +151,7 @@ class _Walk:
         return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
 
     def take(self, node: NodeProto) -> None:
-        """Add a node to both walks, changed where it must be."""
+        """Add a node, rewritten if necessary, to the walks at both batches."""
         # The unchanged node at the old batch, the changed one at the new: they must agree but for the batch.
         self.one.add(node)
         changed = self._change_node(node)
@@ -159,18 +159,18 @@ class _Walk:
             for new in changed:
                 self.many.add(new)
         except InputError as error:
-            raise self._refusal(node, f"at another batch it {_reason(error)}") from error
-        self._locate(node)
+            raise self._refusal_error(node, f"at another batch it {_reason(error)}") from error
+        self._locate_batch(node)
         if len(changed) > 1 or changed[0] is not node:
             self.nodes[node.output[0]] = tuple(changed)
 
-    def _refusal(self, node: NodeProto, why: str) -> InputError:
+    def _refusal_error(self, node: NodeProto, why: str) -> InputError:
         return InputError(
             f"{self.name}: the batch cannot be changed, node {label(node)} stands in the way: {why}",
             "export the model with a dynamic batch",
         )
 
-    def _locate(self, node: NodeProto) -> None:
+    def _locate_batch(self, node: NodeProto) -> None:
         """Note where the batch is in the node's outputs, or refuse the node."""
         batched = [name for name in node.input if name in self.places]
         for name in node.output:
@@ -179,13 +179,13 @@ class _Walk:
             old, new = self.one.tensors[name].shape, self.many.tensors[name].shape
             axes = [axis for axis, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
             if len(old) != len(new) or len(axes) > 1 or any(new[axis] != old[axis] * _RATIO for axis in axes):
-                raise self._refusal(node, f"it mixes samples: {list(old)} becomes {list(new)}")
+                raise self._refusal_error(node, f"it mixes samples: {list(old)} becomes {list(new)}")
             if axes:
-                self.places[name] = self._place(node, batched, axes[0], old)
+                self.places[name] = self._record_batch_axis(node, batched, axes[0], old)
             elif batched and node.op_type not in _SUMMARIES:
-                raise self._refusal(node, f"it gives {list(old)} whatever the batch")
+                raise self._refusal_error(node, f"it gives {list(old)} whatever the batch")
 
-    def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> BatchAxis:
+    def _record_batch_axis(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> BatchAxis:
         if batched and node.op_type == "Reshape":
             before = self.places[batched[0]].before(self.one.tensors[batched[0]].shape)
             return BatchAxis(axis, max(1, before // max(1, prod(shape[:axis]))))
@@ -198,20 +198,20 @@ class _Walk:
 
     def _change_node(self, node: NodeProto) -> list[NodeProto]:
         rule = {
-            "Reshape": self._reshape,
-            "Expand": self._expand,
-            "Slice": self._slice,
-            "Resize": self._resize,
-            "Concat": self._concat,
-        }.get(node.op_type, self._recurrent if node.op_type in _STATES else None)
+            "Reshape": self._rewrite_reshape,
+            "Expand": self._rewrite_expand,
+            "Slice": self._rewrite_slice,
+            "Resize": self._rewrite_resize,
+            "Concat": self._rewrite_concat,
+        }.get(node.op_type, self._rewrite_recurrent if node.op_type in _STATES else None)
         changed = rule(node) if rule and node.domain == "" else None
         return [node] if changed is None else changed
 
-    def _reshape(self, node: NodeProto) -> list[NodeProto] | None:
-        """Let the axis that holds the batch follow the data."""
+    def _rewrite_reshape(self, node: NodeProto) -> list[NodeProto] | None:
+        """Make the axis that holds the batch follow the size of the data, as -1 or 0."""
         place = self.places.get(node.input[0])
-        target = self._list(node, 1, "shape")
-        if place is None or target is None or self._varies(node, 1):
+        target = self._constant_list(node, 1, "shape")
+        if place is None or target is None or self._depends_on_batch(node, 1):
             return None
         source, result = self.one.tensors[node.input[0]].shape, self.one.tensors[node.output[0]].shape
         axis = _axis_at(place.before(source), result)
@@ -228,9 +228,9 @@ class _Walk:
             target[axis] = -1
         return [self._with_list(node, 1, "shape", target)]
 
-    def _expand(self, node: NodeProto) -> list[NodeProto] | None:
-        place, target = self.places.get(node.input[0]), self._list(node, 1, "")
-        if place is None or target is None or self._varies(node, 1):
+    def _rewrite_expand(self, node: NodeProto) -> list[NodeProto] | None:
+        place, target = self.places.get(node.input[0]), self._constant_list(node, 1, "")
+        if place is None or target is None or self._depends_on_batch(node, 1):
             return None
         rank = len(self.one.tensors[node.input[0]].shape)
         axis = place.axis + len(target) - rank
@@ -239,13 +239,13 @@ class _Walk:
         target[axis] = 1  # which means: as the data has it
         return [self._with_list(node, 1, "", target)]
 
-    def _slice(self, node: NodeProto) -> list[NodeProto] | None:
+    def _rewrite_slice(self, node: NodeProto) -> list[NodeProto] | None:
         """Turn "up to the old batch" into "up to the end"."""
         place = self.places.get(node.input[0])
-        starts, ends = self._list(node, 1, "starts"), self._list(node, 2, "ends")
+        starts, ends = self._constant_list(node, 1, "starts"), self._constant_list(node, 2, "ends")
         if place is None or starts is None or ends is None:
             return None
-        axes = self._list(node, 3, "axes") or list(range(len(starts)))
+        axes = self._constant_list(node, 3, "axes") or list(range(len(starts)))
         shape = self.one.tensors[node.input[0]].shape
         whole = [
             i for i, axis in enumerate(axes) if axis % len(shape) == place.axis and starts[i] == 0
@@ -255,18 +255,18 @@ class _Walk:
             ends[i] = _END
         return [self._with_list(node, 2, "ends", ends)] if whole else None
 
-    def _resize(self, node: NodeProto) -> list[NodeProto] | None:
-        place, sizes = self.places.get(node.input[0]), self._list(node, 3, "")
+    def _rewrite_resize(self, node: NodeProto) -> list[NodeProto] | None:
+        place, sizes = self.places.get(node.input[0]), self._constant_list(node, 3, "")
         if place is None or not sizes or len(sizes) < len(self.one.tensors[node.input[0]].shape):
             return None
-        if self._varies(node, 3):
+        if self._depends_on_batch(node, 3):
             return None
         made, name = self._shape_like(node, sizes[: place.axis], node.input[0], place.axis, sizes[place.axis + 1 :])
         changed = _copy(node)
         changed.input[3] = name
         return [*made, changed]
 
-    def _concat(self, node: NodeProto) -> list[NodeProto] | None:
+    def _rewrite_concat(self, node: NodeProto) -> list[NodeProto] | None:
         """Repeat what is joined to each sample, such as a class token."""
         batched = [name for name in node.input if name in self.places]
         alone = [name for name in node.input if name not in self.places]
@@ -278,7 +278,7 @@ class _Walk:
             return None
         return self._repeat_inputs(node, alone, batched[0], axis, axis)
 
-    def _recurrent(self, node: NodeProto) -> list[NodeProto] | None:
+    def _rewrite_recurrent(self, node: NodeProto) -> list[NodeProto] | None:
         """Repeat the initial states for each sample."""
         place = self.places.get(node.input[0])
         states = [node.input[i] for i in _STATES[node.op_type] if len(node.input) > i and node.input[i]]
@@ -296,7 +296,7 @@ class _Walk:
         for name in dict.fromkeys(names):
             rank = len(self.one.tensors[name].shape)
             helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
-            repeated = self._fresh(name, "repeated", node)
+            repeated = self._new_name(name, "repeated", node)
             made += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
             for i, used in enumerate(changed.input):
                 if used == name:
@@ -308,24 +308,26 @@ class _Walk:
     ) -> tuple[list[NodeProto], str]:
         """Return nodes that compute ``[*before, source.shape[axis], *after]``, and the name of the result."""
         stem = f"{node.output[0]}{'_' if suffix else ''}{suffix}"
-        shape, size, result = (self._fresh(stem, part, node) for part in ("shape", "batch", "target"))
+        shape, size, result = (self._new_name(stem, part, node) for part in ("shape", "batch", "target"))
         made = [
             helper.make_node("Shape", [source], [shape], name=shape),
-            helper.make_node("Gather", [shape, self._constant([axis], stem, node)], [size], name=size),
+            helper.make_node("Gather", [shape, self._add_constant([axis], stem, node)], [size], name=size),
         ]
-        parts = [self._constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))]
+        parts = [
+            self._add_constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))
+        ]
         joined = [name for name in (parts[0], size, parts[1]) if name]
         made.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
         return made, result
 
-    def _list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
+    def _constant_list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
         """Return a constant list that is an input, or was an attribute in old opsets."""
         if len(node.input) > position and node.input[position]:
             value = self.one.values.get(node.input[position])
             return None if value is None else [int(item) for item in np.atleast_1d(value)]
         return next((list(a.ints) for a in node.attribute if a.name == attribute), None)
 
-    def _varies(self, node: NodeProto, position: int) -> bool:
+    def _depends_on_batch(self, node: NodeProto, position: int) -> bool:
         """Tell whether an input is computed from the batch already."""
         if len(node.input) <= position:
             return False
@@ -336,15 +338,15 @@ class _Walk:
     def _with_list(self, node: NodeProto, position: int, attribute: str, values: list[int]) -> NodeProto:
         changed = _copy(node)
         if len(node.input) > position and node.input[position]:
-            changed.input[position] = self._constant(values, node.output[0], node)
+            changed.input[position] = self._add_constant(values, node.output[0], node)
         else:
             for item in changed.attribute:
                 if item.name == attribute:
                     item.ints[:] = values
         return changed
 
-    def _constant(self, values: list[int], stem: str, node: NodeProto) -> str:
-        name = self._fresh(stem, f"constant_{len(self.initializers)}", node)
+    def _add_constant(self, values: list[int], stem: str, node: NodeProto) -> str:
+        name = self._new_name(stem, f"constant_{len(self.initializers)}", node)
         tensor = numpy_helper.from_array(np.array(values, np.int64), name)
         self.initializers.append(tensor)
         self.many.tensors[name] = Tensor(name, "int64", (len(values),))
@@ -352,7 +354,7 @@ class _Walk:
         self.many.add_value(tensor)
         return name
 
-    def _fresh(self, stem: str, suffix: str, node: NodeProto) -> str:
+    def _new_name(self, stem: str, suffix: str, node: NodeProto) -> str:
         name = f"{stem}_{suffix}"
         # Names of values must be unique in a graph, the model's own included.
         while name in self.one.tensors or name in self.many.tensors:

@@ -1,4 +1,4 @@
-"""Hashes files beside whoever reads them: of a network of half a gigabyte that takes as long as all the rest."""
+"""Hashes files in a thread while they are read: for half a gigabyte, hashing takes as long as everything else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SMALL_BYTES = 2**20
 
 
 class ContentHash:
-    """The sha256 of some files one after another, computed in a thread of its own from now on."""
+    """The sha256 of some files one after another, computed in a background thread that starts at once."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
@@ -26,7 +26,7 @@ class ContentHash:
             self._thread.start()
 
     def wait_for_digest(self) -> str:
-        """Return the hash in hexadecimal digits, waiting for it where it is not there yet.
+        """Return the hash in hexadecimal digits, waiting until it is computed.
 
         Raises `OSError` when a file cannot be read.
         """

@@ -1,6 +1,6 @@
 """Gives every free dimension of a model's inputs a size: the batch, then sequence lengths, image sizes and so on.
 
-What nobody gave is taken at a usual size, so that a model can be read and tried at all; `list_free` says of which
+What nobody gave is taken at a usual size, so that a model can be read and tried at all; `list_free_dims` says of which
 dimensions that may stand in a figure, if it is said, and of which it would be a wild guess.
 """
 
@@ -53,8 +53,8 @@ class FreeDim:
     is_usual: bool
 
 
-def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
-    """Return the free dimensions of a model's inputs that somebody must give a size: no batch, no sum of others."""
+def list_free_dims(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
+    """Return the free dimensions of a model's inputs that need a size: neither the batch nor a sum of others."""
     infos = list(infos)
     declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
     kinds = {info.name: dtype_name(info.type.tensor_type.elem_type) for info in infos if info.name in declared}
@@ -71,12 +71,12 @@ def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
                 by_name[key] = FreeDim(key, name, axis, usual)
     names = set(by_name) | {dim for dim in batch if isinstance(dim, str)}
     totals = _list_totals(declared)
-    return tuple(one for one in by_name.values() if one.name not in totals and not _is_derived(one.name, names))
+    return tuple(one for one in by_name.values() if one.name not in totals and not _is_sum_of_dims(one.name, names))
 
 
 def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
     is_float = dtype.startswith(("float", "bfloat", "double"))
-    if _is_picture(shape) or _is_cache(name, shape):
+    if _is_unbatched_image(shape) or _is_cache(name, shape):
         return True
     if len(shape) >= 4:
         if dim is not None and _TOKENS.search(dim):
@@ -96,7 +96,7 @@ def _is_cache(name: str, shape: tuple[Dim, ...]) -> bool:
     return len(shape) == 4 and isinstance(shape[3], int) and _CACHE.search(name) is not None
 
 
-def _past_of(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
+def _find_past_dim(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
     """Return the dimension that counts the earlier tokens: one named so, or the third of a cache of keys."""
     names = [dim for dims in declared.values() for dim in dims if isinstance(dim, str) and dim.isidentifier()]
     caches = [dims[2] for name, dims in declared.items() if _is_cache(name, dims)]
@@ -107,7 +107,7 @@ def _past_of(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
 
 def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
     """Return the dimensions that count past and new tokens: those named so, and a mask's own of a counted name."""
-    past = _past_of(declared)
+    past = _find_past_dim(declared)
     if past is None:
         return ()
     others = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
@@ -118,7 +118,7 @@ def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _is_derived(name: str, names: set[str]) -> bool:
+def _is_sum_of_dims(name: str, names: set[str]) -> bool:
     """Tell whether a dimension is a sum of others: ``past + sequence``."""
     known = {other: 2 for other in names if other.isidentifier()}
     return not name.isidentifier() and ":" not in name and _evaluate(name, known) is not None
@@ -138,7 +138,7 @@ def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _name_of(dim: TensorShapeProto.Dimension) -> str | None:
-    """Return the name of a dimension; of a damaged file it may be bytes that are no text."""
+    """Return the name of a dimension; None if it is not valid text, as in a damaged file."""
     return dim.dim_param if isinstance(dim.dim_param, str) and dim.dim_param else None
 
 
@@ -155,17 +155,17 @@ def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
 
 
 def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
-    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int) and not _is_picture(dims)]
+    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int) and not _is_unbatched_image(dims)]
     dims = next((dims for dims in found if len(dims) > 1), next(iter(found), ()))
     return next((dim for dim in dims[:1] if isinstance(dim, int)), None)
 
 
-def _is_picture(dims: tuple[Dim, ...]) -> bool:
+def _is_unbatched_image(dims: tuple[Dim, ...]) -> bool:
     """Tell whether dimensions are those of one picture without a batch: three colours, then two sides."""
-    return len(dims) == 3 and dims[0] == DEFAULT_CHANNELS and all(map(_is_side, dims[1:]))
+    return len(dims) == 3 and dims[0] == DEFAULT_CHANNELS and all(map(_is_image_side, dims[1:]))
 
 
-def _is_side(dim: Dim) -> bool:
+def _is_image_side(dim: Dim) -> bool:
     if isinstance(dim, int):
         return dim >= _LEAST_SIDE
     return dim is None or not (_TOKENS.search(dim) or _SIDE_OF_SOUND.search(dim))
@@ -210,7 +210,7 @@ def bind_inputs(
 def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
     """Return the names of the free dimensions of a model's inputs that are lengths of sequences, but not their sums."""
     infos = list(infos)
-    free = {one.name for one in list_free(infos)}
+    free = {one.name for one in list_free_dims(infos)}
     names = [(dim, info.type.tensor_type.elem_type in _WHOLE) for info in infos for dim in declared_dims(info) or ()]
     return tuple(
         dict.fromkeys(
@@ -225,7 +225,7 @@ def past_dims(infos: Iterable[ValueInfoProto]) -> set[str]:
     """Return the names of the dimensions that count earlier tokens; none where the model takes no cache."""
     declared = {info.name: declared_dims(info) or () for info in infos}
     caches = {dims[2] for name, dims in declared.items() if _is_cache(name, dims)}
-    return {dim for dim in (*caches, _past_of(declared)) if isinstance(dim, str)}
+    return {dim for dim in (*caches, _find_past_dim(declared)) if isinstance(dim, str)}
 
 
 def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
@@ -242,7 +242,7 @@ def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) 
     for dim, (name, axis, dims) in free.items():
         names[dim] = _default(name, dim, axis, dims)
     totals = [dim for dim in _list_totals(declared) if dim in free]
-    past = _past_of(declared)
+    past = _find_past_dim(declared)
     if totals and past is not None:
         new = (dims[1] for name, dims in declared.items() if "mask" not in name and len(dims) in (2, 3))
         names |= dict.fromkeys(totals, names[past] + next((_size_of(dim, names) for dim in new), 1))
@@ -282,7 +282,9 @@ def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int
     if fixed is None and batch != 1:
         raise InputError(f"{model}: no input has a batch dimension, but batch {batch} is asked", "ask for batch 1")
     if fixed is not None and fixed != batch:
-        name = next(name for name, dims in declared.items() if dims and dims[0] == fixed and not _is_picture(dims))
+        name = next(
+            name for name, dims in declared.items() if dims and dims[0] == fixed and not _is_unbatched_image(dims)
+        )
         raise InputError(
             f"{model}: input {name} fixes the batch at {fixed}, but {batch} is asked",
             "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
@@ -309,7 +311,7 @@ def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping
 
 
 def _default(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
-    if _is_picture(shape):
+    if _is_unbatched_image(shape):
         return DEFAULT_SIDE
     if len(shape) < 4 or _is_cache(name, shape) or (dim is not None and _TOKENS.search(dim)):
         return DEFAULT_DIM

@@ -1,4 +1,4 @@
-"""Ties what a runtime executed to the ops of the model: runtimes fuse, rename, drop and add nodes.
+"""Maps executed nodes to the ops of the model: runtimes fuse, rename, drop and add nodes.
 
 Tensors are what survives. An executed node whose output is a tensor of the model computes everything between that
 tensor and the nearest other tensors that some executed node makes. So ops fall into groups, each computed by one
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """How the executed graph and the model belong together."""
+    """The correspondence between an executed graph and its model."""
 
     groups: tuple[Group, ...]
     untied: tuple[int, ...]  #: Executed nodes that belong to no op: layout changes between several, for example.
@@ -77,12 +77,12 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
 
 
 def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
-    """Return the op that the time of a group is said to be of: most FLOPs, of equals the first."""
+    """Return the op that a group's time is attributed to: the one with the most FLOPs, the first of ties."""
     return max(positions, key=lambda position: (ops[position].flops or 0, -position))
 
 
 def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]) -> list[tuple[str, ...]]:
-    """Return for each executed node the tensors of the model that it makes."""
+    """Return the tensors of the model that each executed node computes."""
     by_name = {op.name: op for op in graph.ops}
     targets: list[tuple[str, ...]] = []
     for node in executed:
@@ -119,7 +119,7 @@ def _join_groups(
     owner: dict[int, int],
     groups: dict[int, Group],
 ) -> list[int]:
-    """Put executed nodes that claimed no op into the group that they work for; return those that work for none.
+    """Add executed nodes without an op to the group that uses their output; return those that no group uses.
 
     One that makes a tensor which another has computed already (a change back from a blocked layout) works for that
     one; otherwise, whoever alone takes its output.

@@ -1,4 +1,4 @@
-"""Reads an ONNX file that nobody vouches for: bounded, checked, and without its heavy data.
+"""Reads an untrusted ONNX file: bounded, validated, and without the data of large weights.
 
 What comes back is a model whose large weights have become declarations (name, type, shape), so that
 everything after it costs as much for a network of two gigabytes as for one of two kilobytes.
@@ -70,7 +70,7 @@ class OnnxFile:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content. Raises `InputError` when the file cannot be read any more."""
+        """The hash of the content. Raises `InputError` if the file can no longer be read."""
         try:
             return self.content.wait_for_digest()
         except OSError as error:
@@ -153,7 +153,7 @@ def _read_file(path: Path) -> OnnxFile:
     stamp += _stamp(path, names)[1:]
     if names:
         content = ContentHash([path, *(path.parent / name for name in names)])
-    weights = _take_weights(model, path)
+    weights = _extract_weights(model, path)
     # The parsed message owns its memory as a whole: only a copy lets go of what was dropped.
     light = _normalize_model(ModelProto.FromString(model.SerializeToString()), path.name)
     return OnnxFile(light, weights, path, content, names, stamp)
@@ -327,7 +327,7 @@ def _check_external(tensor: TensorProto, path: Path) -> str:
     return location
 
 
-def _take_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
+def _extract_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
     """Move the large weights of the main graph out of it, and name all of them."""
     graph = model.graph
     # Before IR version 4 every weight is also listed as an input; from then on one that is may be overridden by
@@ -346,7 +346,7 @@ def _take_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1:
             weights[node.output[0]] = _constant(node, path)
     _check_declared(graph, weights, path)
-    _drop_data(graph, weights, path.parent)
+    _strip_weight_data(graph, weights, path.parent)
     return weights
 
 
@@ -379,7 +379,7 @@ def _check_declared(graph: onnx.GraphProto, weights: dict[str, Tensor], path: Pa
             raise InputError(f"{path}: weight {info.name} has shape {list(weight.shape)} but is declared {list(shape)}")
 
 
-def _drop_data(graph: onnx.GraphProto, weights: dict[str, Tensor], directory: Path) -> None:
+def _strip_weight_data(graph: onnx.GraphProto, weights: dict[str, Tensor], directory: Path) -> None:
     """Take out the data of large weights, and fetch that of small ones, which may be shapes."""
     declared = {info.name for info in graph.input}
     for i in reversed(range(len(graph.initializer))):

@@ -24,7 +24,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
-from gpuprof.graph.dims import declared_dims, list_free
+from gpuprof.graph.dims import declared_dims, list_free_dims
 from gpuprof.graph.file import dtype_name, elem_type, read_onnx
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,7 @@ class InputShape:
     batch_axis: int | None  #: Which of them is the batch.
 
     def check(self, array: Array, where: str) -> None:
-        """Do nothing where a request may bring the array. Raises `InputError` with the shape that it must have."""
+        """Check that a request may contain the array. Raises `InputError` with the shape that it must have."""
         wanted = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
         fits = len(wanted) == array.ndim and all(
             not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
@@ -114,7 +114,7 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
     """
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
-    free = {one.name for one in list_free(infos)}
+    free = {one.name for one in list_free_dims(infos)}
     sizes: dict[str, int] = {}
     for shape in model_inputs(path):
         for axis, dim in enumerate(shape.dims):
@@ -198,10 +198,10 @@ def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list
     listed = document.get("data") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise InputError(f'{path} has no list "data"', 'write {"data": [{"INPUT": [1, 2]}]}')
-    return [tuple(_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(listed)]
+    return [tuple(_read_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(listed)]
 
 
-def _steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
+def _read_steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
     steps = entry if isinstance(entry, list) else [entry]
     if not steps:
         raise InputError(f"{where} is an empty sequence", "give at least one step")
@@ -210,10 +210,10 @@ def _steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[
         if not isinstance(step, dict):
             raise InputError(f"{here} must be an object with a value for each input but is {type(step).__name__}")
         _check_names(step, inputs, here)
-        yield {one.name: _from_json(step[one.name], one, here) for one in inputs}
+        yield {one.name: _decode_tensor(step[one.name], one, here) for one in inputs}
 
 
-def _from_json(value: object, tensor: InputShape, where: str) -> Array:
+def _decode_tensor(value: object, tensor: InputShape, where: str) -> Array:
     shape: Any = None
     content = value
     if isinstance(value, dict):
@@ -222,7 +222,7 @@ def _from_json(value: object, tensor: InputShape, where: str) -> Array:
     if shape is None and all(isinstance(dim, int) for dim in free):
         shape = free
     try:
-        array = _content(content, tensor, where)
+        array = _decode_content(content, tensor, where)
         if shape is None and sum(not isinstance(dim, int) for dim in free) == 1:
             known = prod(dim for dim in free if isinstance(dim, int))
             shape = [dim if isinstance(dim, int) else array.size // max(1, known) for dim in free]
@@ -256,7 +256,7 @@ def _read_shape(shape: object, tensor: InputShape, where: str) -> list[int]:
     return shape
 
 
-def _content(content: object, tensor: InputShape, where: str) -> Array:
+def _decode_content(content: object, tensor: InputShape, where: str) -> Array:
     """Return the values in one row; bytes in base64 are little-endian, texts with their length before them."""
     if isinstance(content, dict):
         if not isinstance(content.get("b64"), str):

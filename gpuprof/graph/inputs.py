@@ -56,15 +56,15 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
     known = _read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
     return {
-        tensor.name: _texts(tensor, known.get(tensor.name), seed)
+        tensor.name: _random_texts(tensor, known.get(tensor.name), seed)
         if tensor.dtype == "string"
-        else _array(tensor, limits.get(tensor.name), seed)
+        else _random_array(tensor, limits.get(tensor.name), seed)
         for tensor in graph.inputs
     }
 
 
-def _texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array:
-    """Return texts that the model knows, several words each where it looks for words."""
+def _random_texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array:
+    """Return texts from the model's vocabulary, several words each if it splits texts into words."""
     random = _generator(tensor, seed)
     choices = known.texts if known else _UNKNOWN_TEXTS
     words = _WORDS if known is None or known.are_words else 1
@@ -77,7 +77,7 @@ def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
 
 
-def _array(tensor: Tensor, limit: int | None, seed: int) -> Array:
+def _random_array(tensor: Tensor, limit: int | None, seed: int) -> Array:
     name = tensor.name.lower()
     random = _generator(tensor, seed)
     dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
@@ -117,7 +117,7 @@ def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[
     if op.op_type in _RECURRENT:
         steps = op.inputs[0].shape[0]
         lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]
-        # Negative: a length, which all steps are, and no limit (see `_array`).
+        # Negative: a length, which all steps are, and no limit (see `_random_array`).
         return [(tensor.name, -steps) for tensor in lengths]
     below = [limits[tensor.name] for tensor in op.outputs if tensor.name in limits]
     if not below or op.op_type not in _CARRIERS | _SHIFTERS:

@@ -1,4 +1,4 @@
-"""Whether a graph's ops show that the items of a batch are computed apart, so that nothing needs to be run.
+"""Whether a graph's ops show that the items of a batch are computed apart, so that the model need not be run.
 
 Only what is certain counts: each op must be one of those below, its first dimension the batch. Of everything else
 nothing is said; `gpuprof.runtime.batch_items` then runs the model.
@@ -35,7 +35,7 @@ _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _KnownTensors:
     """What is known of the tensors of a graph."""
 
     batch: int
@@ -47,7 +47,7 @@ class _Seen:
 def computes_items_apart(
     graph: ModelGraph, batched: Iterable[str], batch: int, values: Mapping[str, Array] | None = None
 ) -> bool:
-    """Return whether no output of ``graph`` can mix the items of its batch; False, too, where nobody can tell.
+    """Return whether no output of ``graph`` can mix the items of its batch; False also where that is not known.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def computes_items_apart(
     values : mapping of str to ndarray, optional
         Small values that are known before the model runs, as `gpuprof.graph.load.load_nodes` gives them.
     """
-    seen = _Seen(batch, values or {}, set(batched))
+    seen = _KnownTensors(batch, values or {}, set(batched))
     if any(one.name not in seen.items or one.shape[:1] != (batch,) for one in graph.inputs):
         return False
     for op in graph.ops:
@@ -69,7 +69,7 @@ def computes_items_apart(
         # Ops of other domains may have the name of one below and do something else.
         if op.domain not in ("", "ai.onnx"):
             return False
-        is_apart = _repeats_constant(op, seen) or _keeps_apart(op, seen)
+        is_apart = _repeats_constant(op, seen) or _keeps_items_apart(op, seen)
         if not is_apart and not is_size:
             return False
         for known in ([seen.items] if is_apart else []) + ([seen.sizes] if is_size else []):
@@ -77,7 +77,7 @@ def computes_items_apart(
     return all(one.name in seen.items for one in graph.outputs)
 
 
-def _repeats_constant(op: Op, seen: _Seen) -> bool:
+def _repeats_constant(op: Op, seen: _KnownTensors) -> bool:
     """Return whether an op gives every item the same values of the file, as position ids are expanded."""
     first = op.inputs[0] if op.op_type == "Expand" else None
     if first is None or first.name not in {one.name for one in op.weights}:
@@ -86,7 +86,7 @@ def _repeats_constant(op: Op, seen: _Seen) -> bool:
     return others and op.outputs[0].shape[:1] == (seen.batch,) and _is_alike_for_all(first, len(op.outputs[0].shape))
 
 
-def _takes_own_item(op: Op, seen: _Seen) -> bool:
+def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
     """Return whether GatherND takes each row from the item with the row's number, as masks of attention are read."""
     data, index = op.inputs
     value = seen.values.get(index.name)
@@ -98,11 +98,11 @@ def _takes_own_item(op: Op, seen: _Seen) -> bool:
     return value.shape[0] == seen.batch and bool(np.all(value[..., 0] == rows))
 
 
-def _keeps_apart(op: Op, seen: _Seen) -> bool:
+def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
     """Return whether an op of inputs whose items are apart gives outputs whose items are."""
     items, sizes, batch = seen.items, seen.sizes, seen.batch
     if op.op_type == "GatherND":
-        return _takes_own_item(op, seen)
+        return _gathers_own_item(op, seen)
     of_items = [one for one in op.inputs if one.name in items]
     constant = {one.name for one in op.weights}
     others = [one for one in op.inputs if one.name not in items]
@@ -119,13 +119,13 @@ def _keeps_apart(op: Op, seen: _Seen) -> bool:
     if op.op_type in _RESHAPING:
         return of_items == [first]
     if op.op_type in ("MatMul", "Gemm"):
-        return _multiplies_apart(op, of_items, others)
+        return _multiplies_items_apart(op, of_items, others)
     if op.op_type in ("Concat", "Split"):
         return _axis(op, 0, rank) > 0 and (op.op_type == "Split" or not others)
     return _works_on_other_axes(op, of_items, rank)
 
 
-def _multiplies_apart(op: Op, of_items: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Return whether the items are rows of the first factor, or the first of the dimensions that are not multiplied."""
     if op.op_type == "Gemm":
         transposed = bool(op.attributes.get("transA"))

@@ -22,7 +22,7 @@ from gpuprof.graph.dims import (
     bound_dims,
     declared_dims,
     fixed_batch,
-    list_free,
+    list_free_dims,
     past_dims,
     sequence_dims,
 )
@@ -39,7 +39,7 @@ _MOST_GRAPHS = 256
 def load_graph(
     path: Path, batch: int = 1, name: str | None = None, dims: Mapping[str, int] | None = None
 ) -> ModelGraph:
-    """Return the model in ``path`` at ``batch``; the same question is answered once.
+    """Return the model in ``path`` at ``batch``; results are cached.
 
     Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
     Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first. Raises
@@ -87,7 +87,7 @@ def load_runnable(
             opset=next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1),
             path=str(file.path),
             sha256=file.sha256,
-            **_say_sizes(file, inputs, tuple((dims or {}).items())),
+            **_record_sizes(file, inputs, tuple((dims or {}).items())),
             unread=error.message,
         )
 
@@ -102,22 +102,22 @@ def require_sizes(graph: ModelGraph) -> ModelGraph:
     said = " and ".join(graph.guessed)
     raise InputError(
         f"{graph.name}: nothing says how large {said} {'is' if len(graph.guessed) == 1 else 'are'} in its requests"
-        + explain_counted(Path(graph.path), graph.guessed),
+        + explain_numbered_names(Path(graph.path), graph.guessed),
         " ".join(f"--dim {name}=SIZE" for name in graph.guessed),
     )
 
 
-def assumed_sizes(graph: ModelGraph) -> str | None:
+def describe_assumed_sizes(graph: ModelGraph) -> str | None:
     """Return a remark on the sizes that were assumed, with the way to give others; None where none was."""
     sizes = dict(graph.sizes)
     if not graph.assumed:
         return None
     taken = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
-    taken += explain_counted(Path(graph.path), graph.assumed)
+    taken += explain_numbered_names(Path(graph.path), graph.assumed)
     return f"{graph.name}: {taken} assumed; another size: --dim {graph.assumed[0]}=SIZE"
 
 
-def explain_counted(path: Path, names: Iterable[str]) -> str:
+def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
     """Return which dimensions those are whose names an exporter counted, such as ``s20``, which say nothing.
 
     In parentheses, with a space before; nothing where every name was chosen by somebody.
@@ -125,11 +125,13 @@ def explain_counted(path: Path, names: Iterable[str]) -> str:
     counted = {name for name in names if COUNTED.fullmatch(name)}
     if not counted or not path.is_file():
         return ""
-    places = (f"{one.name} is dimension {one.axis} of {one.source}" for one in read_free(path) if one.name in counted)
+    places = (
+        f"{one.name} is dimension {one.axis} of {one.source}" for one in read_free_dims(path) if one.name in counted
+    )
     return f" ({', '.join(places)})"
 
 
-def only_batch(path: Path) -> int | None:
+def read_fixed_batch(path: Path) -> int | None:
     """Return the batch that the model in ``path`` fixes, 1 where no input has one, None where it takes any.
 
     Raises `InputError` if the file is not ONNX or damaged.
@@ -138,12 +140,12 @@ def only_batch(path: Path) -> int | None:
     return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
 
 
-def read_free(path: Path) -> tuple[FreeDim, ...]:
+def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
     """Return the free dimensions of the model in ``path`` beside its batch.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
-    return list_free(_free_inputs(read_onnx(Path(path))))
+    return list_free_dims(_free_inputs(read_onnx(Path(path))))
 
 
 def load_nodes(
@@ -158,10 +160,10 @@ def load_nodes(
     return tuple(nodes), shapes.values
 
 
-_Walked = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
+_WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
 
-def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
+def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
     """Walk the graph; where it does not take the usual sizes of what nobody gave, at shorter or longer ones."""
     try:
         return _walk_at(file, batch, dims)
@@ -175,7 +177,7 @@ def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
         if steps := lengths - past_dims(free):
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(steps, 1))
-        unknown = {one.name for one in list_free(free) if not one.is_usual} - set(dims)
+        unknown = {one.name for one in list_free_dims(free) if not one.is_usual} - set(dims)
         if unknown:
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(unknown, LONGER_DIM))
@@ -186,7 +188,7 @@ def _free_inputs(file: OnnxFile) -> list[ValueInfoProto]:
     return [info for info in file.model.graph.input if info.name not in file.weights]
 
 
-def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
+def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
     """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
     graph, model = file.model.graph, file.path.name
     free = _free_inputs(file)
@@ -204,8 +206,8 @@ def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
 def _explain_error(
     error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int
 ) -> InputError:
-    """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
-    sizes = {one.name: names[one.name] for one in list_free(inputs) if one.name in names}
+    """Return the error of a node, with a fix that names the assumed sizes if they may be the cause."""
+    sizes = {one.name: names[one.name] for one in list_free_dims(inputs) if one.name in names}
     if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
     taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
@@ -239,13 +241,13 @@ def _load(
         opset=opsets.get("", 1),
         path=str(path),
         sha256=file.sha256,
-        **_say_sizes(file, inputs, dims),
+        **_record_sizes(file, inputs, dims),
     )
 
 
-def _say_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
-    """Return at which sizes a graph was read, and which of them nobody gave."""
-    free = list_free(_free_inputs(file))
+def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """Return the sizes that a graph was read at, and which of them were assumed."""
+    free = list_free_dims(_free_inputs(file))
     known = dict(given)
     sizes = known | {one.name: inputs[one.source].shape[one.axis] for one in free}
     return {
@@ -256,7 +258,7 @@ def _say_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[
 
 
 def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return the values between ops whose whole shape the file declares, for ops that only their authors know."""
+    """Return the values between ops whose whole shape the file declares, for custom ops."""
     tensors = {}
     for info in (*graph.value_info, *graph.output):
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
@@ -274,13 +276,13 @@ def _outputs(graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch:
             raise InputError(f"{model}: nothing gives the output {info.name!r}")
         tensor = shapes.tensors[info.name]
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
-        if dims is not None and not _agrees(tensor.shape, bound_dims(dims, names), batch):
+        if dims is not None and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch):
             raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
         tensors.append(tensor)
     return tuple(tensors)
 
 
-def _agrees(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:
+def _is_plausible_shape(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:
     """Tell whether a declared shape can be meant: exporters leave the batch of a dynamic model's output at 1."""
     return len(shape) == len(declared) and all(
         want is None or want == size or want * batch == size for size, want in zip(shape, declared, strict=True)
@@ -289,10 +291,10 @@ def _agrees(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int
 
 def _ops(nodes: Sequence[NodeProto], shapes: Shapes) -> tuple[Op, ...]:
     taken: set[str] = set()
-    return tuple(_op(node, _unique(node, i, taken), shapes) for i, node in enumerate(nodes))
+    return tuple(_op(node, _make_unique_name(node, i, taken), shapes) for i, node in enumerate(nodes))
 
 
-def _unique(node: NodeProto, position: int, taken: set[str]) -> str:
+def _make_unique_name(node: NodeProto, position: int, taken: set[str]) -> str:
     name = node.name or f"{node.op_type}_{position}"
     while name in taken:
         name = f"{name}_{position}"
@@ -306,7 +308,7 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     # What the bodies of If, Loop and Scan take from around them is read by the node, too.
     outer = [shapes.tensors[value] for value in list_captured(node) if value not in node.input]
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
-    attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
+    attributes = {attribute.name: _to_plain_value(attribute) for attribute in node.attribute}
     cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
     cost, launches = max(
         (_body_cost(body) for body in shapes.body_of(node)), key=lambda pair: _work(pair[0]), default=(cost, 1)
@@ -345,7 +347,7 @@ def _work(cost: OpCost) -> tuple[bool, int, int]:
     return cost.flops is None, cost.flops or 0, cost.bytes_read + cost.bytes_written
 
 
-def _plain(attribute: AttributeProto) -> object:
+def _to_plain_value(attribute: AttributeProto) -> object:
     """Return an attribute as a Python value; tensors and graphs by the hash of their bytes."""
     value = helper.get_attribute_value(attribute)
     if isinstance(value, bytes):

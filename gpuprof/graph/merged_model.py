@@ -1,4 +1,4 @@
-"""A merged model: one ONNX file that answers for several models, and which input and output belongs to which.
+"""A merged model: one ONNX file that computes several models, and which inputs and outputs belong to which.
 
 The description stands in the file's own metadata, so a merged file explains itself to whoever runs it.
 """

@@ -14,7 +14,7 @@ _GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 
 
 def label(node: NodeProto) -> str:
-    """Return how errors speak of a node: its name and type."""
+    """Return a node's name and type for error messages."""
     return f"{node.name or ', '.join(name for name in node.output if name)} ({node.op_type})"
 
 

@@ -1,4 +1,4 @@
-"""What a cost formula sees of a node: its operands by position, its results and its attributes."""
+"""The arguments of a cost formula: a node's operands by position, its results and its attributes."""
 
 from __future__ import annotations
 

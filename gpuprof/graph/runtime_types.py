@@ -1,4 +1,4 @@
-"""Asks ONNX Runtime what types an op of its own gives: quantised models and those that it optimised hold many.
+"""Infers output types of ONNX Runtime's own ops, which quantised and optimised models contain.
 
 ONNX has no rule for such ops. The runtime has one, and applies it when it loads a model: here, of the node alone.
 """

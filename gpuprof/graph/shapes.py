@@ -1,4 +1,4 @@
-"""Finds type and shape of every value of a graph whose inputs are bound, node by node.
+"""Infers type and shape of every value of a graph with fixed inputs, node by node.
 
 ONNX's own inference is asked for each node, with the values that `gpuprof.graph.values` knows by then; so a shape
 that an exporter computes with a dozen ops becomes a number, and whatever stays unknown is known by the node's name.
@@ -48,7 +48,7 @@ _NEVER_FOLDED = {
 
 
 class UnknownShapeError(InputError):
-    """What a node gives cannot be known without running the model, so that nothing can be estimated from its graph."""
+    """A node's output shape is known only at run time, so that nothing can be estimated from the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Shapes:
             self._protos[tensor.name] = tensor
 
     def add(self, node: NodeProto) -> bool:
-        """Find what ``node`` gives; return whether the runtime computes it once, when it loads the model.
+        """Infer the outputs of ``node``; return whether the runtime computes it once, when it loads the model.
 
         Raises `InputError` naming the node, if it contradicts its inputs or the shape of an output stays unknown.
         """
@@ -124,7 +124,7 @@ class Shapes:
         if not self._evaluate(node):
             for name, tensor in zip(node.output, self._infer(node), strict=False):
                 if name and tensor is not None:
-                    self._keep(node, tensor)
+                    self._record_tensor(node, tensor)
         folded = self._is_folded(node)
         if folded:
             self.constants.update(name for name in node.output if name)
@@ -134,7 +134,7 @@ class Shapes:
         inputs = [name for name in node.input if name]
         return node.op_type not in _NEVER_FOLDED and all(name in self.constants for name in inputs)
 
-    def _keep(self, node: NodeProto, tensor: Tensor) -> None:
+    def _record_tensor(self, node: NodeProto, tensor: Tensor) -> None:
         if tensor.elements > MOST_ELEMENTS:
             raise InputError(
                 f"{self._model}: node {label(node)} gives {list(tensor.shape)}, more than {MOST_ELEMENTS:,} elements",
@@ -157,7 +157,7 @@ class Shapes:
             inputs = [self.values.get(name) if name else None for name in node.input]
             if any(value is None for value, name in zip(inputs, node.input, strict=True) if name):
                 return False
-            value = known_value(node.op_type, inputs, _plain(node))
+            value = known_value(node.op_type, inputs, _plain_attributes(node))
         if value is None:
             return False
         name = node.output[0]
@@ -171,11 +171,11 @@ class Shapes:
         if node.op_type == "Loop" and node.domain == "" and (given := self._infer_loop(node)) is not None:
             return given
         if node.op_type == "Scan" and node.domain == "":
-            self._enter_scan(node)
-        types = self._ask_onnx(node)
+            self._walk_scan(node)
+        types = self._infer_with_onnx(node)
         result: list[Tensor | None] = []
         for name in node.output:
-            result.append(self._settle(node, name, types.get(name)) if name else None)
+            result.append(self._resolve_tensor(node, name, types.get(name)) if name else None)
         if node.op_type in _SAME_ELEMENTS and result[0] is not None:
             source = self.tensors[node.input[0]]
             # ONNX's inference believes a constant target; that it does not fit the data is found here.
@@ -186,10 +186,10 @@ class Shapes:
                 )
         return result
 
-    def _ask_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
+    def _infer_with_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
         schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
         if schema is None:
-            return self._ask_runtime(node)
+            return self._infer_with_runtime(node)
         names = [name for name in (*node.input, *list_captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
         if node.op_type == "STFT" and not any(attribute.name == "onesided" for attribute in node.attribute):
@@ -209,8 +209,8 @@ class Shapes:
                 "export it again with inputs of one type, as the op asks" if _MIXED_TYPES.search(message) else "",
             ) from error
 
-    def _ask_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
-        """Return what ONNX Runtime says of an op that it has and ONNX has not."""
+    def _infer_with_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
+        """Return the output types of an op that only ONNX Runtime defines."""
         if all(name in self._declared for name in node.output if name in self._used):
             return {}
         types = {name: self._type(name) for name in node.input if name}
@@ -225,7 +225,7 @@ class Shapes:
             branches = {
                 k: g for k, g in branches.items() if k == ("then_branch" if condition.item() else "else_branch")
             }
-        bodies = [self._enter(branch) for branch in branches.values()]
+        bodies = [self._walk_body(branch) for branch in branches.values()]
         self._bodies[_key(node)] = tuple(bodies)
         results = [body.outputs for body in bodies]
         largest = max(results, key=lambda tensors: sum(tensor.elements for tensor in tensors), default=())
@@ -241,7 +241,7 @@ class Shapes:
         if trips is None or len(graph.input) != len(given):
             return None
         try:
-            body = self._enter(graph, list(zip(given, first, strict=True)), int(trips.item()))
+            body = self._walk_body(graph, list(zip(given, first, strict=True)), int(trips.item()))
         except InputError:
             return None
         results = body.outputs[1:]
@@ -256,7 +256,7 @@ class Shapes:
             for name, tensor, shape in zip(node.output, results, shapes, strict=False)
         ]
 
-    def _enter_scan(self, node: NodeProto) -> None:
+    def _walk_scan(self, node: NodeProto) -> None:
         """Note what a turn of a Scan over the first axes of its inputs does; others remain unknown."""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         scanned = attributes["num_scan_inputs"].i
@@ -268,7 +268,7 @@ class Shapes:
         slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in given[-scanned:]]
         turns = given[-1].shape[0]
         try:
-            body = self._enter(graph, [(tensor, None) for tensor in (*given[:-scanned], *slices)], turns)
+            body = self._walk_body(graph, [(tensor, None) for tensor in (*given[:-scanned], *slices)], turns)
         except InputError:
             return
         self._bodies[_key(node)] = (body,)
@@ -277,7 +277,7 @@ class Shapes:
         """Return what was found inside a node: one body, or one for each branch that can be taken."""
         return self._bodies.get(_key(node), ())
 
-    def _enter(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
+    def _walk_body(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
         """Walk a nested graph whose inputs are ``given``."""
         tensors = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
         names = [info.name for info in graph.input]
@@ -305,7 +305,7 @@ class Shapes:
         self.constants.add(tensor.name)
         self.add_value(tensor)
 
-    def _settle(self, node: NodeProto, name: str, inferred: TypeProto | None) -> Tensor | None:
+    def _resolve_tensor(self, node: NodeProto, name: str, inferred: TypeProto | None) -> Tensor | None:
         """Return the tensor ``name`` from what ONNX found, what the file declares, or the largest it can be."""
         source = self.tensors[node.input[0]] if node.input and node.input[0] else None
         if inferred is not None and inferred.WhichOneof("value") not in (None, "tensor_type"):
@@ -318,7 +318,7 @@ class Shapes:
         if inferred is not None and inferred.tensor_type.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in inferred.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
-                dims = [self._most(node) if dim is None else dim for dim in dims]
+                dims = [self._max_selected(node) if dim is None else dim for dim in dims]
             # Kept as ONNX gave it, so that the next node need not build the same again.
             elif None not in dims:
                 self._types[name] = inferred
@@ -339,8 +339,8 @@ class Shapes:
             else f"{_MEASURE}; or export it with its intermediate shapes (value_info)",
         )
 
-    def _most(self, node: NodeProto) -> int:
-        """Return how many elements an op that selects can select at most."""
+    def _max_selected(self, node: NodeProto) -> int:
+        """Return an upper bound of the elements that a selecting op returns."""
         source = self.tensors[node.input[0]]
         if node.op_type == "NonMaxSuppression":  # each box of each class and image, or as many as are asked for
             batch, classes, boxes = self.tensors[node.input[1]].shape
@@ -365,7 +365,7 @@ def _key(node: NodeProto) -> tuple[str, ...]:
     return tuple(node.output)
 
 
-def _plain(node: NodeProto) -> dict[str, object]:
+def _plain_attributes(node: NodeProto) -> dict[str, object]:
     values: dict[str, object] = {}
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)

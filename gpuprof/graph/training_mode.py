@@ -1,4 +1,4 @@
-"""Tells models that were exported to be trained: what they answer depends on chance, or on the rest of the batch."""
+"""Detects models exported in training mode, whose outputs are random or depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def describe_training(path: Path, model: str) -> str | None:
     Raises `InputError` if the file is not ONNX or damaged.
     """
     graphs = graphs_of(read_onnx(path).model.graph)
-    ops = sorted({node.op_type for graph in graphs for node in graph.node if _trains(node, graph)})
+    ops = sorted({node.op_type for graph in graphs for node in graph.node if _is_training_node(node, graph)})
     if not ops:
         return None
     means = {
@@ -28,7 +28,7 @@ def describe_training(path: Path, model: str) -> str | None:
     return f"{model} was exported in training mode: {said} (export it after model.eval())"
 
 
-def _trains(node: NodeProto, graph: GraphProto) -> bool:
+def _is_training_node(node: NodeProto, graph: GraphProto) -> bool:
     """Tell whether a node works as in training; a Dropout whose mode is computed may, and is not counted."""
     if node.domain not in ("", "ai.onnx"):
         return False

@@ -1,4 +1,4 @@
-"""Small integer arithmetic of a graph, done before it runs: most shapes in exported models are computed by ops.
+"""Constant folding of small integer tensors: most shapes in exported models are computed by ops.
 
 Once the inputs' shapes are bound, what hangs only on shapes and constants is known; these are the ops that such
 chains are made of, on NumPy arrays. An op that is not among them simply leaves its value unknown.
@@ -32,7 +32,7 @@ def known_value(op_type: str, inputs: Sequence[Array | None], attributes: Mappin
 _Rule = Callable[[Sequence[Array | None], Mapping[str, object]], object]
 
 
-def _whole(attributes: Mapping[str, object], name: str, default: int) -> int:
+def _int_attribute(attributes: Mapping[str, object], name: str, default: int) -> int:
     value = attributes.get(name, default)
     return value if isinstance(value, int) else default
 
@@ -55,31 +55,35 @@ def _divide(a: Array, b: Array) -> object:
 
 
 def _gather(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.take(_require(x, 0), _require(x, 1).astype(np.int64), axis=_whole(attributes, "axis", 0))
+    return np.take(
+        _require_input(x, 0), _require_input(x, 1).astype(np.int64), axis=_int_attribute(attributes, "axis", 0)
+    )
 
 
-def _require(x: Sequence[Array | None], position: int) -> npt.NDArray[np.int64]:
+def _require_input(x: Sequence[Array | None], position: int) -> npt.NDArray[np.int64]:
     value = x[position]
     if value is None:
         raise ValueError("an operand is absent")
     return value  # type: ignore[return-value]
 
 
-def _list(x: Sequence[Array | None], position: int, attributes: Mapping[str, object], name: str) -> list[int] | None:
+def _int_list(
+    x: Sequence[Array | None], position: int, attributes: Mapping[str, object], name: str
+) -> list[int] | None:
     """Return a list given as an input since some opset and as an attribute before it; None where there is none."""
     if len(x) > position and x[position] is not None:
-        return [int(value) for value in _require(x, position).ravel()]
+        return [int(value) for value in _require_input(x, position).ravel()]
     value = attributes.get(name)
     return list(value) if isinstance(value, list | tuple) else None
 
 
 def _slice(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data = _require(x, 0)
-    starts, ends = _list(x, 1, attributes, "starts"), _list(x, 2, attributes, "ends")
+    data = _require_input(x, 0)
+    starts, ends = _int_list(x, 1, attributes, "starts"), _int_list(x, 2, attributes, "ends")
     if starts is None or ends is None:
         raise ValueError("bounds are not known")
-    axes = _list(x, 3, attributes, "axes") or range(len(starts))
-    steps = _list(x, 4, attributes, "steps") or [1] * len(starts)
+    axes = _int_list(x, 3, attributes, "axes") or range(len(starts))
+    steps = _int_list(x, 4, attributes, "steps") or [1] * len(starts)
     index = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         # A negative end below -size means "past the first element" when walking backwards.
@@ -89,45 +93,45 @@ def _slice(x: Sequence[Array | None], attributes: Mapping[str, object]) -> objec
 
 
 def _squeeze(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    axes = _list(x, 1, attributes, "axes")
-    return np.squeeze(_require(x, 0), tuple(axes) if axes is not None else None)
+    axes = _int_list(x, 1, attributes, "axes")
+    return np.squeeze(_require_input(x, 0), tuple(axes) if axes is not None else None)
 
 
 def _unsqueeze(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    axes = _list(x, 1, attributes, "axes")
+    axes = _int_list(x, 1, attributes, "axes")
     if axes is None:
         raise ValueError("axes are not known")
-    return np.expand_dims(_require(x, 0), tuple(axes))
+    return np.expand_dims(_require_input(x, 0), tuple(axes))
 
 
 def _reshape(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data, shape = _require(x, 0), _list(x, 1, attributes, "shape")
+    data, shape = _require_input(x, 0), _int_list(x, 1, attributes, "shape")
     if shape is None:
         raise ValueError("shape is not known")
-    if not _whole(attributes, "allowzero", 0):
+    if not _int_attribute(attributes, "allowzero", 0):
         shape = [data.shape[i] if dim == 0 else dim for i, dim in enumerate(shape)]
     return data.reshape(shape)
 
 
 def _concat(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.concatenate([_require(x, i) for i in range(len(x))], axis=_whole(attributes, "axis", 0))
+    return np.concatenate([_require_input(x, i) for i in range(len(x))], axis=_int_attribute(attributes, "axis", 0))
 
 
 def _cast(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    return _require(x, 0).astype(tensor_dtype_to_np_dtype(_whole(attributes, "to", 1)))
+    return _require_input(x, 0).astype(tensor_dtype_to_np_dtype(_int_attribute(attributes, "to", 1)))
 
 
 def _range(x: Sequence[Array | None], _: Mapping[str, object]) -> object:
-    start, limit, delta = (_require(x, i).item() for i in range(3))
+    start, limit, delta = (_require_input(x, i).item() for i in range(3))
     if (limit - start) / delta > MOST_ELEMENTS:
         raise ValueError("too large to be a shape")
-    return np.arange(start, limit, delta, dtype=_require(x, 0).dtype)
+    return np.arange(start, limit, delta, dtype=_require_input(x, 0).dtype)
 
 
 def _constant_of_shape(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    shape = _list(x, 0, attributes, "")
+    shape = _int_list(x, 0, attributes, "")
     fill = attributes.get("value")
     if shape is None or np.prod(shape) > MOST_ELEMENTS:
         raise ValueError("too large to be a shape")
@@ -135,7 +139,7 @@ def _constant_of_shape(x: Sequence[Array | None], attributes: Mapping[str, objec
 
 
 def _expand(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data, shape = _require(x, 0), _list(x, 1, attributes, "")
+    data, shape = _require_input(x, 0), _int_list(x, 1, attributes, "")
     whole = np.broadcast_shapes(data.shape, tuple(shape or ()))
     if shape is None or np.prod(whole) > MOST_ELEMENTS:
         raise ValueError("too large to be a shape")
@@ -144,22 +148,22 @@ def _expand(x: Sequence[Array | None], attributes: Mapping[str, object]) -> obje
 
 def _reduction(function: Callable[..., object]) -> _Rule:
     def rule(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-        axes = _list(x, 1, attributes, "axes")
-        keep = bool(_whole(attributes, "keepdims", 1))
-        if axes is None and _whole(attributes, "noop_with_empty_axes", 0):
+        axes = _int_list(x, 1, attributes, "axes")
+        keep = bool(_int_attribute(attributes, "keepdims", 1))
+        if axes is None and _int_attribute(attributes, "noop_with_empty_axes", 0):
             return x[0]
-        return np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), _require(x, 0).dtype)
+        return np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), _require_input(x, 0).dtype)
 
     return rule
 
 
 def _transpose(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.transpose(_require(x, 0), _list(x, 1, attributes, "perm"))
+    return np.transpose(_require_input(x, 0), _int_list(x, 1, attributes, "perm"))
 
 
 def _clip(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
     low, high = (x[i] if len(x) > i else attributes.get(name) for i, name in ((1, "min"), (2, "max")))
-    data = _require(x, 0)
+    data = _require_input(x, 0)
     return data if low is None and high is None else np.clip(data, low, high).astype(data.dtype)  # type: ignore[call-overload]
 
 
@@ -203,11 +207,13 @@ _RULES: dict[str, _Rule] = {
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
-    "Flatten": lambda x, a: _require(x, 0).reshape(int(np.prod(_require(x, 0).shape[: _whole(a, "axis", 1)])), -1),
+    "Flatten": lambda x, a: _require_input(x, 0).reshape(
+        int(np.prod(_require_input(x, 0).shape[: _int_attribute(a, "axis", 1)])), -1
+    ),
     "Transpose": _transpose,
     "Concat": _concat,
     "Cast": _cast,
-    "CastLike": lambda x, _: _require(x, 0).astype(_require(x, 1).dtype),
+    "CastLike": lambda x, _: _require_input(x, 0).astype(_require_input(x, 1).dtype),
     "Range": _range,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,

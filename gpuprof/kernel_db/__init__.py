@@ -1,1 +1,1 @@
-"""The kernel database: what was measured, as Parquet files that any tool can read."""
+"""The kernel database: measurements as Parquet files that any tool can read."""

@@ -1,4 +1,4 @@
-"""Merges many small segments into one, without a moment at which a row is missing or there twice."""
+"""Merges many small segments into one atomically: no row is ever missing or duplicated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_ru
 
 #: Not the writers' lock: runs can be appended while a compaction reads and sorts.
 _COMPACT_LOCK = ".compact.lock"
-#: Segments of single runs, and compacted ones, that may stand before `compact_when_due` merges them.
+#: Segments of single runs, and compacted ones, that may stand before `compact_if_due` merges them.
 _MOST_RUNS = 64
 _MOST_COMPACTED = 16
 
@@ -46,7 +46,7 @@ def merge_segments(database: KernelDb) -> Compaction:
                 raise InputError(f"another compaction of {database.path} is at work", "wait for it")
             remove_replaced(database)
             before = database.segments()
-            if foreign := list(_list_foreign(before)):
+            if foreign := list(_list_foreign_files(before)):
                 raise InputError(f"gpuprof did not write {foreign[0]}", "move it out of the kernel database")
             bytes_before = sum(map(_bytes, before))
             _merge(database, before)
@@ -56,8 +56,8 @@ def merge_segments(database: KernelDb) -> Compaction:
     return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
 
 
-def compact_when_due(database: KernelDb) -> None:
-    """Keep the number of segments small while runs are appended; call it after each.
+def compact_if_due(database: KernelDb) -> None:
+    """Compact if there are many segments; call it after each appended run.
 
     Every `_MOST_RUNS` runs become one segment, and every `_MOST_COMPACTED` of these one again, so that a row is
     rewritten a few times at most. Does nothing where another compaction is at work, or where the disk has no room for
@@ -72,18 +72,18 @@ def compact_when_due(database: KernelDb) -> None:
             remove_replaced(database)
             everything = len(segments) - len(runs) >= _MOST_COMPACTED
             chosen = segments if everything else runs
-            _merge(database, [segment for segment in chosen if not any(_list_foreign([segment]))])
+            _merge(database, [segment for segment in chosen if not any(_list_foreign_files([segment]))])
 
 
 def remove_replaced(database: KernelDb) -> None:
-    """Remove the segments whose rows a compacted one holds too; a killed compaction did not get to it."""
+    """Remove the segments whose rows a compacted one holds too; a compaction that was killed may leave them."""
     # As a writer: whoever clears leftovers away must not take the directory that is being removed for one.
     with database.writing():
         for path in database.replaced_segments():
             remove_segment(path)
 
 
-def _list_foreign(segments: Sequence[Path]) -> Iterator[Path]:
+def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
     """Yield what is in no segment that gpuprof wrote: a compaction removes the directories that it has merged."""
     for segment in segments:
         known = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
@@ -95,7 +95,7 @@ def _list_foreign(segments: Sequence[Path]) -> Iterator[Path]:
 
 @contextmanager
 def _lock_compaction(database: KernelDb) -> Iterator[bool]:
-    """Say whether no other compaction is at work, and keep others out meanwhile."""
+    """Yield whether the lock was free; it excludes other compactions until exit."""
     with (database.path / _COMPACT_LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

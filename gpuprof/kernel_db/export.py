@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.file_access import write_whole
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import TABLES, KernelRow
@@ -50,7 +50,7 @@ def export_timeline(database: KernelDb, path: Path) -> int:
     if not events:
         raise InputError(f"{database.path} has no kernel whose start was recorded", "gpuprof profile records some")
     with refuse_unwritable(path):
-        write_whole(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": events}).encode())
+        write_atomically(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": events}).encode())
     return sum(event["ph"] == "X" for event in events)
 
 

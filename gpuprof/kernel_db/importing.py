@@ -47,8 +47,8 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """What came of one file."""
+class ImportOutcome:
+    """The outcome of importing one file."""
 
     path: Path
     form: str  #: A key of `IMPORTERS`; empty for a file that was passed over.
@@ -60,8 +60,8 @@ class Imported:
 
 def import_files(
     database: KernelDb, paths: Sequence[Path], device: str | None = None, form: str | None = None
-) -> list[Imported]:
-    """Import files, and of directories the files in them whose form is known.
+) -> list[ImportOutcome]:
+    """Import files, and in directories all files of a known format.
 
     Everything is read before anything is written: one bad file leaves the database as it was. Raises `InputError` when
     a file cannot be read, has no known form, or is damaged, with the line number.
@@ -76,7 +76,7 @@ def import_files(
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))
     known = set(database.read_table("runs", ["source_sha256"]).column("source_sha256").to_pylist())
-    outcomes: list[Imported] = []
+    outcomes: list[ImportOutcome] = []
     runs: list[Run] = []
     for path, optional in _files(paths):
         source = Source.read_file(path)
@@ -84,9 +84,9 @@ def import_files(
         if name is None:
             if not optional:
                 raise InputError(f"{path} has no form that is known", f"known: {', '.join(sorted(IMPORTERS))}")
-            outcomes.append(Imported(path, "", "", 0, "passed over: no known form"))
+            outcomes.append(ImportOutcome(path, "", "", 0, "passed over: no known form"))
         elif source.sha256 in known:
-            outcomes.append(Imported(path, name, "", 0, "there already"))
+            outcomes.append(ImportOutcome(path, name, "", 0, "there already"))
         else:
             read = list(IMPORTERS[name].read_runs(source, device))
             rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
@@ -95,11 +95,11 @@ def import_files(
                     raise InputError(
                         f"{path} has no row of the form {name}", "fetch it again whole, or name its --format"
                     )
-                outcomes.append(Imported(path, name, "", 0, "passed over: no row"))
+                outcomes.append(ImportOutcome(path, name, "", 0, "passed over: no row"))
                 continue
             runs += read
             measured_on = ", ".join(dict.fromkeys(run.run.device for run in read))
-            outcomes.append(Imported(path, name, measured_on, rows))
+            outcomes.append(ImportOutcome(path, name, measured_on, rows))
     # Only now, when every file has been read.
     for run in runs:
         database.append(run)

@@ -124,7 +124,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model at one batch size under one share of one device: what a client of it sees, and what it takes.
+    """A model at one batch size under one share of one device: its latency and throughput, and the resources it uses.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A directory of Parquet files, one a table, that appears in the database whole or not at all."""
+"""A directory of Parquet files, one per table, that is added to the database atomically."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_footers(segment: Path, names: Iterable[str]) -> None:
 
 
 def damage_error(file: Path, detail: str) -> InputError:
-    """Return what a file that cannot be trusted says to people."""
+    """Return the error for a damaged file."""
     return InputError(
         f"{file} is damaged: {detail}",
         f"restore {file.parent} from a copy, or remove it and profile again; gpuprof db verify checks the others",

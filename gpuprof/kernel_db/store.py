@@ -69,12 +69,12 @@ class Run:
 
 
 def new_run_id(started_at: datetime) -> str:
-    """Return an id that sorts by time and that nobody else has."""
+    """Return a unique id that sorts by time."""
     return f"{started_at:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
 
 
 class KernelDb:
-    """A directory with one sub-directory a run, each written whole; safe for many writers and readers at once.
+    """A directory with one sub-directory a run, each written atomically; safe for concurrent writers and readers.
 
     ``path``: an existing database. Raises `InputError` when there is none at ``path``.
     """
@@ -87,7 +87,7 @@ class KernelDb:
 
     @classmethod
     def create(cls, path: Path) -> KernelDb:
-        """Open the database at ``path`` for writing, and clear away what dead writers left.
+        """Open the database at ``path`` for writing, and remove what killed writers left behind.
 
         Where there is none, the first run that is appended makes it; until then nothing is changed. Raises `InputError`
         when the directory cannot be made or written to.
@@ -107,7 +107,7 @@ class KernelDb:
         return database
 
     def append(self, run: Run) -> None:
-        """Add a run: after this returns it is on the disk, whole; before, nothing of it is there.
+        """Add a run: atomic and durable once this returns.
 
         Raises `InputError` when the directory cannot be written to or the disk is full.
         """
@@ -207,7 +207,7 @@ class KernelDb:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell others that a writer is at work; the system ends this when the process dies."""
+        """Hold the writers' lock, which the system releases when the process dies."""
         with (self.path / _LOCK).open("a") as lock:
             # Shared: writers need not wait for each other, since each fills a directory of its own.
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -355,6 +355,6 @@ def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) ->
 
 
 def write_error(path: Path, error: OSError) -> InputError:
-    """Return what a failed write says to people: the disk is full, or the database may only be read."""
+    """Return the error for a failed write: the disk is full, or the database is read-only."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot write to the kernel database {path}: {reason}", "choose another with --db")

@@ -1,4 +1,4 @@
-"""Checks that every run of a database is whole."""
+"""Checks the integrity of every run of a database."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8
 
 
 def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> float | None:
-    """Watch for so long and return how many of these cores were busy on average; None where the kernel does not say."""
+    """Return how many of these cores are busy on average over ``seconds``; None where the kernel does not say."""
     before = _read_times(stat)
     time.sleep(seconds)
     return busy_between(before, _read_times(stat), cores)

@@ -38,7 +38,7 @@ class CpuQuota:
         `UnavailableError` when no group can be made here.
         """
         parent, version = quota_parent()
-        _sweep(parent)
+        _remove_empty_groups(parent)
         group = cls(parent / _directory(name), version)
         try:
             group.path.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ class CpuQuota:
 
 
 def remove_group(name: str) -> None:
-    """Remove the group ``name`` that processes left behind which were killed in it; it is not there: fine."""
+    """Remove the group ``name``, if it exists, that killed processes left behind."""
     with suppress(UnavailableError, OSError):
         (quota_parent()[0] / _directory(name)).rmdir()
 
@@ -90,8 +90,8 @@ def quota_parent(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup"
     raise _unavailable(tried)
 
 
-def _sweep(parent: Path) -> None:
-    """Remove empty groups whose makers were killed before they could."""
+def _remove_empty_groups(parent: Path) -> None:
+    """Remove empty groups of processes that were killed before they could remove them."""
     for path in parent.glob(f"{_PREFIX}[0-9]*-*"):
         maker = path.name.removeprefix(_PREFIX).split("-", 1)[0]
         if maker.isdecimal() and not Path("/proc", maker).exists():

@@ -22,13 +22,13 @@ def cgroup_version(root: Path = Path("/")) -> int | None:
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """Return the cores' worth of time that this process may take, or None where nothing caps it."""
+    """Return the CPU quota of this process in cores, or None without one."""
     quotas = [quota for group in _own_groups(root, "cpu") if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory that this process's groups allow, or None where nothing caps it."""
+    """Return the memory limit of this process's control groups, or None without one."""
     limits = [limit for group in _own_groups(root, "memory") if (limit := _memory(group)) is not None]
     return min(limits, default=None)
 

@@ -1,4 +1,4 @@
-"""Keeps whoever is no worker off the cores that workers compute on, while others are free.
+"""Keeps processes other than workers off the workers' cores while other cores are free.
 
 Router, machine process and load client wake up for every request. Left to the system they run where they ran last, on
 the workers' cores too, and the batch that runs there ends so much later: by a few percent on average, by far more at
@@ -23,7 +23,7 @@ _allowed: frozenset[int] | None = None
 
 
 def allowed_cores() -> frozenset[int]:
-    """Return the cores that this process may run on, those that it stays off included."""
+    """Return the cores that this process may run on, including those that it currently avoids."""
     return frozenset(os.sched_getaffinity(0)) if _allowed is None else _allowed
 
 
@@ -69,13 +69,13 @@ class CoreSharing:
         self._spent_s = time.process_time()
 
     def take(self, cores: Collection[int]) -> None:
-        """Say on which cores workers compute now."""
+        """Set the cores that workers compute on."""
         if self._taken != frozenset(cores):
             self._taken = frozenset(cores)
             self._is_off = avoid_cores(self._taken)
 
     def watch(self, now: float, spent_s: float | None = None) -> None:
-        """Use the workers' cores, too, while the free ones are crowded; called now and then.
+        """Use the workers' cores, too, while the free ones are overloaded; to be called periodically.
 
         Parameters
         ----------

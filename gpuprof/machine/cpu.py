@@ -1,4 +1,4 @@
-"""Describes the CPU of this machine as a device: the cores that this process may use and what they can do at most.
+"""Describes the CPU of this machine as a device: the cores that this process may use and their peak rates.
 
 Nothing is measured here. Peak rates follow from cores, nominal clock and vector units; the memory's bandwidth
 cannot be read from anywhere and is assumed low. Profiling measures ceilings that replace both.
@@ -82,7 +82,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
 
 
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
-    """Return what ``/proc/cpuinfo`` says; missing things get the value that claims least."""
+    """Return what ``/proc/cpuinfo`` says; missing fields get the most conservative value."""
     blocks = [_fields(block) for block in read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
     mine = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
     first = (mine or blocks or [{}])[0]

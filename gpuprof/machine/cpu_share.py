@@ -14,7 +14,7 @@ from gpuprof.rules.cpu_slices import CpuSlice
 
 
 def own_cores() -> tuple[int, ...]:
-    """Return the cores that this process can keep busy, sorted: of those it may run on, as many as its quota feeds."""
+    """Return the cores that this process can keep busy, sorted: as many of its allowed cores as its quota permits."""
     allowed = sorted(allowed_cores())
     return tuple(allowed[: usable_cores(len(allowed), cpu_quota_cores())])
 

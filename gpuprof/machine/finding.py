@@ -1,4 +1,4 @@
-"""A machine as ``gpuprof doctor`` looks at it, and what it says of it.
+"""What ``gpuprof doctor`` reads of a machine, and the findings it reports.
 
 Everything that is looked at goes through a `MachineView`, so that a test can play any machine.
 """
@@ -76,7 +76,7 @@ def _affinity() -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """The ways in which the doctor looks at a machine."""
+    """Access to a machine, replaceable in tests."""
 
     root: Path = Path("/")  #: Root of its file system.
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

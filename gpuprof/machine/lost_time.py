@@ -1,4 +1,4 @@
-"""What a machine takes from whoever runs on it: time that its hypervisor gives to others, and late wake-ups.
+"""Time that a machine's processes lose: stolen by the hypervisor for others, and late wake-ups.
 
 A process that is due while its virtual core is not running waits until it is, for milliseconds. On average that is
 little; the 99th percentile of a latency is made of it.
@@ -22,7 +22,7 @@ _READ_S = 0.02
 
 
 class StolenTime:
-    """Watches, from now on, which part of the time of this machine's cores its hypervisor gives to others.
+    """Measures, from its creation, the fraction of this machine's CPU time that the hypervisor gives to others.
 
     ``stat``: the kernel's file.
     """
@@ -91,7 +91,7 @@ class StolenSpanRecorder:
 
 
 def measure_lateness(seconds: float) -> float:
-    """Sleep again and again for so long, and return by how many milliseconds the latest of a hundred wakes up late."""
+    """Sleep repeatedly for ``seconds`` in all, and return the 99th percentile of the wake-up delay in milliseconds."""
     late_ms = []
     end = time.monotonic() + seconds
     while (began := time.monotonic()) < end:

@@ -1,4 +1,4 @@
-"""Compiles functions with numba, and keeps the machine code on disk under all that it was compiled from.
+"""Compiles functions with numba, and caches the machine code on disk under a key of all that it depends on.
 
 numba itself looks at the file of the outermost function only, and at when it was written: it would go on running an old
 `gpuprof.rules.routing` after that has changed, and keeps code that was loaded before a file changed as if it were the
@@ -46,7 +46,7 @@ def compile_function(function: Function, **options: Any) -> Function:
         compiled = numba.njit(cache=True, **options)(function)
         if hasattr(compiled, "_cache"):  # else numba is told not to compile
             _share_among_copies(compiled, directory)
-            _keep_if_possible(compiled)
+            _cache_if_possible(compiled)
             _compile_in_one_process(compiled, directory)
     except RuntimeError:  # nowhere to keep it: compile anew in each process
         compiled = numba.njit(**options)(function)
@@ -65,7 +65,7 @@ def _share_among_copies(compiled: Any, directory: Path) -> None:
 
 
 def _compile_in_one_process(compiled: Any, directory: Path) -> None:
-    """Let a process that finds no machine code wait for one that compiles it already, and take over what that keeps."""
+    """Let a process without cached machine code wait for another that is compiling it, and load its result."""
     compile_here = compiled.compile
 
     def compile_once(signature: Any) -> Any:
@@ -117,8 +117,8 @@ def _wait_for_lock(file: int) -> None:
             return
 
 
-def _keep_if_possible(compiled: Any) -> None:
-    """Let a function run though its machine code cannot be kept.
+def _cache_if_possible(compiled: Any) -> None:
+    """Let a function run even if its machine code cannot be cached.
 
     numba now and then has no object code to write of what links code that another process kept meanwhile, and raises
     RuntimeError then, after it has compiled.
@@ -132,7 +132,7 @@ def _keep_if_possible(compiled: Any) -> None:
     compiled._cache.save_overload = try_to_save
 
 
-def is_kept(compiled: Callable[..., Any]) -> bool:
+def is_machine_code_cached(compiled: Callable[..., Any]) -> bool:
     """Return whether machine code of a compiled function, as it was loaded, is on disk."""
     cache = getattr(compiled, "_cache", None)
     index = getattr(cache, "_cache_file", None)

@@ -1,4 +1,4 @@
-"""Cuts a GPU of this machine into MIG instances, and puts back what was there, through ``nvidia-smi``.
+"""Partitions a GPU of this machine into MIG instances, and restores the former layout, through ``nvidia-smi``.
 
 Every instance is one GPU instance with one compute instance that is all of it (``-cgi PROFILE:START -C``). Source:
 NVIDIA, Multi-Instance GPU User Guide, "Getting Started with MIG".

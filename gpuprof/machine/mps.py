@@ -66,7 +66,7 @@ class MpsDaemon:
 
 @contextmanager
 def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[MpsDaemon]:
-    """Give a daemon: the user's, where one answers, else one of our own, which is stopped in the end.
+    """Yield a daemon: the user's if it responds, else a new one, which is stopped on exit.
 
     ``visible``: UUID of the GPU or MIG instance that a daemon of our own serves: each needs one of its own;
     ``control``: the control program. Raises `UnavailableError` when there is no such program, or the daemon does not
@@ -78,7 +78,7 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
             "it comes with NVIDIA's driver; MIG instances need none",
         )
     users = os.environ.get(MPS_PIPE, _DEFAULT_PIPE)
-    if visible is None and _answers(control, {MPS_PIPE: users}):
+    if visible is None and _is_responding(control, {MPS_PIPE: users}):
         log = os.environ.get(LOG)
         with _logs_in_errors(log):
             yield MpsDaemon(users, log)
@@ -93,7 +93,7 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
 
 @contextmanager
 def _logs_in_errors(log: str | None) -> Iterator[None]:
-    """Add the end of both logs to what goes wrong meanwhile: a client's own words say little of why MPS refused it."""
+    """Add the end of both logs to errors raised inside: a client's own message rarely says why MPS refused it."""
     try:
         yield
     except UnavailableError as error:
@@ -113,12 +113,12 @@ def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
 
 @contextmanager
 def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
-    """Give the daemon that a process which has gone started for ``visible``, and stop it in the end; None: it is gone.
+    """Yield the daemon that an earlier process started for ``visible``, and stop it on exit; None: it is gone.
 
     ``visible``: UUID of the GPU or MIG instance; ``pipe`` and ``log``: its directories, as `MpsDaemon` has them.
     """
     environment = {MPS_PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
-    lives = shutil.which(control) is not None and _answers(control, environment)
+    lives = shutil.which(control) is not None and _is_responding(control, environment)
     try:
         yield MpsDaemon(pipe, log) if lives else None
     finally:
@@ -156,7 +156,7 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
-    if done.returncode or not _answers_soon(control, environment):
+    if done.returncode or not _wait_until_responding(control, environment):
         words = read_log_tails(log) or f"exit code {done.returncode}"
         raise UnavailableError(f"the MPS daemon does not start: {words}", "does nvidia-smi work here?")
 
@@ -174,15 +174,15 @@ def read_log_tails(directory: Path | str | None) -> str:
     return "; ".join(tails)
 
 
-def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:
+def _wait_until_responding(control: str, environment: Mapping[str, str]) -> bool:
     """Return whether a daemon that was just started answers, or does within some seconds."""
     end = time.monotonic() + _START_S
-    while not (answers := _answers(control, environment)) and time.monotonic() < end:
+    while not (answers := _is_responding(control, environment)) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
     return answers
 
 
-def _answers(control: str, environment: Mapping[str, str]) -> bool:
+def _is_responding(control: str, environment: Mapping[str, str]) -> bool:
     return _send_command(control, environment, "get_server_list") == 0
 
 

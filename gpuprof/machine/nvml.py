@@ -1,4 +1,4 @@
-"""NVML, where it is installed: what it does not have is no error here."""
+"""Access to NVML, where it is installed; unsupported queries return None."""
 
 from __future__ import annotations
 

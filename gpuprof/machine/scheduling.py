@@ -1,4 +1,4 @@
-"""Tells Linux who of the processes that share a CPU is to answer at once.
+"""Scheduling priority of threads that must respond quickly on a shared CPU.
 
 Where models are served from a CPU, the router and a load client of a few hundred microseconds a request stand in the
 same queue as workers that compute for milliseconds. The system's default treats them alike: a router that wakes up
@@ -22,8 +22,8 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, first version
 _QUICK_SLICE_NS = 100_000  # the shortest that the kernel takes
 
 
-def answer_quickly() -> bool:
-    """Ask that this thread, when it wakes up, goes ahead of those with longer slices.
+def shorten_wakeup_latency() -> bool:
+    """Request that this thread, when it wakes up, preempts threads with longer time slices.
 
     Returns
     -------

@@ -36,7 +36,7 @@ class OperatorTypeGraph:
 
     @cached_property
     def around(self) -> tuple[tuple[Counter[str], Counter[str]], ...]:
-        """For each operator the types of those before and after it."""
+        """The types of the predecessors and successors of each operator."""
         before: list[Counter[str]] = [Counter() for _ in self.types]
         after: list[Counter[str]] = [Counter() for _ in self.types]
         for producer, consumer in self.edges:
@@ -62,7 +62,7 @@ def edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
     if a == b:
         return 0.0
     if max(len(a.types), len(b.types)) <= EXACT_NODES:
-        return _exact(a, b)
+        return _exact_edit_distance(a, b)
     return _count_edits(a, b, _assignment(a, b))
 
 
@@ -91,7 +91,7 @@ def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float =
     return list(groups.values())
 
 
-def _exact(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
+def _exact_edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
     import networkx as nx
 
     graphs = []
@@ -112,7 +112,7 @@ def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     # More than any matching costs: deleting an operator in another one's place is never chosen.
     large = 4.0 * (n + m + len(a.edges) + len(b.edges)) + 1
     costs = np.full((n + m, n + m), large)
-    costs[:n, :m] = _replacing(a, b)
+    costs[:n, :m] = _replacement_costs(a, b)
     costs[n:, m:] = 0.0
     costs[np.arange(n), m + np.arange(n)] = [1 + _degree(x) / 2 for x in a.around]
     costs[n + np.arange(m), np.arange(m)] = [1 + _degree(x) / 2 for x in b.around]
@@ -120,7 +120,7 @@ def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     return {int(i): int(j) for i, j in zip(rows, columns, strict=True) if i < n and j < m}
 
 
-def _replacing(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArray[np.float64]:
+def _replacement_costs(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArray[np.float64]:
     kinds = sorted({*a.types, *b.types})
     at = {kind: i for i, kind in enumerate(kinds)}
 

@@ -1,4 +1,4 @@
-"""Branches of images that meet again: residual sums and gates.
+"""Image branches that fork and join again: residual sums and gates.
 
 ONNX Runtime does such a sum within a convolution, in the layout of convolutions, where it can tell that all branches
 have one shape, and it can where they part in that layout. A copy between there and the sum is in another layout: then

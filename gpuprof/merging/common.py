@@ -1,4 +1,4 @@
-"""The longest common submatrix of every pair out of two lists of matrices, each by the search that suits it."""
+"""The longest common submatrix of pairs from two lists of matrices, each by the fastest applicable search."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def _prepare_matrix(matrix: Matrix) -> Matrix:
 
 @dataclass(slots=True)
 class _Candidates:
-    """What common neighbours say: displacements at which more than two entries agree, how often, and one pair."""
+    """Candidates from common neighbours: displacements where more than two entries agree, counts, and one pair."""
 
     larger: dict[tuple[int, int], int] = field(default_factory=dict)
     two: CommonBlock = EMPTY
 
     def add(self, other: _Candidates) -> None:
-        """Take in what other neighbours say."""
+        """Add the candidates from other neighbours."""
         for displacement, count in other.larger.items():
             if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
                 self.larger[displacement] = self.larger.get(displacement, 0) + count
@@ -88,8 +88,8 @@ class _Search:
         self._tolerance = tolerance
         self._known: dict[str, int] = {}
         self.matrices: list[Matrix] = []
-        self._first = [self._enter(matrix) for matrix in first]
-        self._second = [self._enter(matrix) for matrix in second]
+        self._first = [self._add_matrix(matrix) for matrix in first]
+        self._second = [self._add_matrix(matrix) for matrix in second]
         self._values: dict[int, npt.NDArray[np.float64] | None] = {}
         self._sorted: dict[tuple[int, int], _Ordered] = {}
         self.best: dict[Pair, CommonBlock] = {}
@@ -97,7 +97,7 @@ class _Search:
     def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
         """Return the largest common block of each wanted pair."""
         distinct = {self._distinct(i, j) for i, j in wanted}
-        left = sorted(pair for pair in distinct if not self._settle(pair))
+        left = sorted(pair for pair in distinct if not self._solve_trivial_pair(pair))
         self._search_pool(left)
         blocks = {}
         for i, j in wanted:
@@ -105,7 +105,7 @@ class _Search:
             blocks[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swap()
         return blocks
 
-    def _enter(self, matrix: Matrix) -> int:
+    def _add_matrix(self, matrix: Matrix) -> int:
         digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
         key = f"{matrix.dtype}{matrix.shape}{digest}"
         if key not in self._known:
@@ -117,22 +117,22 @@ class _Search:
         a, b = self._first[i], self._second[j]
         return (a, b) if a <= b else (b, a)
 
-    def _settle(self, pair: Pair) -> bool:
-        """Find the block of a pair that needs no search over all matrices; return whether it did not."""
+    def _solve_trivial_pair(self, pair: Pair) -> bool:
+        """Solve a pair without a search over all matrices, if possible; return whether it was."""
         a, b = (self.matrices[i] for i in pair)
-        known = self._in_place(pair)
+        known = self._find_without_displacement(pair)
         self.best[pair] = known
         if known.area == most_possible(a, b):
             return True
         if displacement_work(a, b) <= _SMALL_WORK:
             self.best[pair] = exhaustive_block(a, b, self._tolerance, known)
             return True
-        if self._is_lattice(pair) and not self._is_fine(pair):
+        if self._is_lattice(pair) and not self._is_pool_search_faster(pair):
             self.best[pair] = lattice_block(a, b, known, self._tolerance)
             return True
         return False
 
-    def _in_place(self, pair: Pair) -> CommonBlock:
+    def _find_without_displacement(self, pair: Pair) -> CommonBlock:
         """Return the common block without a displacement, where a sample says that there is one worth computing."""
         a, b = (self.matrices[i] for i in pair)
         if pair[0] == pair[1] and a.dtype.kind != "f":
@@ -145,7 +145,7 @@ class _Search:
             return EMPTY
         return block_at(a, b, 0, 0, self._tolerance)
 
-    def _is_fine(self, pair: Pair) -> bool:
+    def _is_pool_search_faster(self, pair: Pair) -> bool:
         """Return whether neighbours rarely agree by chance: then searching all matrices at once is faster."""
         return all(len(values) > _FEW_VALUES for i in pair if (values := self._values[i]) is not None)
 
@@ -174,18 +174,18 @@ class _Search:
             candidates = _Candidates()
             for part, _ in both:
                 candidates.add(part.get(pair, _Candidates()))
-            self._grow(pair, candidates, any(pair in cut for _, cut in both))
+            self._grow_candidates(pair, candidates, any(pair in cut for _, cut in both))
 
     def _displacements(
         self, pool: Pool, open_pairs: dict[Pair, Pair], down: bool
     ) -> tuple[dict[Pair, _Candidates], set[Pair]]:
-        """Return what the common pairs of neighbours say of each pair of matrices, and which were cut short."""
+        """Return the candidates of each pair from common neighbours, and the pairs whose search was truncated."""
         candidates: dict[Pair, _Candidates] = {}
         cut: set[Pair] = set()
         for matches in neighbour_matches(pool, down):
             for i, j in matches.unfinished:
                 cut |= {open_pairs[key] for key in ((i, j), (j, i)) if key in open_pairs}
-            for key, chosen in _by_pair(matches, len(pool.matrices)):
+            for key, chosen in _split_by_pair(matches, len(pool.matrices)):
                 ahead, behind = matches.first_at[chosen], matches.second_at[chosen]
                 if key not in open_pairs:
                     key, ahead, behind = (key[1], key[0]), behind, ahead
@@ -197,7 +197,7 @@ class _Search:
     def _verify_matches(
         self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
     ) -> _Candidates:
-        """Return what the true ones among the matches of a pair say."""
+        """Return the candidates from the verified matches of a pair."""
         a, b = (self.matrices[i] for i in pair)
         rows_a, columns_a = np.divmod(at_a, a.shape[1])
         rows_b, columns_b = np.divmod(at_b, b.shape[1])
@@ -234,7 +234,7 @@ class _Search:
             candidates.larger[down_by, right_by - a.shape[1]] = int(count)
         return candidates
 
-    def _grow(self, pair: Pair, candidates: _Candidates, cut: bool) -> None:
+    def _grow_candidates(self, pair: Pair, candidates: _Candidates, cut: bool) -> None:
         a, b = (self.matrices[i] for i in pair)
         best = choose_larger(self.best[pair], candidates.two)
         most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))
@@ -242,7 +242,7 @@ class _Search:
         for down, right in promising[:most]:
             best = choose_larger(best, block_at(a, b, down, right, self._tolerance))
         if best.area == 0:
-            best = self._single(pair)
+            best = self._find_single_entry(pair)
         exact = not cut and len(promising) <= most
         if not exact and displacement_work(a, b) <= _BEARABLE_WORK:
             best, exact = exhaustive_block(a, b, self._tolerance, best), True
@@ -250,11 +250,15 @@ class _Search:
             best, exact = lattice_block(a, b, best, self._tolerance), True
         self.best[pair] = replace(best, exact=exact)
 
-    def _single(self, pair: Pair) -> CommonBlock:
+    def _find_single_entry(self, pair: Pair) -> CommonBlock:
         """Return one entry that both have, or nothing."""
         a, b = (self.matrices[i] for i in pair)
-        part = _single_in(self._order_entries(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance)
-        return part or _single_in(self._order_entries(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
+        part = _find_shared_entry(
+            self._order_entries(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance
+        )
+        return (
+            part or _find_shared_entry(self._order_entries(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
+        )
 
     def _order_entries(self, index: int, entries: int) -> _Ordered:
         """Return the first so many entries of a matrix by size."""
@@ -265,7 +269,7 @@ class _Search:
         return self._sorted[index, entries]
 
 
-def _single_in(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, tolerance: float) -> CommonBlock | None:
+def _find_shared_entry(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, tolerance: float) -> CommonBlock | None:
     """Return one of the ordered entries of ``a`` that is among those of ``b`` in ``flat``."""
     order, ordered = entries
     for begin in range(0, len(flat), _SAMPLE):
@@ -279,7 +283,7 @@ def _single_in(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, tolerance:
     return None
 
 
-def _by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:
+def _split_by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:
     """Yield each pair of matrices with the positions of its matches."""
     code = matches.first * count + matches.second
     order = np.argsort(code, kind="stable")

@@ -1,4 +1,4 @@
-"""Values that come from one merged step or go to another: what a copy costs where one side of them runs apart."""
+"""Values that come from one merged step or go to another: the cost of a copy where one side is not merged."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def find_crossings(plan: MergePlan) -> list[Crossing]:
 
 
 def concat_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> MergeGain:
-    """Return what laying a value end to end costs."""
+    """Return the cost of concatenating a value."""
     return _copies(plan, crossing, setting, 1)
 
 
 def split_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> MergeGain:
-    """Return what taking a value apart costs."""
+    """Return the cost of splitting a value."""
     return _copies(plan, crossing, setting, len(crossing.models))
 
 
@@ -61,7 +61,7 @@ def _record_reader(plan: MergePlan, crossings: dict[object, Crossing], step: Ste
 def _record_separate_use(
     plan: MergePlan, crossings: dict[object, Crossing], model: int, name: str, step: Step | None
 ) -> None:
-    """Note that a model needs its own part of a value that is made for all."""
+    """Record that a model needs its own part of a concatenated value."""
     place = plan.produced_once.get((model, name))
     if place is None or plan.steps[place[0]].output_axes[place[1]] is None:
         return
@@ -81,7 +81,7 @@ def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches:
     passes = 1
     if setting.rates.blocked_images and _between_images(plan, crossing):
         passes += 2
-    if _parts_riders(plan, crossing):
+    if _breaks_fusion(plan, crossing):
         passes += 1
     return MergeGain(
         added_bytes=round(passes * setting.rates.copied_bytes(total)), added_launches=launches + (passes - 1)
@@ -96,7 +96,7 @@ def _between_images(plan: MergePlan, crossing: Crossing) -> bool:
     return is_image or any(user.op_type in CONVOLUTIONS for user in source.users(name))
 
 
-def _parts_riders(plan: MergePlan, crossing: Crossing) -> bool:
+def _breaks_fusion(plan: MergePlan, crossing: Crossing) -> bool:
     """Return whether some op is done within the one that makes the value."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     return any(absorbed_input(source, user) == name for user in source.users(name))

@@ -1,4 +1,4 @@
-"""Tries a call with an empty batch in a process of its own: some ops of ONNX Runtime end the process at one.
+"""Tries a call with an empty batch in a child process, because it crashes some ops of ONNX Runtime.
 
 python -m gpuprof.merging.empty_call MODEL THREADS    (inputs by name come pickled on stdin)
 """

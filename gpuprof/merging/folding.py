@@ -1,4 +1,4 @@
-"""Folds batch normalisations into convolutions where several models have both alike.
+"""Folds batch normalisations into convolutions where several models share both.
 
 A runtime folds each of them when it loads a graph, into weights of its own for each convolution: what the models
 shared in the file they would hold twice in memory. Folded here the results are the same again, and held once.
@@ -62,7 +62,7 @@ def _fold(source: SourceModel, conv: NodeProto, norm: NodeProto) -> None:
         ("weight", np.asarray(weight, np.float64) * factor.reshape(-1, *(1 for _ in weight.shape[1:]))),
         ("bias", (bias - mean) * factor + shift),
     ):
-        names.append(_free(source, f"{norm.output[0]}/{name}"))
+        names.append(_new_name(source, f"{norm.output[0]}/{name}"))
         add_weight(source, names[-1], value.astype(weight.dtype))
     conv.input[:] = [conv.input[0], *names]
     conv.output[0] = norm.output[0]
@@ -73,7 +73,7 @@ def _epsilon(norm: NodeProto) -> float:
     return value if isinstance(value, float) else _EPSILON
 
 
-def _free(source: SourceModel, name: str) -> str:
+def _new_name(source: SourceModel, name: str) -> str:
     while name in source.weights or name in source.values:
         name += "_"
     return name

@@ -1,4 +1,4 @@
-"""Which nodes of several models do the same: weighted ones by their similarity, all others by what they are given."""
+"""Groups corresponding nodes of several models: weighted ones by similarity, all others by their inputs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Grouper:
             (index, position)
             for index, group in enumerate(groups)
             for position, operator in self._operators[model].items()
-            if group.operators and self._alike(group, operator, model)
+            if group.operators and self._is_compatible(group, operator, model)
         ]
         blocks = self._blocks(candidates, model)
         edges = {}
@@ -102,7 +102,7 @@ class _Grouper:
             matched[position] = index
         return matched
 
-    def _alike(self, group: NodeGroup, operator: WeightedOperator, model: int) -> bool:
+    def _is_compatible(self, group: NodeGroup, operator: WeightedOperator, model: int) -> bool:
         first = next(iter(group.operators.values()))
         return first.level == operator.level and _kind(first.node) == _kind(operator.node)
 

@@ -17,7 +17,7 @@ _INPUTS = _TABLE | _RECURRENT
 _LEAST_PART = 0.01
 
 
-def held_weights(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
+def shareable_constants(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
     """Return the constants that an op holds, none where they are too small a part of the model to be worth sharing."""
     if node.domain not in ("", "ai.onnx"):
         return ()

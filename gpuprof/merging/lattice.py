@@ -1,4 +1,4 @@
-"""Longest common submatrices of matrices whose entries are few distinct values: integers, halves, quantised floats.
+"""Longest common submatrices of matrices with few distinct entries: integers, halves, quantised floats.
 
 There a value is the same as another or clearly is not, so blocks of any shape can be compared by their hashes, and
 one search tells for a number of entries whether a common block of at least as many exists.

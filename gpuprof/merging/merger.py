@@ -49,15 +49,15 @@ class _Builder:
         sources = self.plan.sources
         for m, source in enumerate(sources):
             for name in source.inputs:
-                self._names[m, name] = self._fresh(f"{source.name}/{name}")
+                self._names[m, name] = self._new_name(f"{source.name}/{name}")
         for step in self.plan.steps:
             if step.once:
-                self._once(step)
+                self._add_merged_step(step)
             elif step.super_operator is not None:
-                self._super(step, step.super_operator)
+                self._add_super_operator(step, step.super_operator)
             else:
                 for m in step.models:
-                    self._apart(m, step.node_positions[m])
+                    self._add_separate_node(m, step.node_positions[m])
         inputs = [self._info(m, name, self._names[m, name]) for m, s in enumerate(sources) for name in s.inputs]
         outputs = [self._output(m, name) for m, s in enumerate(sources) for name in s.outputs]
         graph = helper.make_graph(self.nodes, "merged", inputs, outputs, list(self.weights.values()))
@@ -73,7 +73,7 @@ class _Builder:
         """Add a node with one output and return its name; the same node is added once."""
         key = (op_type, tuple(inputs), repr(sorted(attributes.items())))
         if key not in self._cache:
-            output = self._fresh(hint)
+            output = self._new_name(hint)
             self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=output, **attributes))
             self._cache[key] = output
         return self._cache[key]
@@ -87,7 +87,7 @@ class _Builder:
         return self.constant(np.array(values, np.int64), "numbers/" + "_".join(map(str, values)))
 
     def value(self, model: int, name: str) -> str:
-        """Return what stands for a model's own value, taken out of a concatenation if need be."""
+        """Return the name of a model's own value, split from a concatenation if necessary."""
         if not name:
             return ""
         if (model, name) in self._names:
@@ -105,12 +105,12 @@ class _Builder:
                 tensor_name = whole
             else:
                 names = [self._source_node(step, m).output[place[1]] for m in step.models]
-                tensor_name = self.taken_out(whole, step.models, names, axis, model)
+                tensor_name = self.split_from(whole, step.models, names, axis, model)
         self._names[model, name] = tensor_name
         return tensor_name
 
-    def together(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
-        """Return the values of several models laid end to end along ``axis``, or the one that they share."""
+    def concat_values(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
+        """Return the values of several models concatenated along ``axis``, or the one that they share."""
         if axis is None:
             return self.value(models[0], names[0])
         places = {self.plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
@@ -121,7 +121,7 @@ class _Builder:
         parts = [self.value(m, name) for m, name in zip(models, names, strict=True)]
         return self.add("Concat", parts, f"shared/{names[0]}/inputs", axis=axis)
 
-    def taken_out(self, whole: str, models: Sequence[int], names: Sequence[str], axis: int, model: int) -> str:
+    def split_from(self, whole: str, models: Sequence[int], names: Sequence[str], axis: int, model: int) -> str:
         """Return the part of a concatenation that belongs to ``model``."""
         sizes = [self.plan.sources[m].values[name].dims[axis] for m, name in zip(models, names, strict=True)]
         return self.part(whole, models, sizes, axis, model, names[models.index(model)])
@@ -159,11 +159,11 @@ class _Builder:
     def _source_node(self, step: Step, model: int) -> NodeProto:
         return self.plan.sources[model].nodes[step.node_positions[model]]
 
-    def _once(self, step: Step) -> None:
+    def _add_merged_step(self, step: Step) -> None:
         first = step.models[0]
         node = self._source_node(step, first)
         inputs = [
-            self.together(step.models, [self._source_node(step, m).input[i] for m in step.models], axis)
+            self.concat_values(step.models, [self._source_node(step, m).input[i] for m in step.models], axis)
             if node.input[i]
             else ""
             for i, axis in enumerate(step.input_axes)
@@ -176,8 +176,8 @@ class _Builder:
         copied = NodeProto.FromString(node.SerializeToString())
         if node.op_type == "Reshape":
             del copied.attribute[:]
-        copied.name = self._fresh(f"shared/{node.name or node.op_type}")
-        outputs = [self._fresh(f"shared/{name}") if name else "" for name in node.output]
+        copied.name = self._new_name(f"shared/{node.name or node.op_type}")
+        outputs = [self._new_name(f"shared/{name}") if name else "" for name in node.output]
         copied.input[:], copied.output[:] = inputs, outputs
         self.nodes.append(copied)
         index = self.plan.produced_once[first, next(name for name in node.output if name)][0]
@@ -189,19 +189,19 @@ class _Builder:
         dims = self.plan.sources[first].values[self._source_node(step, first).output[0]].dims
         return self.numbers(*(-1 if i == axis else dim.fixed for i, dim in enumerate(dims)))
 
-    def _apart(self, model: int, position: int) -> None:
+    def _add_separate_node(self, model: int, position: int) -> None:
         source = self.plan.sources[model]
         node = NodeProto.FromString(source.nodes[position].SerializeToString())
-        node.name = self._fresh(f"{source.name}/{node.name or node.op_type}")
+        node.name = self._new_name(f"{source.name}/{node.name or node.op_type}")
         node.input[:] = [self.value(model, name) for name in node.input]
         self._rename_nested(model, node)
         for i, name in enumerate(node.output):
             if name:
-                node.output[i] = self._names[model, name] = self._fresh(f"{source.name}/{name}")
+                node.output[i] = self._names[model, name] = self._new_name(f"{source.name}/{name}")
         self.nodes.append(node)
 
     def _rename_nested(self, model: int, node: NodeProto) -> None:
-        """Give what nested graphs take from outside its new name."""
+        """Rename the outer values that nested graphs use."""
         for item in node.attribute:
             for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
                 graphs = list(graphs_of(nested))
@@ -213,7 +213,7 @@ class _Builder:
                     for info in graph.output:
                         info.name = info.name if info.name in inner_names else self.value(model, info.name)
 
-    def _super(self, step: Step, shared: SuperOperator) -> None:
+    def _add_super_operator(self, step: Step, shared: SuperOperator) -> None:
         group = self.plan.group(step)
         axis = step.input_axes[0]
         assert axis is not None
@@ -227,7 +227,7 @@ class _Builder:
             node = self._source_node(step, m)
             sizes = [self.plan.sources[k].values[n].dims[axis] for k, n in zip(step.models, names, strict=True)]
             own = self.part(product, step.models, sizes, axis, m, f"{node.output[0]}/shared")
-            result = self._with_rest(step, shared, views[m], m, own)
+            result = self._add_own_weights(step, shared, views[m], m, own)
             bias = bias_of(group, m)
             if bias is not None:
                 result = self.add(
@@ -248,16 +248,20 @@ class _Builder:
             and len({shared.totals[m][0] for m in step.models}) == 1
         )
         if same:
-            whole = self.together(step.models, names, axis)
+            whole = self.concat_values(step.models, names, axis)
             first = step.models[0]
-            return whole if shared.takes_all(first) else self._cut(step, whole, shared.places[first][0], shared.inputs)
+            return (
+                whole
+                if shared.takes_all(first)
+                else self._slice_features(step, whole, shared.places[first][0], shared.inputs)
+            )
         parts = [
-            self._cut(step, self.value(m, n), shared.places[m][0], shared.inputs)
+            self._slice_features(step, self.value(m, n), shared.places[m][0], shared.inputs)
             for m, n in zip(step.models, names, strict=True)
         ]
         return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=axis)
 
-    def _cut(self, step: Step, value: str, begin: int, count: int) -> str:
+    def _slice_features(self, step: Step, value: str, begin: int, count: int) -> str:
         """Return ``count`` features of a value from ``begin`` on."""
         return self.add(
             "Slice",
@@ -277,15 +281,15 @@ class _Builder:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         return self.add("Conv", [data, name], f"{hint}/{node.output[0]}/product", **attributes)
 
-    def _with_rest(self, step: Step, shared: SuperOperator, view: WeightView, model: int, result: str) -> str:
-        """Add what the other weights of a model give, each part in its place."""
+    def _add_own_weights(self, step: Step, shared: SuperOperator, view: WeightView, model: int, result: str) -> str:
+        """Add the contribution of a model's weights outside of the shared block."""
         hint = self.plan.sources[model].name
         whole = self.value(model, self._source_node(step, model).input[0])
         (begin, out), (inputs, outputs) = shared.places[model], shared.totals[model]
         here = np.arange(out, out + shared.outputs)
         if not shared.takes_all(model):
             sides = [(0, begin), (begin + shared.inputs, inputs)]
-            cut = [self._cut(step, whole, a, b - a) for a, b in sides if b > a]
+            cut = [self._slice_features(step, whole, a, b - a) for a, b in sides if b > a]
             data = cut[0] if len(cut) == 1 else self.add("Concat", cut, f"{hint}/rest", axis=self._features(step))
             other = np.concatenate([np.arange(a, b) for a, b in sides])
             rest = self._apply(step, data, view.part(other, here), hint)
@@ -313,7 +317,7 @@ class _Builder:
             said.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
             digest = said.hexdigest()
         if digest not in self._by_digest:
-            name = self._fresh(hint)
+            name = self._new_name(hint)
             kept = TensorProto()
             kept.CopyFrom(tensor)
             kept.name = name
@@ -321,7 +325,7 @@ class _Builder:
             self._by_digest[digest] = name
         return self._by_digest[digest]
 
-    def _fresh(self, hint: str) -> str:
+    def _new_name(self, hint: str) -> str:
         name, count = hint, 1
         while name in self._taken:
             count += 1
@@ -340,7 +344,7 @@ class _Builder:
         merged = f"{source.name}/{name}"
         current = self.value(model, name)
         if current != merged:
-            merged = self._fresh(merged)
+            merged = self._new_name(merged)
             self.nodes.append(helper.make_node("Identity", [current], [merged], name=f"{merged}/out"))
         self._outputs[model, name] = merged
         return self._info(model, name, merged)
@@ -361,7 +365,7 @@ class _Builder:
         for m, source in enumerate(self.plan.sources):
             values = [
                 tuple(
-                    MergedValue(name, merged[m, name], source.values[name].dtype, _plain(source, name))
+                    MergedValue(name, merged[m, name], source.values[name].dtype, _static_dims(source, name))
                     for name in names
                 )
                 for names, merged in ((source.inputs, self._names), (source.outputs, self._outputs))
@@ -380,5 +384,5 @@ def _dim(model: int, source: SourceModel, size: Size) -> int | str | None:
     return f"{name}_{size.per_batch}_batch_{size.fixed}"
 
 
-def _plain(source: SourceModel, name: str) -> tuple[int | None, ...]:
+def _static_dims(source: SourceModel, name: str) -> tuple[int | None, ...]:
     return tuple(None if size.per_batch else size.fixed for size in source.values[name].dims)

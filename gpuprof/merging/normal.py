@@ -1,4 +1,4 @@
-"""Cleans up a model before it is merged: what is known becomes a constant, what does nothing goes.
+"""Normalises a model before it is merged: folds constants and removes identities.
 
 Exporters compute shapes by dozens of ops, and two exports of one network differ in them. Once the sizes beside the
 batch are known, all of it but the batch itself is constant, and what remains are the ops that touch data.
@@ -28,13 +28,13 @@ def normalise(source: SourceModel) -> None:
         _rename(node, renamed)
         if _is_known(source, node) or _rearrange(source, node):
             continue
-        if node.op_type in _NOTHING and _does_nothing(source, node):
+        if node.op_type in _NOTHING and _is_identity(source, node):
             renamed[node.output[0]] = node.input[0]
             continue
         if node.op_type == "Reshape":
             _fix_target(source, node)
         kept.append(node)
-    source.nodes = _drop_unused(source, kept)
+    source.nodes = _remove_unused(source, kept)
     used = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
     source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
@@ -82,7 +82,7 @@ def _is_known(source: SourceModel, node: NodeProto) -> bool:
 
 
 def _rearrange(source: SourceModel, node: NodeProto) -> bool:
-    """Do to a weight what the node would do to it each time."""
+    """Apply a node that rearranges a weight, once."""
     names = [name for name in node.input if name]
     if node.op_type not in _REARRANGED or node.domain or not all(name in source.weights for name in names):
         return False
@@ -99,7 +99,7 @@ def _rearrange(source: SourceModel, node: NodeProto) -> bool:
     return True
 
 
-def _does_nothing(source: SourceModel, node: NodeProto) -> bool:
+def _is_identity(source: SourceModel, node: NodeProto) -> bool:
     if node.output[0] in source.outputs or len([name for name in node.output if name]) > 1:
         return False
     if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
@@ -120,7 +120,7 @@ def _fix_target(source: SourceModel, node: NodeProto) -> None:
     node.input[1] = target
 
 
-def _drop_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]:
+def _remove_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]:
     wanted = set(source.outputs)
     kept = []
     for node in reversed(nodes):

@@ -1,4 +1,4 @@
-"""Merges models from files: read, group, match, plan, weigh, write, prove."""
+"""Merges models from files: read, group, match, plan, estimate the gain, write, verify."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class MergedInMemory:
-    """Models merged in memory, not yet written or proven."""
+    """Models merged in memory, not yet written or verified."""
 
     sources: tuple[SourceModel, ...]
     plan: MergePlan
@@ -110,7 +110,7 @@ def read_weights(paths: Sequence[Path]) -> list[SourceModel]:
 
 
 def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> MergedInMemory:
-    """Merge normalised sources in memory. What is predicted to cost time runs apart, unless forced.
+    """Merge normalised sources in memory. Steps that are predicted to cost time stay separate, unless forced.
 
     Weights that are the same become one in any case: that costs nothing.
     """
@@ -120,7 +120,7 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
     # What runs apart changes what its neighbours would gain. The loop ends, since ever more is left out.
-    while more := _not_worth(plan, setting, options.force):
+    while more := _find_unprofitable(plan, setting, options.force):
         left_out |= more
         plan = make_plan(sources, grouping, left_out)
     return _build_merge(plan, setting, options)
@@ -131,8 +131,8 @@ def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainConte
     return GainContext(batches, options.rates, options.measured)
 
 
-def _apart(merged: MergedInMemory, options: MergeOptions) -> MergedInMemory:
-    """Return the models with shared weights and every op run for each model by itself."""
+def _plan_shared_weights_only(merged: MergedInMemory, options: MergeOptions) -> MergedInMemory:
+    """Return the models with shared weights, but every op run separately for each model."""
     reason = "as one it would have to be computed for models that are absent from a call, too"
     left_out = {step.group: reason for step in merged.plan.steps if len(step.models) > 1}
     left_out |= {step.group: step.reason for step in merged.plan.steps if step.reason}
@@ -161,11 +161,11 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
     by more than is tolerated, or the result is no valid model; nothing is written then; `InputError` when ``output``
     cannot be written, or a model cannot be run.
     """
-    with _beside(output) as directory:
+    with _temporary_directory_beside(output) as directory:
         path = directory / output.name
         proof = _save_and_prove(merged, path, options)
         if proof.needless_rows and merged.report.merged and not options.force:
-            merged = _apart(merged, options)
+            merged = _plan_shared_weights_only(merged, options)
             proof = _save_and_prove(merged, path, options)
         if any(proof.absent_rows.values()):
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
@@ -207,7 +207,7 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
         check_size(name, size)
 
 
-def _not_worth(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
+def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
     """Return the groups that share nothing, or that cost time when they run once, with the reason."""
     worth = PlanGain(plan, setting)
     reasons: dict[int, str] = {}
@@ -265,7 +265,7 @@ def _save(merged: MergedInMemory, path: Path) -> None:
 
 
 @contextmanager
-def _beside(output: Path) -> Iterator[Path]:
+def _temporary_directory_beside(output: Path) -> Iterator[Path]:
     """Yield a temporary directory next to ``output``, so that finished files are only renamed."""
     if output.is_dir():
         raise InputError(f"{output} is a directory", "give the name of the file to write")

@@ -1,4 +1,4 @@
-"""Decides how each group of nodes runs: once over concatenated inputs, as a Super-Operator, or apart."""
+"""Decides how each group of nodes runs: once over concatenated inputs, as a Super-Operator, or separately."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.merging.axes import output_axes
 from gpuprof.merging.groups import Grouping, NodeGroup
-from gpuprof.merging.held import held_weights
+from gpuprof.merging.held import shareable_constants
 from gpuprof.merging.slots import Axes, OpInput, UnmergeableError
 from gpuprof.merging.source import Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
@@ -33,7 +33,7 @@ class Step:
 
     @property
     def is_merged(self) -> bool:
-        """Whether something of it runs once for all models."""
+        """Whether it runs once for several models, at least in part."""
         return self.once or self.super_operator is not None
 
 
@@ -70,7 +70,7 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
             try:
                 if left_out and index in left_out:
                     raise UnmergeableError(left_out[index])
-                _decide(plan, group, step)
+                _decide_step(plan, group, step)
             except UnmergeableError as error:
                 step = Step(index, step.models, step.node_positions, reason=str(error))
         step.held = _held_weights_by_model(plan, step)
@@ -78,7 +78,7 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
             _share_weight(plan, group, step)
         elif step.held:  # nodes without large weights are in one group only where their constants are the same
             step.shares_weight = len(step.models) > 1
-        _note(plan, step)
+        _record_outputs(plan, step)
         plan.steps.append(step)
     return plan
 
@@ -94,7 +94,7 @@ def batch_axis(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> 
     return 0 if fixed and values[0].dims else None
 
 
-def _decide(plan: MergePlan, group: NodeGroup, step: Step) -> None:
+def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
     if group.operators and not _same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
@@ -174,7 +174,7 @@ def _share_weight(plan: MergePlan, group: NodeGroup, step: Step) -> None:
 
 
 def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, ...]]:
-    held = {m: held_weights(plan.sources[m], plan.sources[m].nodes[p]) for m, p in step.node_positions.items()}
+    held = {m: shareable_constants(plan.sources[m], plan.sources[m].nodes[p]) for m, p in step.node_positions.items()}
     return held if all(held.values()) else {}
 
 
@@ -240,7 +240,7 @@ def _check_rest(shapes: Sequence[tuple[Size, ...]], axis: int | None) -> None:
         raise UnmergeableError("the batch shows in more than one axis")
 
 
-def _note(plan: MergePlan, step: Step) -> None:
+def _record_outputs(plan: MergePlan, step: Step) -> None:
     if not step.once:
         return
     for m in step.models:

@@ -124,7 +124,7 @@ def _batch(source: SourceModel, wanted: int) -> int:
 
 
 class _Originals:
-    """The models as they were, one session at a time: together they may not fit into memory."""
+    """The original models, one session at a time because all may not fit into memory."""
 
     def __init__(self, sources: Sequence[SourceModel], dims: Mapping[str, int], threads: int) -> None:
         self.sources, self._dims, self._threads = sources, dims, threads
@@ -174,7 +174,7 @@ def _enlarge(value: Array, scale: float) -> Array:
 
 
 def _with_gaps(name: str, value: Array, seed: int) -> Array:
-    """Mask the end of every second row: masks that are all ones would hide that two were mixed up."""
+    """Mask the end of every second row: two swapped masks of ones would go unnoticed."""
     if "mask" not in name.lower() or value.ndim != 2 or seed % 2 == 0 or value.shape[1] < 4:
         return value
     masked = value.copy()

@@ -1,4 +1,4 @@
-"""Which of several models are worth merging, for whoever places or serves them on one device."""
+"""Proposes which models that share a device are worth merging."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MergeProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """What can be merged, and why the rest cannot."""
+    """The proposed merges, and why other models are in none."""
 
     merges: tuple[MergeProposal, ...]  #: No model is in two of them.
     left_out: tuple[tuple[str, str], ...]  #: Each other model and the reason.

@@ -1,4 +1,4 @@
-"""What a merge did: which operators, how many bytes of weights, and how far the results differ."""
+"""Report of a merge: operators, bytes of weights, and how far the results differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """What became of one weighted operator or op that holds weights, or of several that were matched."""
+    """The outcome for an operator with weights, or for several that were matched."""
 
     #: ``models``, ``operators``: Of each member.
     models: tuple[str, ...]
@@ -63,7 +63,7 @@ class MergeReport:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of weights that the merged model does without."""
+        """Bytes of weights saved by the merge."""
         return self.weight_bytes_before - self.weight_bytes_after
 
 

@@ -1,4 +1,4 @@
-"""Finds where two sets of matrices share two adjacent entries, without comparing every pair of places.
+"""Finds where two sets of matrices share two adjacent entries, without comparing every pair of positions.
 
 Any common block of two or more entries holds a common pair of neighbours, side by side or one above the other.
 Trained weights are spread so finely that unrelated matrices share few such pairs; so all pairs of one set go into

@@ -1,4 +1,4 @@
-"""The inputs of an op that is to run once for several models, and what its rules ask of them."""
+"""The inputs of an op that is to be merged, and checks on them that the rules share."""
 
 from __future__ import annotations
 

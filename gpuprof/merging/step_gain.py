@@ -1,4 +1,4 @@
-"""What one op saves when it runs once for several models, whatever stands around it."""
+"""The gain of merging one op, regardless of its context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans the map of a running server anew, for the load that it has: ``serve`` with ``adapt``."""
+"""Replans the map of a running server for its present load: ``serve`` with ``adapt``."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_adaptable(
     note: NoteCallback = ignore_note,
     estimator: str | None = None,
 ) -> None:
-    """Find out at the start, rather than when the load changes, whether a map can be planned anew.
+    """Check at the start, rather than when the load changes, that a map can be replanned.
 
     Raises `InputError` when only one node of several is served here, or the database lacks a model or a device of the
     map.

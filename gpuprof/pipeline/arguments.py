@@ -1,4 +1,4 @@
-"""What verbs take: the path of a file, or what stands in it."""
+"""Arguments that are given as a file's path or as its content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``check``: whether a deployment map keeps every rule, whoever made it."""
+"""``check``: whether a deployment map, from any tool, keeps every rule."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def check(
 
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
-    """Yield who is said to have made a map, or its times, and is not known here: that is nothing but a claim."""
+    """Yield a note on a policy or an estimator of the map that is not installed here: its claims cannot be checked."""
     from gpuprof.estimators.builtin import estimator_names
     from gpuprof.placement.policies import policy_names
 

@@ -1,4 +1,4 @@
-"""``compare``: what each policy makes of the same demands."""
+"""``compare``: the maps of several policies for the same demands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TIME_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Result):
-    """What each policy made of the same problem; a policy that could not says why in its ``reason``."""
+    """Each policy's solution of the same problem; a policy without one has a ``reason``."""
 
     outcomes: tuple[Outcome, ...]
     problem: Problem

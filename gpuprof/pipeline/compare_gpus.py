@@ -1,4 +1,4 @@
-"""``compare --by gpu``: what the same demands take on each kind of GPU, and how sure that is."""
+"""``compare --by gpu``: how many GPUs of each kind the same demands need, with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks into the kernel database, checks it, and carries data in and out."""
+"""Lists, verifies, imports and exports the kernel database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.compaction import Compaction, merge_segments
 from gpuprof.kernel_db.export import export_tables, export_timeline
-from gpuprof.kernel_db.importing import IMPORTERS, Imported, import_files, split_form
+from gpuprof.kernel_db.importing import IMPORTERS, ImportOutcome, import_files, split_form
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
@@ -80,7 +80,7 @@ class CompactResult(Result):
 class ImportResult(Result):
     """What was brought in, file by file."""
 
-    files: tuple[Imported, ...]
+    files: tuple[ImportOutcome, ...]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each file."""

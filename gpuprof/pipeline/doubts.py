@@ -1,4 +1,4 @@
-"""What makes an estimate too unsure for ``--strict``."""
+"""When an estimate is too uncertain for ``--strict``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIX = "profile it there, or leave out --strict"
 
 
 def require_sure(estimate: Estimate) -> None:
-    """Do nothing for an estimate whose ops are all known and whose interval is not wide.
+    """Raise `InputError` for an estimate with unknown ops or a wide interval.
 
     Raises `InputError` with what is not known, and on which device.
     """

@@ -1,4 +1,4 @@
-"""Reports the seconds that pass while something of known length goes on."""
+"""Reports elapsed seconds during an operation of known duration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_REPORTS = 20
 
 @contextmanager
 def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Iterator[None]:
-    """Call ``progress``, from a thread of its own, with the seconds since the block began, once a second at most.
+    """Call ``progress`` from a background thread with the seconds since the block began, at most once a second.
 
     Parameters
     ----------

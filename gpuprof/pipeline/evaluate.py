@@ -82,7 +82,11 @@ def evaluate(
     >>> bool((errors["mean_pct"] >= 0).all())
     True
     """
-    from gpuprof.estimators.learned.evaluation import leave_one_architecture_out, new_batches, summarise
+    from gpuprof.estimators.learned.evaluation import (
+        leave_one_architecture_out,
+        predict_left_out_batches,
+        summarise_errors,
+    )
     from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.reporting.picture import check_picture
 
@@ -100,10 +104,10 @@ def evaluate(
 
     progress(Progress("architectures", 0, total))
     predictions = leave_one_architecture_out(data, names, count)
-    predictions += new_batches(data)
+    predictions += predict_left_out_batches(data)
     notes = () if plot is None else (_write_plot(Path(plot), predictions),)
     return EvaluateResult(
-        notes=notes, summaries=tuple(summarise(predictions, by_architecture)), predictions=tuple(predictions)
+        notes=notes, summaries=tuple(summarise_errors(predictions, by_architecture)), predictions=tuple(predictions)
     )
 
 

@@ -1,4 +1,4 @@
-"""``explain``: why a model got this batch, share and place."""
+"""``explain``: why a model got its batch size, share and device."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def explain(
     progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> ExplainResult:
-    """Say what a model could have had instead, and what 10% more rate or 10% less SLO would change.
+    """Explain a model's alternatives, and what 10% more rate or a 10% shorter SLO would change.
 
     Parameters
     ----------

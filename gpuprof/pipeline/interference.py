@@ -32,14 +32,14 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
     Of replicas that take turns it is the time of a turn: the simulator plays the waits.
     """
     from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
-    from gpuprof.rules.turns import own_turn
+    from gpuprof.rules.turns import without_turn_mates
 
     def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
         own = replica_workload(place.partition, place.replica, place.replica.batch)
         others = neighbour_workloads(place.partition, place.replica)
         running = [replica_workload(one.partition, one.replica, one.replica.batch) for one in beside]
         some, every = (
-            ask_estimator(estimator, devices[place.gpu.device], own, own_turn(own, group)).latency_ms.value
+            ask_estimator(estimator, devices[place.gpu.device], own, without_turn_mates(own, group)).latency_ms.value
             for group in (running, others)
         )
         return some / every

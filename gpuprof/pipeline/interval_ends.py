@@ -1,4 +1,4 @@
-"""What a plan comes to where the estimates are at the ends of their intervals."""
+"""Plans with the estimates at the ends of their intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, kind_of_source
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, classify_source
 from gpuprof.errors import InfeasibleError
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.placement.limit import Limit
@@ -70,7 +70,7 @@ def _is_unsure(predicted: ReplicaPrediction) -> bool:
 
 
 def _is_observed(predicted: ReplicaPrediction) -> bool:
-    return kind_of_source(predicted.source) in (MEASURED, INTERPOLATED)
+    return classify_source(predicted.source) in (MEASURED, INTERPOLATED)
 
 
 def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:

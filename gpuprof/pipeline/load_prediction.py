@@ -1,4 +1,4 @@
-"""What ``gpuprof load`` predicts of its traffic: the very requests that it sends, replayed through the simulator.
+"""Predictions of ``gpuprof load``: exactly the requests that it sends, replayed through the simulator.
 
 The simulator obeys the router's own rules, early refusal among them. Where a map cannot be simulated, what the map was
 planned for stands in, or at other rates the queueing model, and it is said why.
@@ -136,7 +136,7 @@ def _replay(
     pauses: tuple[Pause, ...] = (),
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
-    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.host_work import host_work_of_plan
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
@@ -144,7 +144,7 @@ def _replay(
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(queues, by_model, settings, until_s, note, pauses)
     model_outcomes = {model.model: model for model in outcome.models}
-    handover_ms = recorded_work(queues.deployment.planned_with).handover_ms
+    handover_ms = host_work_of_plan(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
         stream.model: _predict_model(
@@ -164,7 +164,7 @@ def _simulate(
 ) -> SimulationOutcome:
     import numpy as np
 
-    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.host_work import host_work_of_plan
     from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.engine import is_compiled, simulate
     from gpuprof.simulator.trace import Trace
@@ -174,7 +174,7 @@ def _simulate(
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     planned_with = queues.deployment.planned_with
     legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
-    host = recorded_work(planned_with).at(sum(map(len, times.values())) / until_s)
+    host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
     options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host, pauses=pauses)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 

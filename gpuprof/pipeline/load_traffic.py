@@ -201,11 +201,11 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
     Raises `InputError` when no model is known to have a dimension that is given.
     """
     from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
-    from gpuprof.graph.load import read_free
+    from gpuprof.graph.load import read_free_dims
 
     if not dims:
         return list(streams)
-    free = [None if one.path is None else {dim.name for dim in read_free(Path(one.path))} for one in streams]
+    free = [None if one.path is None else {dim.name for dim in read_free_dims(Path(one.path))} for one in streams]
     if None not in free:  # a model without a file may have any
         require_dimensions(dims, (own or () for own in free))
     sized = []

@@ -1,4 +1,4 @@
-"""From demands, devices and a database to the problem that a policy solves."""
+"""Builds the problem that a policy solves from demands, devices and a database."""
 
 from __future__ import annotations
 
@@ -278,11 +278,11 @@ def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
 
     Raises `InputError` when it fixes its batch and was never profiled.
     """
-    from gpuprof.graph.load import only_batch
+    from gpuprof.graph.load import read_fixed_batch
     from gpuprof.kernel_db.store import COPIES
     from gpuprof.runtime.free_batch import copy_with_free_batch
 
-    fixed = only_batch(path) or 1
+    fixed = read_fixed_batch(path) or 1
     copy = None if database is None else copy_with_free_batch(path, database.path / COPIES)
     if copy is None and fixed > 1:
         raise InputError(

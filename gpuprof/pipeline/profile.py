@@ -19,7 +19,7 @@ from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, Pr
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, ignore_progress
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
-from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
+from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
@@ -150,7 +150,7 @@ def profile_ops(
         named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
         plans = [
-            PerOp(KernelDb.create(path), target.device, target.collector, part, settings.force)
+            OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
             for part in _resolve_shares(shares, target.device)
         ]
         progress(Progress(target.headline))
@@ -261,16 +261,16 @@ def _read_models(models: Sequence[PathArgument], settings: ProfileSettings) -> l
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     """Return remarks on sizes that nobody gave, on models that can only be measured whole, and on those in training."""
-    from gpuprof.graph.load import assumed_sizes, only_batch
+    from gpuprof.graph.load import describe_assumed_sizes, read_fixed_batch
     from gpuprof.graph.training_mode import describe_training
 
-    graphs = [model.load_graph(only_batch(model.path) or 1) for model in models]
+    graphs = [model.load_graph(read_fixed_batch(model.path) or 1) for model in models]
     read = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
     whole = {
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread
     }
     trained = dict.fromkeys(filter(None, (describe_training(model.path, model.name) for model in models)))
-    return [*read, *(remark for graph in graphs if (remark := assumed_sizes(graph))), *whole, *trained]
+    return [*read, *(remark for graph in graphs if (remark := describe_assumed_sizes(graph))), *whole, *trained]
 
 
 def _measure(
@@ -313,7 +313,7 @@ def run_campaign(
 
 
 def _measure_ops(
-    plan: PerOp, models: Sequence[NamedModel], batches: Sequence[int], progress: ProgressCallback
+    plan: OpProfiler, models: Sequence[NamedModel], batches: Sequence[int], progress: ProgressCallback
 ) -> tuple[OpOutcome, ...]:
     missing, outcomes = plan.pending(models, batches)
     known, step = len(outcomes), f"ops on {plan.share}"

@@ -1,4 +1,4 @@
-"""How models are measured, how far that has come, and what the database holds of them then."""
+"""Settings, progress and results of profiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a map back to the problem that it answers, the policy that made it and what it is checked against."""
+"""Restores from a map its problem and its policy, and collects what it is checked against."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def restore_problem(
     from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator, open_database, resolve_device
     from gpuprof.pipeline.problem import collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
-    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.host_work import host_work_of_plan
 
     paths, sources = model_paths(deployment), source_models(deployment)
     lacking = [name for name, model in deployment.models.items() if (model.source_model or name) not in paths]
@@ -88,7 +88,7 @@ def restore_problem(
             confidence=settings.confidence,
             latency_budget=settings.latency_budget,
             overhead_ms=settings.overhead_ms,
-            host=recorded_work(settings),
+            host=host_work_of_plan(settings),
             max_batch=settings.max_batch,
             max_processes=settings.max_processes,
         ),
@@ -182,7 +182,7 @@ def collect_map_evidence(
     )
     from gpuprof.pipeline.problem import collect_tried_runs, name_demand
     from gpuprof.placement.feasibility import Evidence
-    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.host_work import host_work_of_plan
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
 
     settings = deployment.planned_with
@@ -224,7 +224,7 @@ def collect_map_evidence(
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,
-        host=recorded_work(settings),
+        host=host_work_of_plan(settings),
         counts={devices.device: devices.count for devices in settings.fleet},
         tried=tried,
     )

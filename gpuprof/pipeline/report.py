@@ -1,4 +1,4 @@
-"""Draws what was measured, predicted, placed, simulated and served: one HTML page, or pictures."""
+"""Draws measurements, predictions, maps, simulations and load tests: one HTML page, or pictures."""
 
 from __future__ import annotations
 

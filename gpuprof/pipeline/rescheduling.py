@@ -36,7 +36,7 @@ def plan_timetable(
     scheduler: Scheduler,
     costs: MoveCosts,
 ) -> Timetable:
-    """Return who lives when if ``scheduler`` is asked every ``period_s``.
+    """Return when each replica runs if ``scheduler`` is asked every ``period_s``.
 
     Raises `InputError` when the duration is not longer than a period, or devices are to fail as well.
     """

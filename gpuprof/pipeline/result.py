@@ -36,15 +36,15 @@ NoteCallback = Callable[[str], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """Do nothing: for callers that need not know how far the work has come."""
+    """Ignore progress: the default callback."""
 
 
 def ignore_note(note: str) -> None:
-    """Do nothing: for callers that do without remarks."""
+    """Ignore notes: the default callback."""
 
 
 class NoteList:
-    """The notes of a result in the making, each passed on as soon as it is known.
+    """Collects the notes of a result, and passes each on as soon as it is known.
 
     In a ``with`` statement, an error that ends the work takes the notes along (`BaseException.add_note`). ``note``:
     told each of them.

@@ -1,4 +1,4 @@
-"""What serving adds to every request: measured once a device by ``profile``, looked up by ``place``."""
+"""Overhead of serving per request: measured once per device by ``profile``, used by ``place``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simulate``: what clients of a map would see, without a device."""
+"""``simulate``: goodput and latency of a map, without a device."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class _Run:
         sample: int | None = 0,
         interference: Interference | None = None,
     ) -> SimulationOutcome:
-        """Return what becomes of the requests on a map, every one of them or a sample."""
+        """Simulate the requests on a map, all of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
         if not is_compiled():
             self._notes.add("compiling the simulator for this machine, once: about a minute")

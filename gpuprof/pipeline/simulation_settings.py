@@ -153,7 +153,7 @@ class ServiceSettings:
         InputError
             When a network or a failure cannot be read.
         """
-        from gpuprof.rules.host_work import recorded_work
+        from gpuprof.rules.host_work import host_work_of_plan
         from gpuprof.simulator.cluster import SimulationOptions
         from gpuprof.simulator.failures import parse_failure
         from gpuprof.simulator.sampling import expected_requests
@@ -161,7 +161,7 @@ class ServiceSettings:
         seconds = traffic.resolve_duration_s(arrivals.trace_s)
         settings = deployment.planned_with
         outside_ms = settings.overhead_ms if self.overhead_ms is None else self.overhead_ms
-        host = recorded_work(settings)
+        host = host_work_of_plan(settings)
         host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
         to_ms, back_ms = (_find_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
         return SimulationOptions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from gpuprof.domain.sojourn import LAST_LOAD, grid_load, grid_place
+from gpuprof.domain.sojourn import LAST_LOAD, grid_to_load, load_to_grid
 
 #: Every so many questions the middle is asked for: guesses may come near from one side only.
 _HALVED = 3
@@ -14,8 +14,8 @@ _HALVED = 3
 def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) -> float:
     """Return the largest load in time; 0.0 where not even the least of the grid is.
 
-    Asked are loads of `gpuprof.domain.sojourn.grid_load` alone; between the last that is in time and the next the tail
-    is taken to be linear in 1 / (1 - load), which also says where to ask.
+    Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last that is in time and the next the
+    tail is taken to be linear in 1 / (1 - load), which also says which load to solve next.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
     """
     tails: dict[int, float] = {}
     low, high = -1, LAST_LOAD  # the last load is taken to be late
-    index = round(grid_place(min(max(guess, 0.0), 0.99)))
+    index = round(load_to_grid(min(max(guess, 0.0), 0.99)))
     while high - low > 1:
         index = min(max(index, low + 1), high - 1)
-        tails[index] = tail_ms(grid_load(index))
+        tails[index] = tail_ms(grid_to_load(index))
         if tails[index] > limit_ms:
             high = index
         else:
@@ -44,22 +44,22 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
         index = (low + high) // 2 if len(tails) % _HALVED == 0 else _guess_index(tails, low, high, limit_ms)
     if low < 0:
         return 0.0
-    return grid_load(low) if high == LAST_LOAD else _cross(tails, low, high, limit_ms)
+    return grid_to_load(low) if high == LAST_LOAD else _cross(tails, low, high, limit_ms)
 
 
 def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> int:
     """Return the number of the load up to which the tail is likely in time."""
     if low in tails and high in tails:
-        return low + 1 if math.isinf(tails[high]) else int(grid_place(_cross(tails, low, high, limit_ms)))
+        return low + 1 if math.isinf(tails[high]) else int(load_to_grid(_cross(tails, low, high, limit_ms)))
     known = low if low in tails else high
     if math.isinf(tails[known]) or tails[known] <= 0.0:
         return (low + high) // 2
-    stretch = max(1.0, limit_ms / tails[known] / (1.0 - grid_load(known)))
-    return int(grid_place(1.0 - 1.0 / stretch))
+    stretch = max(1.0, limit_ms / tails[known] / (1.0 - grid_to_load(known)))
+    return int(load_to_grid(1.0 - 1.0 / stretch))
 
 
 def _cross(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
     """Return the load between two known ones at which the tail reaches the limit."""
-    first, last = (1.0 / (1.0 - grid_load(one)) for one in (low, high))
+    first, last = (1.0 / (1.0 - grid_to_load(one)) for one in (low, high))
     part = (limit_ms - tails[low]) / (tails[high] - tails[low])
     return 1.0 - 1.0 / (first + (last - first) * part)

@@ -9,7 +9,7 @@ from gpuprof.domain.deployment import Partition, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.errors import InputError
-from gpuprof.rules.turns import are_turns_taken, estimate_in_turn
+from gpuprof.rules.turns import estimate_in_turn, involves_turns
 
 
 def replica_workload(partition: Partition, replica: Replica, batch: int) -> Workload:
@@ -33,7 +33,7 @@ def ask_estimator(
     """
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
-    if are_turns_taken(workload, beside):
+    if involves_turns(workload, beside):
         return estimate_in_turn(partial(ask_estimator, estimator, device), workload, beside)
     return estimator.estimate(
         workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes

@@ -46,7 +46,7 @@ def measure(
     for _, gpu, partition, replica in deployment.places():
         device = devices[gpu.device]
         # Who takes turns has the share for its part of a cycle.
-        own = device.fraction(share_of(partition, replica)) * device.compute_units * replica.part_of_cycle
+        own = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
         units += own
         busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
         memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0

@@ -19,7 +19,7 @@ from gpuprof.placement.alike import find_alike
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.rules.host_work import disturb_at_worst
-from gpuprof.rules.turns import are_turns_taken, estimate_in_turn
+from gpuprof.rules.turns import estimate_in_turn, involves_turns
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
@@ -87,7 +87,7 @@ class PlannedWorkloads:
         if key not in self._estimates:
             self.problem.limits.check_time()
             try:
-                if are_turns_taken(workload, key[2]):
+                if involves_turns(workload, key[2]):
                     self._estimates[key] = estimate_in_turn(partial(self.estimate, device), workload, key[2])
                 else:
                     self._estimates[key] = self.problem.estimator.estimate(

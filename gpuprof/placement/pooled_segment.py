@@ -17,7 +17,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, grid_load, grid_place
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, grid_to_load, load_to_grid
 from gpuprof.errors import InputError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.problem import Problem
@@ -118,7 +118,7 @@ class _GroupLimits:
         known = self._loads.get((id(queueing), server, demand.slo, count))
         if known is not None:
             return load <= known
-        loads = (grid_load(math.floor(grid_place(load))), load)
+        loads = (grid_to_load(math.floor(load_to_grid(load))), load)
         return all(self._tail_ms(queueing, server, demand.slo, count, one) <= demand.slo.latency_ms for one in loads)
 
     def _search(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, guess: float) -> float:

@@ -21,7 +21,7 @@ from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
-from gpuprof.rules.turns import own_turn
+from gpuprof.rules.turns import without_turn_mates
 
 Interval = tuple[float, float]
 _CALM: Mapping[PlacedReplica, BatchServer] = {}
@@ -96,7 +96,7 @@ class Predictor:
         They do where one machine is all there is; see `gpuprof.rules.host_work`.
         """
         work = self._problem.options.host
-        if not work.disturbs or len(gpus) != 1:
+        if not work.can_disturb or len(gpus) != 1:
             return {}
         device = self._problem.device(gpus[0].device)
         placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
@@ -164,7 +164,7 @@ class Predictor:
         """Return the time of a full batch while it has its turn, None where it takes none."""
         if not workload.turns:
             return None
-        return self._segments.estimate(device, workload, own_turn(workload, beside)).latency_ms.value
+        return self._segments.estimate(device, workload, without_turn_mates(workload, beside)).latency_ms.value
 
     def model(self, name: str) -> ModelPrediction:
         """Return what is predicted of a model over all its replicas."""

@@ -7,7 +7,7 @@ from gpuprof.domain.estimate import Estimator, Figure
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
-from gpuprof.rules.turns import own_turn
+from gpuprof.rules.turns import without_turn_mates
 
 
 def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
@@ -67,7 +67,9 @@ def _retime_replica(
     changed: dict[str, object] = {"predicted": predicted, "batch_latency_ms": times}
     if replica.turns:
         workload = replica_workload(partition, replica, replica.batch)
-        changed["turn_ms"] = ask_estimator(estimator, device, workload, own_turn(workload, beside)).latency_ms.value
+        changed["turn_ms"] = ask_estimator(
+            estimator, device, workload, without_turn_mates(workload, beside)
+        ).latency_ms.value
     return replica.model_copy(update=changed)
 
 

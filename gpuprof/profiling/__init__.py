@@ -1,1 +1,1 @@
-"""Measuring: collectors that run a model in a child process and give rows for the kernel database."""
+"""Measurement: collectors that run a model in a child process and return rows for the kernel database."""

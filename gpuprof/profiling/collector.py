@@ -117,10 +117,10 @@ class Collector(Protocol):
     kinds: tuple[str, ...]  #: Kinds of devices that it measures: ``"cpu"``, ``"gpu"``.
 
     def available(self) -> str | None:
-        """Return None when it can work here, else why it cannot and what to do about it, in one line."""
+        """Return None if the collector can run here, else why not and the fix, in one line."""
 
     def version(self) -> str:
-        """Return the version of the tool behind it; figures of other versions are measured anew."""
+        """Return the version of the tool behind it; figures by other versions are measured again."""
 
     def runtime(self) -> tuple[str, str]:
         """Return name and version of the runtime that it runs models in."""

@@ -1,4 +1,4 @@
-"""What every collector must do, as tests: subclass `CollectorContract` under pytest and say how to make yours."""
+"""The contract of collectors, as tests: subclass `CollectorContract` under pytest and say how to make yours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CollectorContract(ABC):
     def make_request(self) -> Request:
         """Return a request for a small model that it can measure in seconds."""
 
-    def collect_once(self) -> Collected:
+    def collect_distinct(self) -> Collected:
         """Return what the collector measures of the request, asking it once for all tests of the class."""
         if type(self) not in _COLLECTED:
             _COLLECTED[type(self)] = self.make_collector().collect(self.make_request())
@@ -52,29 +52,29 @@ class CollectorContract(ABC):
 
     def test_rows_fit_the_schema(self) -> None:
         """Every row can be stored."""
-        found = self.collect_once()
+        found = self.collect_distinct()
         for table in ("models", "ops", "kernels", "colocations"):
             assert to_arrow(table, getattr(found, table)).num_rows == len(getattr(found, table))
 
     def test_what_was_not_measured_is_null_and_times_are_positive(self) -> None:
         """Zero means measured as zero: a batch or a kernel never takes none."""
-        for model in self.collect_once().models:
+        for model in self.collect_distinct().models:
             assert model.error or model.latency_mean_ms is None or model.latency_mean_ms > 0
             assert model.memory_peak_bytes is None or model.memory_peak_bytes > 0
-        for kernel in self.collect_once().kernels:
+        for kernel in self.collect_distinct().kernels:
             assert kernel.duration_ns is None or kernel.duration_ns >= 0
 
     def test_ops_are_the_models_in_their_order(self) -> None:
         """Positions, names and signatures are those of the graph."""
         ops = self.make_request().job.graph.ops
-        for row in self.collect_once().ops:
+        for row in self.collect_distinct().ops:
             assert (row.name, row.signature) == (ops[row.position].name, ops[row.position].signature)
 
     def test_kernels_are_tied_to_ops_of_the_model_or_to_none(self) -> None:
         """A kernel's op is one of the graph's."""
         signatures = {op.signature for op in self.make_request().job.graph.ops}
-        assert {row.op_signature for row in self.collect_once().kernels} <= {*signatures, None}
+        assert {row.op_signature for row in self.collect_distinct().kernels} <= {*signatures, None}
 
     def _rows(self) -> Sequence[ModelRow | OpRow | KernelRow]:
-        found = self.collect_once()
+        found = self.collect_distinct()
         return (*found.models, *found.ops, *found.kernels)

@@ -1,1 +1,1 @@
-"""Pictures of what was measured, predicted, placed, simulated and served, as HTML, SVG and PNG."""
+"""Charts of measurements, predictions, maps, simulations and load tests, as HTML, SVG and PNG."""

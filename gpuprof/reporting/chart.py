@@ -1,4 +1,4 @@
-"""A chart as data: axes with units, and marks that each say what they are when pointed at."""
+"""A chart as data: axes with units, and marks with tooltips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report is made from: files that the commands wrote, told apart by what is in them."""
+"""Input of a report: files that the commands wrote, whose kind is told by their content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_sources, is_observed
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
@@ -140,7 +140,7 @@ def _is_rows(content: Any, keys: Sequence[str]) -> bool:
 
 
 def _require_names(rows: Sequence[Mapping[str, Any]], *keys: str) -> None:
-    """Refuse rows of which something is called by what is no text, with a `ValueError`."""
+    """Raise `ValueError` for rows whose names are not text."""
     for row in rows:
         for key in keys:
             if not isinstance(row[key], str):
@@ -285,7 +285,7 @@ def _column(key: str, values: Sequence[object]) -> list[str]:
     if key.endswith("_pct"):
         return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-        return number(4).show_column(values)
+        return number_formatter(4).show_column(values)
     return [_number(value) for value in values]
 
 

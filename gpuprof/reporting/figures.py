@@ -278,7 +278,7 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
 
 
 def _whole_marks(most: float) -> tuple[float, ...]:
-    """Return the whole numbers that are labelled on an axis of things that are not halved."""
+    """Return the integer tick labels of an axis of counts."""
     power = 10 ** max(0, math.floor(math.log10(max(most, 1.0) / 5.0)))
     step = next(factor * power for factor in (1, 2, 5, 10, 20, 50) if factor * power >= most / 5.0)
     return tuple(float(value) for value in range(0, math.floor(most) + 1, step))

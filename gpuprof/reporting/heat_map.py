@@ -1,4 +1,4 @@
-"""Heat maps: a cell for each pair of things, the fuller its colour the larger the value."""
+"""Heat maps: a cell for each pair, whose colour is stronger the larger the value."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 top = low + _STRIP
                 yield Box("", at + 0.15, at + width - 0.15, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
-            held = width * replica.sm_share_pct / 100.0 * replica.part_of_cycle
+            held = width * replica.sm_share_pct / 100.0 * replica.cycle_fraction
             part = width / len(partition.replicas) if partition.unshared else held
             share = "no share" if partition.unshared else f"{replica.sm_share_pct:g}% share"
             share += f" by turns {replica.turns}" if replica.turns else ""

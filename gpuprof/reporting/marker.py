@@ -1,4 +1,4 @@
-"""What tells a series from the others beside its colour: the shape of its marks and the dashes of its line."""
+"""Markers and dash patterns, which distinguish series besides their colour."""
 
 from __future__ import annotations
 

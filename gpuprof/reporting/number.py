@@ -1,4 +1,4 @@
-"""How numbers stand on the page."""
+"""Number format of the page."""
 
 from __future__ import annotations
 

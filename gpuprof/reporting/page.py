@@ -1,4 +1,4 @@
-"""One self-contained HTML page: everything it needs is in it, and its policy forbids it to ask for more."""
+"""One self-contained HTML page, whose content security policy forbids it to load anything."""
 
 from __future__ import annotations
 

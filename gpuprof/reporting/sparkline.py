@@ -1,4 +1,4 @@
-"""A line of a terminal as a picture."""
+"""A sparkline: a series as one line of text."""
 
 from __future__ import annotations
 

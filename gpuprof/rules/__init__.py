@@ -1,1 +1,1 @@
-"""What router, simulator and planner obey alike: batching, routing, the cost of serving."""
+"""Rules that the router, the simulator and the planner share: batching, routing, the cost of serving."""

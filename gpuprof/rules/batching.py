@@ -1,4 +1,4 @@
-"""The batching rule: pure functions that the router and the simulator obey and the queueing model assumes."""
+"""The batch formation rule: pure functions that the router and the simulator call and the queueing model assumes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms: float) -> int:
-    """Return how many of the oldest requests a free process takes now; 0: it waits for more.
+    """Return how many of the oldest requests an idle process takes now; 0: it waits for more.
 
     ``waiting``: requests in the queue; ``batch``: largest batch; ``oldest_wait_ms`` and ``max_wait_ms``: how long the
     oldest request has waited, and how long it may.
@@ -17,7 +17,7 @@ def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms:
 
 
 def wait_limit_ms(max_wait_ms: float, deadline_ms: float, latency_ms: Sequence[float]) -> float:
-    """Return how long the oldest request may wait for others, so that it can still meet its deadline.
+    """Return how long the oldest request may wait for its batch to fill and still meet its deadline.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which cores each replica of a CPU gets: whole cores of its own, fractions of one under a quota."""
+"""Which cores each replica on a CPU gets: whole cores exclusively, fractions of a core under a CPU quota."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CpuSlice:
 
     @property
     def amount_cores(self) -> float:
-        """Cores' worth of time that the slice is."""
+        """CPU time per second that the slice allows, in cores."""
         return float(len(self.cores)) if self.quota_cores is None else self.quota_cores
 
     @property
@@ -45,11 +45,11 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
     tuple of CpuSlice
         In the order of ``shares_pct``.
     """
-    return _cut(shares_pct, cores)[0]
+    return _assign_cores(shares_pct, cores)[0]
 
 
 def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
-    """Return the slice of each replica by its share and the number of its turns: who takes turns has one with others.
+    """Return the slice of each replica by its share and turn group: replicas that take turns share one slice.
 
     Raises `InputError` as `plan_slices` does.
     """
@@ -64,16 +64,16 @@ def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]
     return tuple(planned)
 
 
-def spare_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
-    """Return what `plan_slices` leaves over: core → the part of it, in (0, 1], that no slice has.
+def unassigned_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
+    """Return what `plan_slices` leaves unassigned: core → its fraction, in (0, 1], that is in no slice.
 
     Raises `InputError` as `plan_slices` does.
     """
-    return {core: part for core, part in _cut(shares_pct, cores)[1].items() if part > _EPSILON}
+    return {core: part for core, part in _assign_cores(shares_pct, cores)[1].items() if part > _EPSILON}
 
 
-def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
-    _check(shares_pct)
+def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
+    _check_shares(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
     whole = [math.floor(amount + _EPSILON) for amount in amounts]
     # Whole cores are handed out first: a fraction placed before them could take the last untouched core.
@@ -86,7 +86,7 @@ def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSl
     parts = [max(0.0, amount - count) for amount, count in zip(amounts, whole, strict=True)]
     for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
         if parts[index] > _EPSILON:
-            taken[index] += _fit(parts[index], free_parts)
+            taken[index] += _assign_fraction(parts[index], free_parts)
     slices = tuple(
         CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
         for own, part, amount in zip(taken, parts, amounts, strict=True)
@@ -94,7 +94,7 @@ def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSl
     return slices, free_parts
 
 
-def _check(shares_pct: Sequence[float]) -> None:
+def _check_shares(shares_pct: Sequence[float]) -> None:
     for share in shares_pct:
         if not 0.0 < share <= 100.0 + _EPSILON:
             raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
@@ -103,8 +103,8 @@ def _check(shares_pct: Sequence[float]) -> None:
         raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
 
 
-def _fit(part: float, free_parts: dict[int, float]) -> list[int]:
-    """Take ``part`` of a core from the fullest core that holds it, or from several; return which."""
+def _assign_fraction(part: float, free_parts: dict[int, float]) -> list[int]:
+    """Take ``part`` of a core by best fit: from the fullest core that has it free, or from several; return which."""
     holding = [core for core, free in free_parts.items() if free >= part - _EPSILON]
     if holding:
         core = min(holding, key=lambda c: free_parts[c])

@@ -1,4 +1,4 @@
-"""What serving from a CPU costs the machine beside the batches, and how far that stretches the batches.
+"""CPU time that serving costs a machine beside the batches, and how much longer batches take for it.
 
 Router, machine process and clients compute, too. Where a core is idle they run there and disturb nobody. Where every
 core runs a batch, they mostly go on where they were last, on the core that was idle last, and whatever runs there ends
@@ -57,7 +57,7 @@ class HostWork:
                 raise InputError(f"{name} must be at least 0 ms but got {value:g}")
 
     def at(self, rate_rps: float) -> HostWork:
-        """Return the cost where so many requests come a second: between the two measured, a line in the logarithm."""
+        """Return the cost at a request rate, between the two measured rates linear in the logarithm of the rate."""
         # Not measured under load, or no cheaper there: one figure holds at every rate.
         if not 0.0 < self.host_ms_busy < self.host_ms:
             return replace(self, host_ms_busy=0.0)
@@ -71,8 +71,8 @@ class HostWork:
         return self.host_ms / EVENTS_PER_REQUEST
 
     @property
-    def disturbs(self) -> bool:
-        """Whether batches may be disturbed at all."""
+    def can_disturb(self) -> bool:
+        """Whether serving can slow batches down at all."""
         return self.host_cores > 0 and self.host_ms > 0.0
 
 
@@ -82,7 +82,7 @@ NO_HOST_WORK = HostWork()
 
 @dataclass(frozen=True, slots=True)
 class LoadedReplica:
-    """A replica at its rate: ``server`` as it is undisturbed, ``share_pct`` of the CPU, ``turns`` that it takes."""
+    """A replica at its request rate: ``server`` undisturbed, ``share_pct`` of the CPU, its turn group ``turns``."""
 
     server: BatchServer
     rate_rps: float
@@ -90,14 +90,14 @@ class LoadedReplica:
     turns: int = 0
 
 
-def recorded_work(planned_with: PlannedWith) -> HostWork:
-    """Return what serving was taken to cost when a map was planned."""
+def host_work_of_plan(planned_with: PlannedWith) -> HostWork:
+    """Return the cost of serving that a map was planned with."""
     host = planned_with.host
     return HostWork(host.handover_ms, host.host_ms, host.host_cores, host.host_ms_busy)
 
 
 def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice, ...]:
-    """Return the cores of each replica, by share and turns, numbered from 0, as the workers will hold them.
+    """Return the cores that the workers of each replica will run on, by share and turn group, numbered from 0.
 
     Raises `InputError` when the shares are more than the machine.
     """
@@ -105,12 +105,12 @@ def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice,
 
 
 def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
-    """Return the replicas of one machine as they are when requests at these rates are served.
+    """Return the replicas of one machine with the time that serving these request rates costs them.
 
     ``replicas``: all of the machine's; ``queueing``: tells for which part of the time each is busy. Raises `InputError`
     when the shares are more than the machine.
     """
-    if not work.disturbs or not replicas:
+    if not work.can_disturb or not replicas:
         return tuple(one.server for one in replicas)
     work = work.at(math.fsum(one.rate_rps for one in replicas))
     slices = cores_of([(one.share_pct, one.turns) for one in replicas], work.host_cores)
@@ -119,27 +119,27 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     lost = [0.0] * len(replicas)
     for _ in range(_ROUNDS):  # what is disturbed is busy for longer, and so are all cores at a time
         busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
-        parts = _host_parts(replicas, slices, busy, work.host_cores)
+        parts = _host_work_fractions(replicas, slices, busy, work.host_cores)
         lost = [
-            _lost(offered * part * _all_others_busy(index, slices, busy, work.host_cores))
+            _clip_lost_part(offered * part * _probability_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(parts)
         ]
     return tuple(lengthen_times(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
 
 
 def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
-    """Return a replica as it is when all other cores always run batches, so that it alone bears the host's work.
+    """Return a replica in the worst case: all other cores always run batches, so that it bears all of the host's work.
 
     ``rate_rps`` is that of all requests to the machine. No placement of them disturbs the replica more.
     """
-    if not work.disturbs:
+    if not work.can_disturb:
         return server
     work = work.at(rate_rps)
-    return lengthen_times(server, _lost(work.host_ms / 1000.0 * rate_rps), work.event_ms)
+    return lengthen_times(server, _clip_lost_part(work.host_ms / 1000.0 * rate_rps), work.event_ms)
 
 
 def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
-    """Return a replica that loses a part of its time in pieces of ``event_ms`` on average."""
+    """Return a replica that loses a fraction of its time in interruptions of ``event_ms`` on average."""
     if lost <= 0.0:
         return server
     times = tuple(ms / (1.0 - lost) for ms in server.latency_ms)
@@ -153,22 +153,22 @@ def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchSe
     )
 
 
-def _lost(part: float) -> float:
+def _clip_lost_part(part: float) -> float:
     return min(part, 1.0 - _LEAST_LEFT)
 
 
-def _host_parts(
+def _host_work_fractions(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
-    """Return which part of what the host does while every core runs a batch each replica bears."""
-    last = _last_to_begin(replicas, slices, busy, cores)
+    """Return the fraction of the host's work, done while every core runs a batch, that delays each replica."""
+    last = _last_start_fractions(replicas, slices, busy, cores)
     return [STAYS * part + (1.0 - STAYS) * len(own.cores) / cores for part, own in zip(last, slices, strict=True)]
 
 
-def _last_to_begin(
+def _last_start_fractions(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
-    """Return for each replica how often, of all times at which every core comes to run, its own were the last to begin.
+    """Return for each replica how often its cores are the last to begin a batch when all cores come to be busy.
 
     Cores that run the same replicas begin together. They do so at the rate of their requests while they are idle, and
     are the last where all others run already: in proportion to ``rate (1 - busy) / busy``, which without requests is
@@ -186,7 +186,7 @@ def _last_to_begin(
     return [math.fsum(weight for group, weight in weights.items() if i in group) / total for i in range(len(replicas))]
 
 
-def _all_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
+def _probability_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
     """Return the probability that every core that is not this replica's runs some batch."""
     mine = set(slices[index].cores)
     together = 1.0
@@ -195,12 +195,12 @@ def _all_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[floa
         if core in mine or core in counted:
             continue
         here = [other for other, part in enumerate(slices) if core in part.cores]
-        counted |= set(_same(here, slices))
+        counted |= set(_fully_shared_cores(here, slices))
         together *= 1.0 - math.prod(1.0 - busy[other] for other in here)
     return together
 
 
-def _same(here: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
+def _fully_shared_cores(here: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
     """Yield the cores that run just the replicas ``here``: they are busy at the same times."""
     held = Counter(core for part in slices for core in part.cores)
     for core in slices[here[0]].cores if here else ():

@@ -1,4 +1,4 @@
-"""What is predicted of merged models: measured where the merged file was profiled, else the sum of its models."""
+"""Estimates of merged models: measured where the merged file was profiled, else the sum over its members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.domain.estimate import (
     Estimator,
     Figure,
     Workload,
-    kind_of_source,
+    classify_source,
 )
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -38,7 +38,7 @@ class MergedWork:
     path: Path | None = None  #: The merged file, if it is there to be found in the database.
 
     def rows(self, batch: int, first: Sequence[str] = ()) -> dict[str, int]:
-        """Return how a batch of ``batch`` requests of all models divides among them when each sends at its rate.
+        """Return how many of ``batch`` requests belong to each model, in proportion to their rates.
 
         Each model has a request as long as there are enough, those in ``first`` before others: models that are absent
         cost nothing, so that this is the slowest kind of batch of its size when the slowest models are first.
@@ -59,13 +59,13 @@ def merged_works(deployment: DeploymentMap, base: Path) -> dict[str, MergedWork]
     """Return the merged models of a map by name; ``base`` is where their files are looked for first."""
     rates = {replica.model: replica.rates() for *_, replica in deployment.places() if replica.merged}
     return {
-        name: MergedWork(rates[name], merge.saved_weight_bytes, _file(base, merge.path))
+        name: MergedWork(rates[name], merge.saved_weight_bytes, _find_file(base, merge.path))
         for name, merge in deployment.merges.items()
         if name in rates
     }
 
 
-def _file(base: Path, path: str) -> Path | None:
+def _find_file(base: Path, path: str) -> Path | None:
     return next((found for found in (base / path, Path(path)) if found.is_file()), None)
 
 
@@ -89,7 +89,7 @@ class MergedEstimator:
 
         Raises `InputError` when nothing can be said of the model or of one of its models.
         """
-        apart = tuple(one for other in beside for one in self._apart(other))
+        apart = tuple(one for other in beside for one in self._split_merged(other))
         work = self._works.get(model)
         if work is None:
             return self._estimator.estimate(model, device, batch, share, apart, processes)
@@ -113,7 +113,7 @@ class MergedEstimator:
         found = {share for name in work.rates for share in self._estimator.shares(name, device)}
         return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
 
-    def _apart(self, workload: Workload) -> Iterator[Workload]:
+    def _split_merged(self, workload: Workload) -> Iterator[Workload]:
         """Yield a merged neighbour as its models, each with its part of the share; any other as it is."""
         work = self._works.get(workload.model)
         if work is None:
@@ -131,7 +131,7 @@ class MergedEstimator:
             self._estimator.estimate(name, device, rows, whole.share, beside, whole.processes)
             for name, rows in work.rows(whole.batch, [one.workload.model for one in slowest_first]).items()
         ]
-        latency = _sum([part.latency_ms for part in parts])
+        latency = _sum_figures([part.latency_ms for part in parts])
         slowest = max(parts, key=lambda part: part.latency_ms.value)
         return Estimate(
             workload=whole,
@@ -140,8 +140,8 @@ class MergedEstimator:
             latency_cv=max(part.latency_cv for part in parts),
             pause_factor=max(part.pause_factor for part in parts),
             pause_cv=max(part.latency_cv if part.pause_cv is None else part.pause_cv for part in parts),
-            memory_bytes=_memory(parts, every, work),
-            weight_bytes=_weights(every, work),
+            memory_bytes=_sum_memory(parts, every, work),
+            weight_bytes=_sum_weights(every, work),
             unknown_ops=tuple(sorted({op for part in parts for op in part.unknown_ops})),
         )
 
@@ -171,26 +171,26 @@ class MergedEstimator:
         return replace(measured, workload=whole, latency_ms=summed.latency_ms.scale_by(slower))
 
 
-def _sum(figures: Sequence[Figure]) -> Figure:
-    """Return the sum; its interval's ends are the sums of the ends, known only where all are."""
+def _sum_figures(figures: Sequence[Figure]) -> Figure:
+    """Return the sum; the ends of its interval are the sums of the ends, known only if all are."""
     low = None if any(f.low is None for f in figures) else sum(f.low or 0.0 for f in figures)
     high = None if any(f.high is None for f in figures) else sum(f.high or 0.0 for f in figures)
     return Figure(sum(figure.value for figure in figures), figures[0].source, low, high)
 
 
-def _memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWork) -> Figure | None:
+def _sum_memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWork) -> Figure | None:
     """Return the memory of all models, those without a request included, less the weights that they share."""
     held = {estimate.workload.model: estimate.memory_bytes for estimate in (*every, *parts)}
     figures = [figure for figure in held.values() if figure is not None]
     if len(figures) < len(held):
         return None
     largest = max(figure.value for figure in figures)
-    least_sure = max(figures, key=lambda figure: _KINDS.index(kind_of_source(figure.source)))
+    least_sure = max(figures, key=lambda figure: _KINDS.index(classify_source(figure.source)))
     # Estimates may be too low for the weights that are taken off: the merged model still holds its largest member.
     together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
     return Figure(together, f"{SUMMED}, {least_sure.source}")
 
 
-def _weights(every: Sequence[Estimate], work: MergedWork) -> int | None:
+def _sum_weights(every: Sequence[Estimate], work: MergedWork) -> int | None:
     known = [estimate.weight_bytes for estimate in every if estimate.weight_bytes is not None]
     return sum(known) - work.saved_weight_bytes if len(known) == len(every) else None

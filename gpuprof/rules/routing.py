@@ -1,9 +1,9 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
 The router and the simulator obey the same rules. Those that take nothing but numbers and sequences of numbers are what
-the simulator compiles, and so are written with loops: `expect_rows`, `finish_ms`, `decay_count`, `average_left`,
-`extend_wait_ms`, `forecast_joining`, `makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`,
-`correct_expected_ms`, `adapt_reserve`, `is_given_up`, `goes_alone`.
+the simulator compiles, and so are written with loops: `expect_rows`, `finish_ms`, `decay_count`, `update_mean_left_ms`,
+`extend_wait_ms`, `forecast_joining`, `makes_oldest_late`, `argmin_in_turn`, `next_live_replica`, `is_refused`,
+`correct_expected_ms`, `adapt_reserve`, `is_retry_limit_reached`, `must_be_alone`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuprof.errors import unknown_name
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class ReplicaLoad:
-    """What a replica has to do at one moment."""
+    """Queue and work in progress of a replica at one moment."""
 
     waiting: int  #: Requests in its queue.
     oldest_wait_ms: float  #: How long the oldest of them has waited; 0 when the queue is empty.
@@ -45,7 +45,7 @@ def expected_finish_ms(load: ReplicaLoad) -> float:
 
 
 def expect_rows(waiting: int, joining: int, batch: int) -> int:
-    """Return how many requests the batch of one that joins the queue now is expected to hold.
+    """Return the expected size of the batch of a request that joins the queue now.
 
     ``waiting`` and ``joining``: as in `ReplicaLoad`; ``batch``: the largest batch.
     """
@@ -84,7 +84,7 @@ _COUNTED_BATCHES = 10.0
 
 
 def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
-    """Return what is left of a count of arrivals at a replica after ``elapsed_ms``: older ones weigh less."""
+    """Return an exponentially decayed count of arrivals at a replica after ``elapsed_ms``."""
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
@@ -118,8 +118,8 @@ def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_
     return max(max_wait_ms, min(1.0, refused / arrivals / _PATIENT_PART) * longest_ms)
 
 
-def average_left(mean_ms: float, left_ms: float, count: float) -> float:
-    """Return the mean of the times that arrivals at a replica must wait for a process, after one that must.
+def update_mean_left_ms(mean_ms: float, left_ms: float, count: float) -> float:
+    """Return the updated mean time that arrivals at a replica wait for an idle process, after one more arrival.
 
     One of several replicas gets its requests shortly before it is free, a lonely one all the time. ``mean_ms`` and
     ``left_ms``: the mean until now, and the time until a process is free; ``count``: as `decay_count` leaves it: over
@@ -131,7 +131,7 @@ def average_left(mean_ms: float, left_ms: float, count: float) -> float:
 def forecast_joining(
     count: float, batch_ms: float, latency_ms: Sequence[float], processes: int, left_ms: float, allowed_ms: float
 ) -> int:
-    """Return how many requests the next batch is expected to hold when one of ``batch_ms`` has just begun.
+    """Return the expected size of the next batch when one of ``batch_ms`` has just begun.
 
     These are the arrivals, until a process is free, that the next batch can still answer in time, and half a standard
     deviation of their number more. Who comes too early cannot wait for a long batch: the larger the next batch, the
@@ -148,7 +148,7 @@ def forecast_joining(
     processes : int
         Of the replica.
     left_ms : float
-        How long arrivals wait for a process on average, by `average_left`: they are spread evenly over twice that.
+        Mean time that arrivals wait for a process, by `update_mean_left_ms`: they are spread evenly over twice that.
     allowed_ms : float
         By when a request must be answered to be let in; infinite where none is refused.
     """
@@ -191,8 +191,8 @@ def makes_oldest_late(
     return begun + latency_ms[waiting - 1] <= allowed_ms < filled + latency_ms[waiting]
 
 
-def nth_smallest(values: Sequence[float], turn: int) -> int:
-    """Return the position of the smallest value; of ``n`` equal ones that which is ``turn % n`` in order."""
+def argmin_in_turn(values: Sequence[float], turn: int) -> int:
+    """Return the position of the smallest value; of ``n`` ties the one at ``turn % n``."""
     best, equal = values[0], 0
     for value in values:
         if value < best:
@@ -210,8 +210,8 @@ def nth_smallest(values: Sequence[float], turn: int) -> int:
     return 0
 
 
-def next_living(living: Sequence[int], last: int) -> int:
-    """Return the first position after ``last``, going round, with a value above 0; ``last + 1`` when none has."""
+def next_live_replica(living: Sequence[int], last: int) -> int:
+    """Return the first position after ``last``, cyclically, with a value above 0; ``last + 1`` when there is none."""
     count = len(living)
     for step in range(1, count + 1):
         position = (last + step) % count
@@ -228,7 +228,7 @@ class RoutingRule(Protocol):
 
 
 class FastestFirst:
-    """The replica that is expected to answer first; among equals each in turn."""
+    """The replica with the earliest expected completion; ties in turn."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -238,18 +238,18 @@ class FastestFirst:
         if len(loads) == 1:
             return 0
         self._turn += 1
-        return nth_smallest([expected_finish_ms(load) for load in loads], self._turn)
+        return argmin_in_turn([expected_finish_ms(load) for load in loads], self._turn)
 
 
 class RoundRobin:
-    """Each replica in turn, whatever it has to do (Elvinger's thesis, section 4.3)."""
+    """Each replica in turn, whatever its load (Elvinger's thesis, section 4.3)."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def choose(self, loads: Sequence[ReplicaLoad]) -> int:
         """Return the next position; replicas without a living process are passed over while another has one."""
-        self._turn = next_living([len(load.busy_ms) for load in loads], self._turn)
+        self._turn = next_live_replica([len(load.busy_ms) for load in loads], self._turn)
         return self._turn
 
 
@@ -274,7 +274,7 @@ _RESERVE_HALF_LIFE_MS, _USUAL_RESERVE_MS = 2_000.0, 60_000.0
 
 
 def is_refused(waiting: int, idle: int, finish_ms: float, waited_ms: float, deadline_ms: float, reserve: float) -> bool:
-    """Return whether a request is refused at once by the replica that was chosen for it: it would miss its deadline.
+    """Return whether admission control refuses a request at the chosen replica because it would miss its deadline.
 
     Under overload every request that is let in comes close to the limit; without the reserve half would be late. One
     that finds a process idle and nobody waiting is let in, whatever is expected of it: it takes no time from others,
@@ -361,11 +361,11 @@ def usual_reserve(usual: float, reserve: float, elapsed_ms: float) -> float:
 MAX_ATTEMPTS = 3
 
 
-def is_given_up(attempts: int) -> bool:
-    """Return whether a request that was sent so often, each time to a worker that ended, is not sent again."""
+def is_retry_limit_reached(attempts: int) -> bool:
+    """Return whether a request is not retried again after this many attempts, each of whose workers died."""
     return attempts >= MAX_ATTEMPTS
 
 
-def goes_alone(attempts: int) -> bool:
-    """Return whether a request that was sent so often in vain shares no batch, lest it take others with it again."""
+def must_be_alone(attempts: int) -> bool:
+    """Return whether a request gets a batch of its own after this many failed attempts, so that it fails no others."""
     return attempts > 1

@@ -1,4 +1,4 @@
-"""Turns: several models share one part of a device in time, and one batch of them runs at once (Choi et al., ATC'22).
+"""Turns: models time-share one part of a device, and one batch of them runs at a time (Choi et al., ATC'22).
 
 Whoever has a batch ready gets its turn behind those that were ready before. A worker has one batch at a time, so that
 a batch waits for at most one batch of each of the others: the longest time from when it is ready until it is done is a
@@ -11,22 +11,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gpuprof.domain.estimate import Estimate, Figure, Workload, kind_of_source
+from gpuprof.domain.estimate import Estimate, Figure, Workload, classify_source
 
 #: What an estimator says of a workload beside others, none of which takes turns.
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
 
-#: The surest first, as `kind_of_source` names them.
+#: The surest first, as `classify_source` names them.
 _KINDS = ("measured", "interpolated", "extrapolated", "predicted")
 
 
-def are_turns_taken(workload: Workload, beside: Sequence[Workload]) -> bool:
-    """Return whether anything of this must be asked of `estimate_in_turn`."""
+def involves_turns(workload: Workload, beside: Sequence[Workload]) -> bool:
+    """Return whether any of these workloads takes turns, so that `estimate_in_turn` must be used."""
     return bool(workload.turns) or any(one.turns for one in beside)
 
 
 def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    """Return the behaviour of a workload that takes turns, or beside which others do.
+    """Return the estimate of a workload that takes turns, or that runs beside others that do.
 
     Its time is that from when a batch is ready until it is done, with the longest wait for its turn. Of others that
     take turns among themselves one runs at a time: that one is taken which slows the workload most, if it was alone.
@@ -36,7 +36,7 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     if not workload.turns:
         return own
     mates = [one for one in beside if one.turns == workload.turns]
-    batches = [own, *(_ask_during_turn(ask, mate, _without(beside, mates)) for mate in mates)]
+    batches = [own, *(_ask_during_turn(ask, mate, _remove_mates(beside, mates)) for mate in mates)]
     longest = _add_figures([one.latency_ms for one in batches])
     # Deviations of times that do not depend on one another add up by their squares.
     pauses = [one.pause_factor * one.latency_ms.value for one in batches]
@@ -54,13 +54,13 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     )
 
 
-def own_turn(workload: Workload, beside: Sequence[Workload]) -> tuple[Workload, ...]:
-    """Return what may run at once with the workload: those beside it that do not take turns with it."""
+def without_turn_mates(workload: Workload, beside: Sequence[Workload]) -> tuple[Workload, ...]:
+    """Return the neighbours that may run at the same time as the workload: those that do not take turns with it."""
     return tuple(one for one in beside if not workload.turns or one.turns != workload.turns)
 
 
 def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
-    """Return the shares of a partition in percent, each once, of pairs of a share and the number of its turns.
+    """Return the distinct shares of a partition in percent, from pairs of a share and its turn group.
 
     Examples
     --------
@@ -78,8 +78,8 @@ def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
 
 
 def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    """Return the behaviour of a workload while it has its turn."""
-    own, at_once = replace(workload, turns=0), own_turn(workload, beside)
+    """Return the estimate of a workload during its own turn."""
+    own, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
     running = [one for one in at_once if not one.turns]
     for number in sorted({one.turns for one in at_once} - {0}):
         group = [replace(one, turns=0) for one in at_once if one.turns == number]
@@ -88,13 +88,13 @@ def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     return replace(ask(own, sorted(running)), workload=workload)
 
 
-def _without(beside: Sequence[Workload], mates: Sequence[Workload]) -> list[Workload]:
+def _remove_mates(beside: Sequence[Workload], mates: Sequence[Workload]) -> list[Workload]:
     return [one for one in beside if one not in mates]
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
-    """Return the sum, called by the least sure of its sources; intervals add up, as errors of one model do."""
-    source = max((one.source for one in figures), key=lambda one: _KINDS.index(kind_of_source(one)))
+    """Return the sum with the least certain of the sources; interval ends add up, as the errors of one model do."""
+    source = max((one.source for one in figures), key=lambda one: _KINDS.index(classify_source(one)))
     value = math.fsum(one.value for one in figures)
     if all(one.low is None or one.high is None for one in figures):
         return Figure(value, source)

@@ -1,4 +1,4 @@
-"""Whether the items of a batch are computed apart, as whoever puts several requests into one batch relies on.
+"""Whether the items of a batch are computed independently, which batching several requests relies on.
 
 Shapes do not show it: a softmax over the wrong axis or a normalisation over the batch gives outputs of the right shape,
 in which each request has a part of all others. So a batch of two different items is run, and each of them alone.
@@ -36,7 +36,7 @@ _SEEDS = (0, 1)
 
 
 def find_mixed_output(path: Path) -> str | None:
-    """Return what keeps requests out of a common batch; None: nothing does, or nobody can tell.
+    """Return why requests must not share a batch; None: they may, or it is not known.
 
     That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first
     dimension is not the batch, so that what belongs to one request alone cannot be told from it. Raises
@@ -68,7 +68,7 @@ def _has_item_each(kind: TypeProto) -> bool:
 
 
 def mixed_output(path: Path) -> str | None:
-    """Return the name of an output in which the items of a batch are mixed; None: there is none, or nobody can tell.
+    """Return the name of an output in which the items of a batch are mixed; None: there is none, or it is not known.
 
     Unless its ops show that there is none, runs the model on this machine's CPU at batches of one and two. An output
     that is the same for all inputs mixes nothing; of a model that is random, or that refuses such inputs, nobody knows.
@@ -148,7 +148,7 @@ def first_mixed(
         alone = [run_plain(_item(whole, axes, number)) for number in range(ITEMS)]
         # Twice the same item: an output that differs from itself is random, and says nothing of mixing.
         again = run_plain(_item(whole, axes, 0))
-        names = [name for name in together if _agree(alone[0][name], again[name], quantised)]  # others are random
+        names = [name for name in together if _is_close(alone[0][name], again[name], quantised)]  # others are random
         output = next(
             (name for name in names if _is_mixed(together[name], [one[name] for one in alone], quantised)), None
         )
@@ -166,26 +166,26 @@ def _is_mixed(together: Array, alone: list[Array], quantised: bool) -> bool:
     first, second = (np.asarray(value) for value in alone)
     together = np.asarray(together)
     if together.shape == first.shape == second.shape:  # without a batch: a constant, or something of all items
-        return not all(_agree(one, together, quantised) for one in (first, second))
+        return not all(_is_close(one, together, quantised) for one in (first, second))
     axis = _axis(together.shape, first.shape)
     if axis is None or first.shape != second.shape:
         return True
     size = first.shape[axis]
     return not all(
-        _agree(one, np.take(together, range(number * size, (number + 1) * size), axis=axis), quantised)
+        _is_close(one, np.take(together, range(number * size, (number + 1) * size), axis=axis), quantised)
         for number, one in enumerate((first, second))
     )
 
 
 def _axis(together: tuple[int, ...], alone: tuple[int, ...]) -> int | None:
-    """Return the one dimension that is twice as long for two items; None where the shapes say no such thing."""
+    """Return the one dimension that is twice as long for two items; None if there is no such dimension."""
     if len(together) != len(alone):
         return None
     longer = [axis for axis, (two, one) in enumerate(zip(together, alone, strict=True)) if two != one]
     return longer[0] if len(longer) == 1 and together[longer[0]] == ITEMS * alone[longer[0]] else None
 
 
-def _agree(want: Array, got: Array, quantised: bool) -> bool:
+def _is_close(want: Array, got: Array, quantised: bool) -> bool:
     want, got = np.asarray(want), np.asarray(got)
     if want.shape != got.shape:
         return False

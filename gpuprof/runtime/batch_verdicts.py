@@ -1,4 +1,4 @@
-"""Remembers of which models the items of a batch are mixed, beside the kernel database: found once, read by all."""
+"""Caches beside the kernel database which models mix the items of a batch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class BatchVerdicts:
         return self._known[sha256]
 
     def keep(self, sha256: str, mixed: str | None) -> None:
-        """Remember what was found of a content."""
+        """Record the result for a file's content."""
         self._known[sha256] = mixed
         self._unsaved.add(sha256)
         self.save()
 
     def save(self) -> None:
-        """Write what is not written yet, once there is a database; where it cannot be written, this object knows."""
+        """Write new results if there is a database; they stay in memory if it cannot be written."""
         if self._directory is None or not self._directory.parent.is_dir():
             return
         for sha256 in sorted(self._unsaved):

@@ -100,7 +100,7 @@ def missing_libraries() -> tuple[str, ...]:
 
 
 @cache
-def provider_failure() -> str | None:
+def provider_unavailable_reason() -> str | None:
     """Return None when a session with one node runs on the first GPU here, else why not, in one line.
 
     It is asked once, in a process of its own.

@@ -1,4 +1,4 @@
-"""Tells by which runtime, how and in which arithmetic a session executes a model."""
+"""Determines the runtime, execution mode and precision with which a session executes a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a model of a fixed batch take any batch, and proves by running both that it computes the same."""
+"""Frees the fixed batch of a model, and verifies by running both that the results are the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
         apply_rewrite(model, rewrite)
         onnx.save(model, free)
         if rewrite.nodes or not is_dynamic(path):
-            _prove(file, free, rewrite)
+            _verify_equivalence(file, free, rewrite)
         if batch is not None:
             apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
             onnx.save(model, free)
@@ -124,7 +124,7 @@ def _place_data(copy: Path, source: Path, target: Path) -> None:
     copy.replace(target)
 
 
-def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
+def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
     """Run the original and the rewritten model on the same samples and compare."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     original = open_session(file.path, threads=cores)
@@ -133,7 +133,7 @@ def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
     batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
     once = random_inputs(load_graph(file.path, rewrite.batch))
     model, old = file.path.name, rewrite.batch
-    floor = _QUANTISED_TOLERANCE if _rounds(file) else 0.0
+    floor = _QUANTISED_TOLERANCE if _is_rounding_model(file) else 0.0
     try:
         results = original.run(names, once)
         for name, want, got in zip(names, results, rewritten.run(names, once), strict=True):
@@ -174,7 +174,7 @@ def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
     return taken.reshape(*before, size // blocks, *after)
 
 
-def _rounds(file: OnnxFile) -> bool:
+def _is_rounding_model(file: OnnxFile) -> bool:
     """Tell whether a model rounds what it computes to eight bits."""
     return any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
 

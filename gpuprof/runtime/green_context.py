@@ -1,4 +1,4 @@
-"""Keeps PyTorch's work to some of a GPU's SMs by a green context, where MPS cannot start: shares of one process alone.
+"""Limits PyTorch to some of a GPU's SMs by a green context where MPS cannot start; for one process only.
 
 Source: CUDA Driver API, "Green Contexts"; PyTorch 2.11 and later, ``torch.cuda.green_contexts``.
 """

@@ -1,4 +1,4 @@
-"""The command by which gpuprof starts processes of its own."""
+"""The command by which gpuprof starts its child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime would execute of a model: its own optimizer's graph, found without the model's weights.
+"""The graph that ONNX Runtime's optimizer makes of a model, found without reading the model's weights.
 
 Which ops are fused decides what a model costs, and only the runtime knows. Its decisions rest on the graph and on
 small constants; large weights take part by their shape alone, so zeros from a sparse file stand in for them.
@@ -60,7 +60,7 @@ def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[Execute
 
 
 def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None:
-    """Write the model with its declared weights as external data: all the same hole in a file."""
+    """Write the model with its declared weights as external data, all in one sparse file."""
     from onnx import ModelProto, TensorProto
 
     from gpuprof.graph.file import elem_type

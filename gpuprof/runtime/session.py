@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_failure
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_unavailable_reason
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def open_session(
 
 def gpu_provider() -> str | None:
     """Return what runs models on a GPU here: ONNX Runtime where its provider starts, else PyTorch, else None."""
-    if has_cuda_build() and provider_failure() is None:
+    if has_cuda_build() and provider_unavailable_reason() is None:
         return ORT_CUDA
     if importlib.util.find_spec("torch") is not None:
         import torch

@@ -110,7 +110,7 @@ def _pow(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 
 @operator("LeakyRelu")
-def _leaky(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
+def _leaky_relu(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     return functional.leaky_relu(x[0], attributes.get("alpha", 0.01))
 
 
@@ -220,7 +220,7 @@ for _name, _function in {
     OPERATORS[_name] = _reduction(_function)
 
 
-def _argument(function: Callable[..., Tensor]) -> Operator:
+def _arg_reduction(function: Callable[..., Tensor]) -> Operator:
     def run(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
         axis, keep = attributes.get("axis", 0), bool(attributes.get("keepdims", 1))
         if not attributes.get("select_last_index"):
@@ -231,12 +231,12 @@ def _argument(function: Callable[..., Tensor]) -> Operator:
     return run
 
 
-OPERATORS["ArgMax"] = _argument(torch.argmax)
-OPERATORS["ArgMin"] = _argument(torch.argmin)
+OPERATORS["ArgMax"] = _arg_reduction(torch.argmax)
+OPERATORS["ArgMin"] = _arg_reduction(torch.argmin)
 
 
 @operator("TopK")
-def _top(attributes: Attributes, opset: int, x: list[Any]) -> tuple[Tensor, Tensor]:
+def _top_k(attributes: Attributes, opset: int, x: list[Any]) -> tuple[Tensor, Tensor]:
     top = torch.topk(
         x[0], int(x[1].item()), attributes.get("axis", -1), bool(attributes.get("largest", 1)), sorted=True
     )

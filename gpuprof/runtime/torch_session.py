@@ -109,7 +109,7 @@ class TorchSession:
     """
 
     def __init__(self, path: Path, threads: int, provider: str, ranges: Range | None = None) -> None:
-        if provider == TORCH_CUDA and (reason := gpu_missing()) is not None:
+        if provider == TORCH_CUDA and (reason := torch_gpu_unavailable_reason()) is not None:
             raise UnavailableError(f"this PyTorch sees no GPU: {reason}")
         torch.set_num_threads(threads)
         self._stream = None
@@ -167,7 +167,7 @@ class TorchSession:
             return [values[name].cpu().numpy() for name in wanted]
 
     def _plan(self, values: dict[str, Any]) -> _Plan:
-        """Run once, letting go of each value after its last reader, and keep what follows from weights and shapes."""
+        """Run once, freeing each value after its last reader, and keep what depends on weights and shapes alone."""
         outputs = {one.name for one in self._outputs}
         fixed, nodes = _split_fixed(self._nodes, self._weights)
         read_later = {name for node in nodes for name in node.inputs} & fixed
@@ -178,7 +178,7 @@ class TorchSession:
             for name in last_uses.get(position, ()):
                 if name not in outputs and name not in read_later:
                     values.pop(name, None)
-        known = where_read(
+        known = values_read_by_node(
             [(node.op_type, node.inputs) for node in nodes], {name: values[name] for name in read_later}, self._device
         )
         answers = {name: values[name] for name in fixed & outputs}
@@ -218,8 +218,8 @@ class TorchSession:
         return torch.from_numpy(np.require(value, requirements=["C", "W"])).to(self._device)
 
 
-def gpu_missing() -> str | None:
-    """Return None when PyTorch can use a GPU, else why not, in one line: what CUDA says when it is asked to start."""
+def torch_gpu_unavailable_reason() -> str | None:
+    """Return None when PyTorch can use a GPU, else why not, in one line: CUDA's error message."""
     if torch.cuda.is_available():
         return None
     try:
@@ -251,7 +251,7 @@ def _last_uses(nodes: Sequence[_Node]) -> dict[int, list[str]]:
     return uses
 
 
-def where_read(
+def values_read_by_node(
     nodes: Sequence[tuple[str, Sequence[str]]], values: Mapping[str, torch.Tensor], device: torch.device
 ) -> list[dict[int, torch.Tensor]]:
     """Return for each node (operator, names of inputs) those of ``values`` that it reads, by position.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.core_sharing import CoreSharing
-from gpuprof.machine.scheduling import answer_quickly
+from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.change.adapt import Adapter
 from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce
@@ -372,7 +372,7 @@ def run_server(
 
     _raise_file_limit()
     set_up_heaps()
-    answer_quickly()
+    shorten_wakeup_latency()
 
     async def main() -> None:
         await Server(source, planner, settings, make_engine).run(ready)

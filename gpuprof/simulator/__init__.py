@@ -1,1 +1,1 @@
-"""What if: replays arrivals against a deployment map, without a device."""
+"""Discrete-event simulation: replays arrivals against a deployment map, without a device."""

@@ -1,4 +1,4 @@
-"""What following the load costs and gives: the figures by which policies are compared (USHER, OSDI'24, section 5.4)."""
+"""Cost and benefit of autoscaling: the figures by which policies are compared (USHER, OSDI'24, section 5.4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuprof.simulator.reschedule import Timetable
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """One policy's way through a load."""
+    """The figures of one policy under one load."""
 
     policy: str
     #: ``maps``, ``started``: Maps that followed one another, and replicas that had to be started for them.

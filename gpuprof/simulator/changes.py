@@ -1,4 +1,4 @@
-"""Changes of the cluster while it is simulated: replicas fail, come back, begin and end."""
+"""Changes of the simulated cluster: replicas fail, recover, start and stop."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
     return took
 
 
-def give_up_all_orphans(state: State, tally: Tally) -> None:
-    """Count what still waits for a replica that never came."""
+def fail_all_orphans(state: State, tally: Tally) -> None:
+    """Count requests that still wait for a replica at the end as failed."""
     displaced = np.empty(len(state.next), np.int64)
     for model in range(len(state.orphans)):
-        failover.give_up_orphans(state, tally, model, displaced)
+        failover.fail_orphans(state, tally, model, displaced)
 
 
 def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:
-    """Take the ends of batches that will not end from the calendar."""
+    """Remove the completion events of failed replicas from the calendar."""
     size = int(calendar.size[0])
     events = list(zip(calendar.times[:size].tolist(), calendar.codes[:size].tolist(), strict=True))
     calendar.size[0] = 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprof.rules.routing import expect_rows, finish_ms, makes_oldest_late, next_living, nth_smallest
+from gpuprof.rules.routing import argmin_in_turn, expect_rows, finish_ms, makes_oldest_late, next_live_replica
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,
-    all_settle_first,
-    another_within,
+    do_all_settle_first,
+    find_settled_tie,
+    find_soonest_falling,
+    is_other_falling_within,
     rank,
-    settled_tie,
     slack_ns,
-    soonest_falling,
 )
 from gpuprof.simulator.state import ClusterArrays, State
 
@@ -21,8 +21,8 @@ from gpuprof.simulator.state import ClusterArrays, State
 _expect_rows: Callable[..., int] = jit(expect_rows)
 _finish_ms: Callable[..., float] = jit(finish_ms)
 _makes_oldest_late: Callable[..., bool] = jit(makes_oldest_late)
-_next_living: Callable[..., int] = jit(next_living)
-_nth_smallest: Callable[..., int] = jit(nth_smallest)
+_next_living: Callable[..., int] = jit(next_live_replica)
+_nth_smallest: Callable[..., int] = jit(argmin_in_turn)
 
 _MS = 1e-6  # milliseconds in a nanosecond
 _NS = 1e6  # nanoseconds in a millisecond
@@ -67,8 +67,8 @@ def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> 
 def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return what `find_fastest` returns, by the tree of the model; -1 where bounds cannot tell."""
     ranking, first = state.ranking, cluster.choice_start[model]
-    while not all_settle_first(ranking, model, now):
-        position = soonest_falling(ranking, model)
+    while not do_all_settle_first(ranking, model, now):
+        position = find_soonest_falling(ranking, model)
         replica = cluster.choice[first + position]
         finish = finish_of(cluster, state, replica, now)
         if finish > LONGEST_MS:
@@ -78,12 +78,12 @@ def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tupl
             rank(ranking, model, replica, now, finish, ranking.floor[replica])  # settled, or known better now
             continue
         least = ranking.settled[ranking.root[model] + 1]
-        if finish == least or another_within(ranking, model, position, now + finish * _NS + slack):
+        if finish == least or is_other_falling_within(ranking, model, position, now + finish * _NS + slack):
             return -1, 0.0  # too close to one another
         if finish < least:
             return replica, finish
         break
-    position = settled_tie(ranking, model, state.turn[model])
+    position = find_settled_tie(ranking, model, state.turn[model])
     return cluster.choice[first + position], ranking.settled[ranking.root[model] + 1]
 
 
@@ -97,19 +97,19 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     waiting = state.waiting[replica]
     waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    rows = rows_of(cluster, state, replica)
+    rows = expected_batch_of(cluster, state, replica)
     return _finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
 
 
 @jit
-def rows_of(cluster: ClusterArrays, state: State, replica: int) -> int:
+def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
     """Return what the batch of a request that joined this replica now is expected to hold."""
     joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
     return _expect_rows(state.waiting[replica], joining, cluster.batch[replica])
 
 
 @jit
-def spoils_batch(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
+def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
     """Return whether the oldest request in the queue would miss ``allowed_ms`` for one more in its batch."""
     waiting = state.waiting[replica]
     if waiting == 0:
@@ -126,7 +126,7 @@ def spoils_batch(cluster: ClusterArrays, state: State, replica: int, now: int, a
 
 
 @jit
-def choose_other(
+def choose_harmless(
     cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
 ) -> tuple[int, float]:
     """Return the fastest replica that answers in time and makes no other request late, and its ms; -1: none does."""
@@ -138,7 +138,7 @@ def choose_other(
         finish = finish_of(cluster, state, replica, now)
         if finish > soonest or (chosen >= 0 and finish == soonest):
             continue
-        if not spoils_batch(cluster, state, replica, now, allowed_ms):
+        if not makes_oldest_late_at(cluster, state, replica, now, allowed_ms):
             chosen, soonest = replica, finish
     return chosen, soonest
 
@@ -151,13 +151,13 @@ def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
         state.busy_ms[i] = 0.0
     wait_ms = state.wait_ms[replica]
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    rows = rows_of(cluster, state, replica)
+    rows = expected_batch_of(cluster, state, replica)
     return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)
 
 
 @jit
-def rank_again(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
-    """Tell the tree of its model, if there is one, that something of a replica has changed."""
+def update_rank(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
+    """Update a replica in its model's tree, if there is one, after a change."""
     model = cluster.replica_model[replica]
     if state.ranking.leaves[model] > 0:
         floor = _floor_of(cluster, state, replica)
@@ -166,9 +166,9 @@ def rank_again(cluster: ClusterArrays, state: State, replica: int, now: int) -> 
 
 @jit
 def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int, now: int) -> None:
-    """Say that a replica takes requests from now on, or takes none."""
+    """Set whether a replica takes requests from now on."""
     model = cluster.replica_model[replica]
     state.living[model] += alive - state.alive[replica]
     state.alive[replica] = alive
     state.takes[cluster.choice_start[model] + state.ranking.position[replica]] = alive
-    rank_again(cluster, state, replica, now)
+    update_rank(cluster, state, replica, now)

@@ -17,7 +17,7 @@ def window_of(tally: Tally, time: int) -> int:
 
 
 @jit
-def _cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
+def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
     """Return the stage that made a request late: the longest wait, unless it was late without any."""
     if network + service > slo:
         return _SERVICE if service >= network else _NETWORK
@@ -54,12 +54,12 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
         tally.replica_in_time[replica] += 1
         tally.windows[window, model, 2] += 1
     else:
-        tally.missed[model, _cause(cluster.slo[model], router, network, batching, queue, service)] += 1
+        tally.missed[model, _find_miss_cause(cluster.slo[model], router, network, batching, queue, service)] += 1
 
 
 @jit
 def free_place(state: State, place: int) -> None:
-    """Give the place of a request back."""
+    """Free the slot of a request."""
     state.losses[place] = 0
     state.next[place] = state.free[0]
     state.free[0] = place

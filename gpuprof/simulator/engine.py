@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.machine.machine_code import is_kept
+from gpuprof.machine.machine_code import is_machine_code_cached
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.heap import ARRIVAL, code_of, push
-from gpuprof.simulator.interference import Interference, Neighbours
+from gpuprof.simulator.interference import Interference, NeighbourSlowdowns
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import ClusterArrays, State, Tally, link_free_places, new_state, new_tally
 from gpuprof.simulator.streams import arrival_streams
 
-#: Requests in the system that there is room for at first; `_Run._grow` doubles it.
+#: Requests in the system that there is room for at first; `_SimulationRun._enlarge_store` doubles it.
 _FIRST_PLACES = 2**14
 #: Arrivals, and service times, that are drawn ahead for all models or replicas together.
 _STORED = 2**20
@@ -67,14 +67,14 @@ def simulate_to_tally(
     places = places_of(deployment)
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
-    neighbours = None if interference is None else Neighbours(places, interference)
-    run = _Run(deployment, places, arrivals, options, neighbours)
-    run.to_end(progress or (lambda fraction: None))
+    neighbours = None if interference is None else NeighbourSlowdowns(places, interference)
+    run = _SimulationRun(deployment, places, arrivals, options, neighbours)
+    run.run_to_end(progress or (lambda fraction: None))
     return run.tally
 
 
-class _Run:
-    """One simulation under way."""
+class _SimulationRun:
+    """The state of one simulation."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Run:
         places: tuple[PlacedInstance, ...],
         arrivals: Mapping[str, ArrivalProcess],
         options: SimulationOptions,
-        neighbours: Neighbours | None,
+        neighbours: NeighbourSlowdowns | None,
     ) -> None:
         models, replicas = len(deployment.models), len(places)
         self.end = round(options.duration_s * NS_PER_S)
@@ -105,12 +105,12 @@ class _Run:
         self._most_places = options.max_in_system
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as `gpuprof.rules.routing` begins
         # As if all were used up, so that the next line draws the first ones.
-        self.state.factor_position[_varies(self.cluster)] = factors
+        self.state.factor_position[_has_variable_times(self.cluster)] = factors
         self._refill_factors()
         for model in range(models):
             self._refill_arrivals(model)
 
-    def to_end(self, progress: Callable[[float], None]) -> None:
+    def run_to_end(self, progress: Callable[[float], None]) -> None:
         """Run until every request has left."""
         ends = {self.end * part // _SLICES for part in range(1, _SLICES)}
         by_time: dict[int, list[changes.Change]] = {time: [] for time in ends | {_FOREVER}}
@@ -121,13 +121,13 @@ class _Run:
             for change in by_time[time]:
                 self._change(change)
             progress(min(1.0, time / self.end))
-        changes.give_up_all_orphans(self.state, self.tally)
+        changes.fail_all_orphans(self.state, self.tally)
 
     def _run_until(self, time: int) -> None:
         while (status := kernel.run(self.cluster, self.state, self.tally, time)) not in (kernel.TIME_UP, kernel.EMPTY):
             # One event may have used up several stores, whichever the status names: all are looked at.
             if status == kernel.NEEDS_PLACES:
-                self._grow()
+                self._enlarge_store()
             self._refill_factors()
             for model in np.flatnonzero(self.state.store_position >= self.state.store_size):
                 self._refill_arrivals(int(model))
@@ -164,7 +164,7 @@ class _Run:
         """Draw service times: gamma with mean 1, as the queueing models assume."""
         state, cluster = self.state, self.cluster
         count = state.factors.shape[1]
-        for replica in np.flatnonzero((state.factor_position >= count) & _varies(cluster)):
+        for replica in np.flatnonzero((state.factor_position >= count) & _has_variable_times(cluster)):
             for store, cv in ((state.factors, cluster.cv[replica]), (state.rested, cluster.pause_cv[replica])):
                 if cv > 0.0:
                     scv = float(cv) ** 2
@@ -174,8 +174,8 @@ class _Run:
                     break
             state.factor_position[replica] = 0
 
-    def _grow(self) -> None:
-        """Make room for twice as many requests; at the limit, let the kernel turn away what has no room."""
+    def _enlarge_store(self) -> None:
+        """Double the capacity for requests; at the limit, let the kernel drop requests that do not fit."""
         state = self.state
         had = len(state.next)
         have = min(2 * had, self._most_places)
@@ -195,7 +195,7 @@ class _Run:
         self.state.free[0] = had
 
 
-def _varies(cluster: ClusterArrays) -> NDArray[np.bool_]:
+def _has_variable_times(cluster: ClusterArrays) -> NDArray[np.bool_]:
     return (cluster.cv > 0) | (cluster.pause_cv > 0)
 
 
@@ -205,4 +205,4 @@ def _share(total: int, among: int) -> int:
 
 def is_compiled() -> bool:
     """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
-    return is_kept(kernel.run)
+    return is_machine_code_cached(kernel.run)

@@ -1,4 +1,4 @@
-"""What becomes of the requests of replicas that fail, as the server does it (`gpuprof.serving.router.served_model`).
+"""Reroutes the requests of failed replicas, as the server does (`gpuprof.serving.router.served_model`).
 
 What a failed replica was running and what it held in its queue goes to the living replicas of its model, each request
 to the one that the routing rule chooses, before what waits there already and in the order it was accepted in. When none
@@ -8,14 +8,14 @@ alone, and in the end is given up (`gpuprof.rules.routing`).
 
 from __future__ import annotations
 
-from gpuprof.rules.routing import is_given_up
-from gpuprof.simulator.choice import choose_replica, rank_again
+from gpuprof.rules.routing import is_retry_limit_reached
+from gpuprof.simulator.choice import choose_replica, update_rank
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.departure import FAILED, give_up
-from gpuprof.simulator.replica_queue import goes_alone
+from gpuprof.simulator.replica_queue import must_be_alone
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
-_is_given_up = jit(is_given_up)
+_is_given_up = jit(is_retry_limit_reached)
 
 
 @jit
@@ -43,7 +43,7 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
         moved += 1
         place = state.next[place]
     state.queue_head[replica] = -1
-    state.waiting[replica] = state.lonely[replica] = 0
+    state.waiting[replica] = state.solo_requests[replica] = 0
     count = cluster.first_process[replica + 1] - cluster.first_process[replica]
     if state.free_processes[replica] < count:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
@@ -84,9 +84,9 @@ def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, n
         state.queue_tail[replica] = place
     state.behind[replica] = place
     state.waiting[replica] += 1
-    if goes_alone(state.losses[place]):
-        state.lonely[replica] += 1
-    rank_again(cluster, state, replica, now)
+    if must_be_alone(state.losses[place]):
+        state.solo_requests[replica] += 1
+    update_rank(cluster, state, replica, now)
 
 
 @jit
@@ -113,7 +113,7 @@ def take_orphans(state: State, model: int, displaced: Ints) -> int:
 
 
 @jit
-def give_up_orphans(state: State, tally: Tally, model: int, displaced: Ints) -> None:
-    """Count the orphans of a model that nobody came to serve as failed."""
+def fail_orphans(state: State, tally: Tally, model: int, displaced: Ints) -> None:
+    """Count the orphans of a model that no replica took as failed."""
     for i in range(take_orphans(state, model, displaced)):
         give_up(state, tally, model, displaced[i], FAILED)

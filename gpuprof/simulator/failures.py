@@ -1,4 +1,4 @@
-"""Failures on demand: a GPU or a whole node goes away at a time, and perhaps comes back."""
+"""Injected failures: a GPU or a whole node fails at a given time and may recover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<la
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that goes away."""
+    """A failure of a GPU or a node."""
 
     node: str
     gpu: int | None  #: Index of the GPU; None: the whole node.

@@ -67,7 +67,7 @@ def push(calendar: Calendar, time: int, code: int) -> None:
 
 @jit
 def replace_first(calendar: Calendar, time: int, code: int) -> None:
-    """Take the first event out and add another: one way down the heap, where dropping and pushing are two."""
+    """Take the first event out and add another: one sift-down instead of two sifts."""
     times, codes = calendar.times, calendar.codes
     size = calendar.size[0]
     position = 0

@@ -1,4 +1,4 @@
-"""What router, machine process and clients take from the batches on a machine that serves from its CPU.
+"""CPU time that router, machine process and clients take from the batches on a machine that serves from its CPU.
 
 They work for a request as it comes and as its answer goes. On a core that runs no batch they disturb nobody. Where
 every core runs one, they mostly go on where they were last (`rules.host_work.STAYS`), which is the core that was idle
@@ -33,7 +33,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     other devices, or where there are none. Raises `InputError` when the replicas' shares are more than the machine.
     """
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
-    if not host.disturbs or not replicas:
+    if not host.can_disturb or not replicas:
         return nothing
     slices = cores_of([(one.sm_share_pct, one.turns) for one in replicas], host.host_cores)
     first = np.concatenate([[0], np.cumsum([one.processes for one in replicas])]).tolist()

@@ -1,4 +1,4 @@
-"""Interference by what really runs beside: asks for each combination once, when it first comes up.
+"""Interference by the neighbours that actually run: asks the estimator once for each combination, when it first occurs.
 
 The times in a map are those beside *all* neighbours. Whoever knows better (an estimator, by a function that is passed
 in) says how long a batch takes beside some of them, as a multiple of the map's time.
@@ -22,7 +22,7 @@ _MOST = 2**52
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ReplicaKind:
     """Equal replicas of a partition: how many there are, and what a running one of them weighs in the combination."""
 
     example: PlacedInstance
@@ -30,14 +30,16 @@ class _Kind:
     weight: int
 
 
-class Neighbours:
-    """Knows who stands beside whom, and asks."""
+class NeighbourSlowdowns:
+    """The neighbours of each replica, and the estimator's slowdowns for them."""
 
     def __init__(self, places: Sequence[PlacedInstance], ask: Interference) -> None:
         self._places, self._ask = places, ask
         self._partitions = _group_by_partition(places)
-        self._patterns: dict[Hashable, tuple[int, tuple[_Kind, ...]]] = {}
-        self._pattern_of: list[tuple[int, tuple[_Kind, ...]]] = [self._pattern(group) for group in self._partitions]
+        self._patterns: dict[Hashable, tuple[int, tuple[_ReplicaKind, ...]]] = {}
+        self._pattern_of: list[tuple[int, tuple[_ReplicaKind, ...]]] = [
+            self._pattern(group) for group in self._partitions
+        ]
 
     def table(self) -> Slowdown:
         """Return an empty table of slowdowns for the replicas.
@@ -71,7 +73,7 @@ class Neighbours:
             raise InputError(f"a slowdown must be above 0 and below a million but {place.name} has {factor:g}")
         return with_factor(table, int(table.base[replica] + table.missing[1]), factor)
 
-    def _pattern(self, group: Ints) -> tuple[int, tuple[_Kind, ...]]:
+    def _pattern(self, group: Ints) -> tuple[int, tuple[_ReplicaKind, ...]]:
         places = [self._places[i] for i in group]
         counts = Counter(_kind_of(place) for place in places)
         # By repr, since a kind holds None and text, which cannot be compared.
@@ -82,7 +84,7 @@ class Neighbours:
             # values.
             kinds, weight = [], 1
             for kind, n in key:
-                kinds.append(_Kind(examples[kind], n, weight))
+                kinds.append(_ReplicaKind(examples[kind], n, weight))
                 weight *= n + 1
             ends = [first + len(known) * _combinations(known) for first, known in self._patterns.values()]
             self._patterns[key] = (max(ends, default=0), tuple(kinds))
@@ -92,7 +94,7 @@ class Neighbours:
         return first, kinds_of
 
 
-def _combinations(kinds: Sequence[_Kind]) -> int:
+def _combinations(kinds: Sequence[_ReplicaKind]) -> int:
     return kinds[-1].weight * (kinds[-1].count + 1)
 
 

@@ -1,4 +1,4 @@
-"""The compiled heart of the simulator: what happens at each event.
+"""The compiled event loop of the simulator.
 
 Which replica takes a request and when a batch starts is decided by the very functions that the serving runtime calls,
 `gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled.
@@ -13,16 +13,22 @@ import numpy as np
 from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import (
     adapt_reserve,
-    average_left,
     correct_expected_ms,
     decay_count,
     extend_wait_ms,
     forecast_joining,
     is_refused,
     relax_reserve,
+    update_mean_left_ms,
     usual_reserve,
 )
-from gpuprof.simulator.choice import choose_other, choose_replica, rank_again, rows_of, spoils_batch
+from gpuprof.simulator.choice import (
+    choose_harmless,
+    choose_replica,
+    expected_batch_of,
+    makes_oldest_late_at,
+    update_rank,
+)
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
 from gpuprof.simulator.heap import (
@@ -38,14 +44,14 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.host import run_host_work
-from gpuprof.simulator.replica_queue import goes_alone, take_batch
+from gpuprof.simulator.replica_queue import must_be_alone, take_batch
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
 _batch_size_now, _is_refused = jit(batch_size_now), jit(is_refused)
 _correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
-_average_left, _decay_count, _extend_wait_ms = jit(average_left), jit(decay_count), jit(extend_wait_ms)
+_average_left, _decay_count, _extend_wait_ms = jit(update_mean_left_ms), jit(decay_count), jit(extend_wait_ms)
 #: It takes a sequence, and here gets an array.
 _forecast_joining: Callable[..., int] = jit(forecast_joining)
 
@@ -68,20 +74,20 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         priority, ident = priority_of(code), ident_of(code)
         place = replica = -1
         if priority == COMPLETION:
-            replica = _complete(cluster, state, tally, ident, now)
+            replica = _complete_batch(cluster, state, tally, ident, now)
         elif priority == ARRIVAL:
             if state.free[0] < 0 and state.places_capped[0] == 0:
                 return NEEDS_PLACES
-            place = _arrive(cluster, state, tally, ident, now)
+            place = _handle_arrival(cluster, state, tally, ident, now)
         elif priority == JOIN:
-            place = _end_of_leg(state, ident)
+            place = _end_router_delay(state, ident)
         else:
             drop_first(calendar)
             state.armed[ident] = 0
             replica = ident
         # Every event ends here, and only here: what is called once is compiled once.
         if place >= 0:
-            replica = _join(cluster, state, tally, ident, place, now)
+            replica = _join_queue(cluster, state, tally, ident, place, now)
         if replica >= 0:
             dispatch(cluster, state, replica, now)
         if state.host[0] > 0:
@@ -99,7 +105,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
 
 
 @jit
-def _arrive(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
+def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
     """A client sends a request; return its place when it is with the replicas at once, else -1."""
     if cluster.host_event[0] > 0:
         run_host_work(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
@@ -138,7 +144,7 @@ def _arrive(cluster: ClusterArrays, state: State, tally: Tally, model: int, now:
 
 
 @jit
-def _end_of_leg(state: State, model: int) -> int:
+def _end_router_delay(state: State, model: int) -> int:
     """A request has passed the router and the network; return its place."""
     place: int = state.pending_head[model]
     following = state.next[place]
@@ -151,7 +157,7 @@ def _end_of_leg(state: State, model: int) -> int:
 
 
 @jit
-def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
+def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
     """Put a request into a replica's queue or refuse it; return the replica that was chosen, -1 when none lives."""
     replica, finish = choose_replica(cluster, state, model, now)
     if replica < 0:
@@ -161,19 +167,22 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
     if cluster.refuse_hopeless:
         slo, reserve = cluster.slo[model] * _MS, _reserve_now(state, model, now)
         allowed = (1.0 - reserve) * slo
-        spoils = spoils_batch(cluster, state, replica, now, allowed)
+        spoils = makes_oldest_late_at(cluster, state, replica, now, allowed)
         if spoils:
-            other, its_finish = choose_other(cluster, state, model, now, allowed, waited)
+            other, its_finish = choose_harmless(cluster, state, model, now, allowed, waited)
             if other >= 0:
                 replica, finish, spoils = other, its_finish, False
         idle = state.free_processes[replica]
         refused = spoils or _is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
-    _note_arrival(cluster, state, replica, now, refused)
+    _count_arrival(cluster, state, replica, now, refused)
     if refused:
         give_up(state, tally, model, place, REFUSED)
         return replica  # it may wait longer for others now
     if cluster.refuse_hopeless:
-        state.expected_ms[place], state.expected_rows[place] = waited + finish, rows_of(cluster, state, replica)
+        state.expected_ms[place], state.expected_rows[place] = (
+            waited + finish,
+            expected_batch_of(cluster, state, replica),
+        )
     state.next[place] = -1
     if state.waiting[replica] == 0:
         state.queue_head[replica] = place
@@ -185,7 +194,7 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
 
 
 @jit
-def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
+def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
     """Count a request that was sent to a replica, let in or refused."""
     full_ms = cluster.latency_ms[replica, cluster.batch[replica] - 1]
     elapsed_ms = (now - state.counted_at[replica]) * _MS
@@ -246,24 +255,24 @@ def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: in
 
 @jit
 def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
-    """Start as many batches as the rule allows, and see that the rule is asked again in time."""
+    """Start as many batches as the rule allows, and set a timer for its next evaluation."""
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
-        size = _size_now(cluster, state, replica, now)
+        size = _batch_size_or_set_timer(cluster, state, replica, now)
         if size == 0:
             break
         slowdown = factor_now(state.slowdown, replica, state.free_processes[replica] < processes, now)
         if slowdown < 0.0:
             break  # it is asked for, and then this is called again
-        _start(cluster, state, replica, size, slowdown, now)
-    rank_again(cluster, state, replica, now)
+        _start_batch(cluster, state, replica, size, slowdown, now)
+    update_rank(cluster, state, replica, now)
 
 
 @jit
-def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
+def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
     """Return how many requests go now; when none do, set the timer."""
     head = state.queue_head[replica]
-    if state.lonely[replica] > 0 and goes_alone(state.losses[head]):
+    if state.solo_requests[replica] > 0 and must_be_alone(state.losses[head]):
         return 1
     oldest = state.joined[head]
     waited = (now - oldest) * _MS
@@ -282,7 +291,7 @@ def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> i
 
 
 @jit
-def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
+def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
     """Give up to ``size`` of the oldest requests to the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
@@ -293,7 +302,7 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
         state.held[replica] = 0
     expected = cluster.latency_ms[replica, size - 1] * 1e6
     _forecast(cluster, state, replica, cluster.latency_ms[replica, size - 1], now)
-    factor = slowdown * _spread(cluster, state, replica, now > state.freed_at[process])
+    factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
     takes, turns, begins = int(cluster.turn_ms[replica, size - 1] * 1e6 * factor + 0.5), cluster.turns[replica], now
     if turns >= 0:  # behind those that were sent before
         begins = max(now, state.turn_until[turns])
@@ -312,7 +321,7 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
 
 @jit
 def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
-    """Expect of the requests of a batch that was held to be filled what they take from now on."""
+    """Restart the expected times of a held batch's requests at its start."""
     place = state.flight[process]
     while place >= 0:
         waited = (now - state.arrived[place]) * _MS
@@ -322,7 +331,7 @@ def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: 
 
 
 @jit
-def _spread(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
+def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
     """Return the time of the next batch over its mean; one that finds its process at rest finds cold caches there."""
     factor: float = cluster.pause_factor[replica] if rested else 1.0
     if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
@@ -336,7 +345,7 @@ def _spread(cluster: ClusterArrays, state: State, replica: int, rested: bool) ->
 
 
 @jit
-def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
+def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
     """A batch is done; return its replica, -1 when it was disturbed meanwhile and ends later."""
     if state.done_at[process] > now:
         replace_first(state.calendar, state.done_at[process], code_of(COMPLETION, process))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.named_values import collect_once
+from gpuprof.domain.named_values import collect_distinct
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.simulator.trace import Trace
 
@@ -76,6 +76,6 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
         if not value > 0.0 or (separator and not model):
             raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
         rates.append((model, value))
-    by_model = collect_once("the rate", rates)
+    by_model = collect_distinct("the rate", rates)
     total = by_model.pop("", None)
     return by_model, total

@@ -1,4 +1,4 @@
-"""What a simulation found: goodput, percentiles, stages, misses by cause, utilisation; as rows and as a document."""
+"""Results of a simulation: goodput, percentiles, stages, misses by cause, utilisation; as rows and as a document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CDF_POINTS = 400
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """What one model's clients saw."""
+    """Results of one model, as its clients see them."""
 
     model: str
     slo_ms: float
@@ -50,7 +50,7 @@ class ModelOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOutcome:
-    """What one replica did.
+    """Results of one replica.
 
     ``answered`` counts what is answered after the last arrival too, ``throughput_rps`` does not; ``utilization`` is the
     part of the time that a process of it was busy.
@@ -130,7 +130,7 @@ class SimulationOutcome:
 def outcome_of(
     deployment: DeploymentMap, places: Sequence[PlacedInstance], tally: Tally, options: SimulationOptions
 ) -> SimulationOutcome:
-    """Return what the tally says."""
+    """Return the results in a tally."""
     seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
     names = list(deployment.models)
     return SimulationOutcome(

@@ -1,4 +1,4 @@
-"""Finds the replica that `gpuprof.rules.routing.FastestFirst` would choose without looking at all of them.
+"""A tournament tree that finds the replica that `gpuprof.rules.routing.FastestFirst` would choose.
 
 Between two changes of a replica (a request joins it, a batch starts or ends) the time until it would answer, by
 `rules.routing.finish_ms`, only falls as time passes, no faster than time itself, and never below what it is once
@@ -113,7 +113,7 @@ def slack_ns(finish: float) -> float:
 
 
 @jit
-def all_settle_first(ranking: Ranking, model: int, now: int) -> bool:
+def do_all_settle_first(ranking: Ranking, model: int, now: int) -> bool:
     """Return whether no falling replica can be as good as the best settled one."""
     top = ranking.root[model] + 1
     least = ranking.settled[top]
@@ -124,7 +124,7 @@ def all_settle_first(ranking: Ranking, model: int, now: int) -> bool:
 
 
 @jit
-def soonest_falling(ranking: Ranking, model: int) -> int:
+def find_soonest_falling(ranking: Ranking, model: int) -> int:
     """Return the position of the falling replica with the earliest instant."""
     base, leaves = ranking.root[model], ranking.leaves[model]
     wanted = ranking.falling[base + 1]
@@ -136,7 +136,7 @@ def soonest_falling(ranking: Ranking, model: int) -> int:
 
 
 @jit
-def another_within(ranking: Ranking, model: int, position: int, limit: float) -> bool:
+def is_other_falling_within(ranking: Ranking, model: int, position: int, limit: float) -> bool:
     """Return whether a falling replica other than that at ``position`` is bounded by an instant up to ``limit``."""
     base = ranking.root[model]
     node = ranking.leaves[model] + position
@@ -148,7 +148,7 @@ def another_within(ranking: Ranking, model: int, position: int, limit: float) ->
 
 
 @jit
-def settled_tie(ranking: Ranking, model: int, turn: int) -> int:
+def find_settled_tie(ranking: Ranking, model: int, turn: int) -> int:
     """Return the position of that of the replicas with the least floor whose turn it is."""
     base, leaves = ranking.root[model], ranking.leaves[model]
     least = ranking.settled[base + 1]

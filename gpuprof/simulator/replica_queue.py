@@ -6,7 +6,7 @@ from gpuprof.rules import routing
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.state import State
 
-goes_alone = jit(routing.goes_alone)
+must_be_alone = jit(routing.must_be_alone)
 
 
 @jit
@@ -14,8 +14,8 @@ def take_batch(state: State, replica: int, process: int, size: int) -> int:
     """Move a batch from the queue to its process, and return how many it holds: fewer where some go alone."""
     place = state.queue_head[replica]
     state.flight[process] = place
-    if state.lonely[replica] > 0:
-        return _take_around(state, replica, size)
+    if state.solo_requests[replica] > 0:
+        return _take_shareable(state, replica, size)
     for _ in range(size - 1):
         place = state.next[place]
     state.queue_head[replica] = state.next[place]
@@ -25,24 +25,24 @@ def take_batch(state: State, replica: int, process: int, size: int) -> int:
 
 
 @jit
-def _take_around(state: State, replica: int, size: int) -> int:
+def _take_shareable(state: State, replica: int, size: int) -> int:
     """Take the head of the queue and, unless it goes alone, others that do not; return how many."""
     last = state.queue_head[replica]
     place, kept, taken = state.next[last], -1, 1
-    if goes_alone(state.losses[last]):
-        state.lonely[replica] -= 1
+    if must_be_alone(state.losses[last]):
+        state.solo_requests[replica] -= 1
         size = 1
     while taken < size and place >= 0:
         following = state.next[place]
-        if goes_alone(state.losses[place]):
-            kept = _keep(state, replica, kept, place)
+        if must_be_alone(state.losses[place]):
+            kept = _link_in_queue(state, replica, kept, place)
         else:
             state.next[last] = place
             last = place
             taken += 1
         place = following
     state.next[last] = -1
-    _keep(state, replica, kept, place)
+    _link_in_queue(state, replica, kept, place)
     if place < 0:
         state.queue_tail[replica] = kept
     state.waiting[replica] -= taken
@@ -50,7 +50,7 @@ def _take_around(state: State, replica: int, size: int) -> int:
 
 
 @jit
-def _keep(state: State, replica: int, before: int, place: int) -> int:
+def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
     """Let a request follow the one before it in the queue, or lead it; return it."""
     if before < 0:
         state.queue_head[replica] = place

@@ -1,4 +1,4 @@
-"""Rescheduling in the loop: the map changes as the load does, and moving costs time (USHER, OSDI'24, section 5.4).
+"""Rescheduling: the map follows the load, and changes cost time (USHER, OSDI'24, section 5.4).
 
 At the end of each period a scheduler that is passed in sees the rates of that period and may give another map. Arrivals
 do not depend on the map, so that all maps are known before anything is simulated, and one simulation of all replicas
@@ -111,7 +111,7 @@ def make_timetable(
     scheduler: Scheduler,
     costs: MoveCosts,
 ) -> Timetable:
-    """Ask the scheduler after each period but the last, and return who lives when.
+    """Ask the scheduler after each period but the last, and return when each replica runs.
 
     A replica that is in both maps goes on. A new one begins after its model is loaded; until then those that it
     replaces go on, unless the MIG layout of their GPU changes: then they end at once, and the new one begins later by
@@ -161,7 +161,7 @@ class _TimetableBuilder:
         return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
-        """Begin the replicas that a wanted map adds, and end those that it lacks."""
+        """Start the replicas that a new map adds, and stop those that it lacks."""
         after = _index_by_key(wanted)
         new = [key for key in after if key not in self.alive]
         gone = [key for key in self.alive if key not in after]

@@ -1,11 +1,11 @@
-"""An approximation for what is too large to play through: a sample of the replicas at a sample of the times.
+"""Approximates large simulations by a sample of the replicas at a sample of the times.
 
 *Replicas*: of each model's equal replicas some are kept, and the rate falls in the same proportion. The router then
 chooses among fewer, so that waits come out a little longer than they are. *Times*: the duration is cut into slots, and
 a few seconds of each are simulated at the mean rate of the slot, so that what happens within a slot is averaged out.
-Bursts that come and go within a slot are seen in the proportion that they have; where they overload a model, a request
-is served either in a burst or in the calm, and a median that lies between the two is ill-conditioned: it is sampled
-badly, as it varies between whole simulations too, whereas goodput and the tails are not.
+Bursts within a slot are sampled in their true proportion; where they overload a model, a request is served either in a
+burst or in the calm, and a median that lies between the two is ill-conditioned: it is sampled badly, as it varies
+between whole simulations too, whereas goodput and the tails are not.
 Between slots the work that a model could not do is carried over as a fluid: it delays every request until it has gone.
 `bench/simulator.py` prints the error of both on maps that can be simulated whole.
 """
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from gpuprof.domain.arrival_process import (
     NS_PER_S,
     ArrivalProcess,
-    Batched,
-    Bursts,
-    Diurnal,
-    Gamma,
-    Hyperexponential,
-    Lognormal,
+    BatchPoissonArrivals,
+    DiurnalArrivals,
+    GammaArrivals,
+    HyperexponentialArrivals,
+    LognormalArrivals,
+    MmppArrivals,
     RecordedArrivals,
 )
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
@@ -78,8 +78,8 @@ def simulate_sampled(
         raise InputError(f"{options.duration_s:g} s are too short to sample", "simulate them whole")
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
-    small, kept = shrink(deployment, sampling.replicas)
-    slots = _Slots(deployment, small, kept, arrivals, options, sampling)
+    small, kept = sample_replicas(deployment, sampling.replicas)
+    slots = _SlotTally(deployment, small, kept, arrivals, options, sampling)
     for slot in range(sampling.slots):
         slots.simulate(slot)
         if progress is not None:
@@ -87,7 +87,7 @@ def simulate_sampled(
     return slots.outcome()
 
 
-def shrink(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[str, float]]:
+def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[str, float]]:
     """Return the map with at most about ``most`` replicas a model, and the part of each model's capacity that is left.
 
     Replicas are equal when they have the same batch times, processes and wait; each kind keeps its part, at least one.
@@ -130,7 +130,7 @@ def slot_rate(process: ArrivalProcess, begin_s: float, end_s: float) -> float:
     if isinstance(process, RecordedArrivals):
         first, last = np.searchsorted(process.times, [int(begin_s * NS_PER_S), int(end_s * NS_PER_S)])
         return float(last - first) / (end_s - begin_s)
-    if isinstance(process, Diurnal):
+    if isinstance(process, DiurnalArrivals):
         phase = (begin_s + end_s) / 2 / process.period_s
         swing = (process.peak_to_trough - 1.0) / (process.peak_to_trough + 1.0)
         return process.rate_rps * (1.0 - swing * math.cos(2.0 * math.pi * phase))
@@ -143,14 +143,14 @@ def slot_process(process: ArrivalProcess, rate_rps: float, turn: int = 0) -> Arr
     Bursts begin where the ``turn``-th point of a sequence says that fills the square evenly (Roberts's R2): drawn at
     random, the few slots would now and then see half as many bursts as there are, or twice as many.
     """
-    if isinstance(process, Bursts):
+    if isinstance(process, MmppArrivals):
         return replace(process, rate_rps=rate_rps, start=(_R2[0] * turn % 1.0, _R2[1] * turn % 1.0))
-    if isinstance(process, (Gamma, Lognormal, Hyperexponential, Batched)):
+    if isinstance(process, (GammaArrivals, LognormalArrivals, HyperexponentialArrivals, BatchPoissonArrivals)):
         return replace(process, rate_rps=rate_rps)
-    return process if rate_rps == process.rate_rps else Gamma(rate_rps)
+    return process if rate_rps == process.rate_rps else GammaArrivals(rate_rps)
 
 
-class _Slots:
+class _SlotTally:
     """The tally of all slots together, and the work that is left over from one to the next."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How much slower a batch is for what runs beside it: a table that is filled as combinations come up.
+"""Slowdown of a batch by its neighbours: a hash table that is filled as combinations occur.
 
 Replicas of one partition disturb one another. A batch is slowed by the replicas that run a batch at the instant it
 starts; that holds until it ends, so that a neighbour who comes later and one who leaves early balance. A replica runs
@@ -23,7 +23,7 @@ _FIRST_SLOTS = 1024  # a power of two, since slots are found by masking
 
 
 class Slowdown(NamedTuple):
-    """Who disturbs whom, and the table.
+    """Which replicas slow one another down, and the hash table of factors.
 
     ``partition`` (R,): where a replica stands. ``weight`` (R,): what it adds to ``running`` (partitions,) while it
     runs; ``base`` (R,): what its combinations begin at, -1 where nothing is to be asked. ``keys`` and ``factors``

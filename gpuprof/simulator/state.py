@@ -1,4 +1,4 @@
-"""What the compiled part of the simulator works on: arrays in named tuples.
+"""State of the compiled event loop: arrays in named tuples.
 
 Letters in the shapes: M models, R replicas, P processes, B largest batch, N places for requests in the system, A and F
 lengths of the stores of arrivals and of service times drawn ahead, W parts of the time line. Times are nanoseconds.
@@ -114,7 +114,7 @@ class State(NamedTuple):
     queue_tail: Ints
     waiting: Ints
     behind: Ints  #: Shape (R,). The last of those that were put before a queue's head, -1: none.
-    lonely: Ints  #: Shape (R,). How many in a queue were lost so often that they go alone.
+    solo_requests: Ints  #: Shape (R,). How many in a queue were lost so often that they go alone.
     #: ``armed``, ``held``, ``wait_ms``: Shape (R,). Whether a timer is set, whether the next batch waits to be filled,
     #: and how long one does.
     armed: Ints
@@ -226,7 +226,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         usual_reserve=np.full(models, RESERVE),
         reserve_at=np.zeros(models, np.int64),
         losses=np.zeros(places, np.int8),
-        lonely=np.zeros(replicas, np.int64),
+        solo_requests=np.zeros(replicas, np.int64),
         behind=np.full(replicas, -1),
         orphans=np.full(models, -1),
         alive=np.zeros(replicas, np.int64),

@@ -1,4 +1,4 @@
-"""A trace: which model was asked when, and the CSV file that holds one.
+"""Traces: the arrival times of each model's requests, and their CSV file.
 
 The file has the header ``time_s,model``: seconds from the start, ascending, a line a request. Without the column
 ``model`` every request is for the same one.
@@ -52,13 +52,15 @@ class Trace:
 
     def statistics(self, width_s: float) -> list[dict[str, object]]:
         """Return one row a model: requests, mean rate, rate in the fullest ``width_s``, burstiness and longest gap."""
-        peaks = {m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()}
+        mmpp_with_peaks = {
+            m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()
+        }
         return [
             {
                 "model": model or "all",
                 "requests": len(times),
                 "rate_rps": len(times) / self.duration_s,
-                "peak_rps": float(peaks[model]) / width_s,
+                "peak_rps": float(mmpp_with_peaks[model]) / width_s,
                 "gap_scv": _scv(np.diff(times)),
                 "longest_gap_s": float(np.diff(times).max() / NS_PER_S) if len(times) > 1 else None,
             }
@@ -87,13 +89,13 @@ def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, 
     end = int(duration_s * NS_PER_S)
     seeds = np.random.SeedSequence(seed).spawn(len(processes))
     times = {
-        model: _until(process, end, np.random.Generator(np.random.PCG64(child)))
+        model: _times_until(process, end, np.random.Generator(np.random.PCG64(child)))
         for (model, process), child in zip(processes.items(), seeds, strict=True)
     }
     return Trace(times, duration_s)
 
 
-def _until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
+def _times_until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
     expected = process.rate_rps * end / NS_PER_S
     # Four standard deviations of a Poisson count above the mean: mostly one piece is enough.
@@ -137,13 +139,13 @@ def read_trace(path: Path) -> Trace:
         table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=_arrow_types(types)))
         seconds = table["time_s"].to_numpy()
     except (ArrowInvalid, KeyError):
-        raise _first_fault(path) or InputError(
+        raise _find_first_error(path) or InputError(
             f"{path} cannot be read as a trace", "write time_s,model and a line for each request"
         ) from None
     if len(seconds) == 0:
         raise InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
     if not np.isfinite(seconds).all() or seconds.min() < 0 or seconds.max() > LONGEST_S or (np.diff(seconds) < 0).any():
-        raise _first_fault(path) or InputError(f"{path}: times must be numbers that never fall")
+        raise _find_first_error(path) or InputError(f"{path}: times must be numbers that never fall")
     times = np.rint(seconds * NS_PER_S).astype(np.int64)
     duration_s = max(float(seconds[-1]), 1.0 / NS_PER_S)
     if "model" not in header:
@@ -151,7 +153,7 @@ def read_trace(path: Path) -> Trace:
     models = table["model"].combine_chunks().dictionary_encode()
     names = models.dictionary.to_pylist()
     if models.null_count or any(not name or "\n" in name for name in names):  # a line break: a quotation is not closed
-        raise _first_fault(path) or InputError(f"{path}: model is empty")
+        raise _find_first_error(path) or InputError(f"{path}: model is empty")
     index = models.indices.to_numpy(zero_copy_only=False)
     return Trace({str(name): times[index == i] for i, name in enumerate(names)}, duration_s)
 
@@ -196,7 +198,7 @@ def _header(path: Path) -> list[str]:
     return header
 
 
-def _first_fault(path: Path) -> InputError | None:
+def _find_first_error(path: Path) -> InputError | None:
     """Return the error of the first line that is wrong; slow, and so only asked when one is."""
     rows = open_rows(path)
     _, header = next(rows)

@@ -54,9 +54,9 @@ def _write(architecture: ZooArchitecture, output: Path, seed: int) -> None:
 
         onnx.save(build_light(architecture.stem, seed), output)
     elif architecture.origin == OURS:
-        from gpuprof.zoo.ours import build_ours
+        from gpuprof.zoo.small_networks import build_small_network
 
-        onnx.save(build_ours(architecture.stem, seed), output)
+        onnx.save(build_small_network(architecture.stem, seed), output)
     else:
         from gpuprof.zoo.exports import export
 

@@ -108,11 +108,11 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
     spec = EXPORTS[stem]
     model = _model(spec, seed)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    examples = tuple(_example(name, spec.side) for name in spec.inputs)
+    examples = tuple(_make_example_input(name, spec.side) for name in spec.inputs)
     batch = torch.export.Dim("batch")
-    with _quiet():
+    with _silence_exporter():
         program = torch.onnx.export(
-            _Positional.of(model, spec),
+            _PositionalWrapper.of(model, spec),
             examples,
             dynamo=True,
             dynamic_shapes=(tuple({0: batch} for _ in examples),),
@@ -122,7 +122,7 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
             verbose=False,
         )
     assert program is not None
-    _strip(program.model, stem)
+    _strip_metadata(program.model, stem)
     # A fifth for what is no parameter: buffers, constants, the graph itself.
     external = 1.2 * parameters > LARGEST_FILE_BYTES
     onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
@@ -133,11 +133,11 @@ def _model(spec: ExportedArchitecture, seed: int) -> torch.nn.Module:
     import transformers
 
     torch.manual_seed(seed)
-    with _quiet():
+    with _silence_exporter():
         config = getattr(transformers, spec.config)(**spec.settings, attn_implementation="eager")
         model: torch.nn.Module = getattr(transformers, spec.model)(config)
     _replace_pool(model)
-    _calibrate(model)
+    _calibrate_batch_norms(model)
     return model.eval()
 
 
@@ -154,7 +154,7 @@ def _replace_pool(model: torch.nn.Module) -> None:
             module.pooler = torch.nn.AdaptiveAvgPool2d(1)
 
 
-def _calibrate(model: torch.nn.Module) -> None:
+def _calibrate_batch_norms(model: torch.nn.Module) -> None:
     """Give normalisations over the batch the statistics of random images, as training would have left them.
 
     Kernels are drawn as He et al. (2015) propose first: what some configurations draw fades to nothing in
@@ -179,7 +179,7 @@ def _calibrate(model: torch.nn.Module) -> None:
     torch.set_num_threads(threads)
 
 
-def _example(name: str, side: int) -> torch.Tensor:
+def _make_example_input(name: str, side: int) -> torch.Tensor:
     import torch
 
     if name == "pixel_values":
@@ -189,7 +189,7 @@ def _example(name: str, side: int) -> torch.Tensor:
     return torch.randint(2, 100, (EXAMPLE_BATCH, LENGTH))
 
 
-class _Positional:
+class _PositionalWrapper:
     """Makes a module that takes the inputs by position and gives the wanted outputs only."""
 
     @staticmethod
@@ -213,7 +213,7 @@ class _Positional:
         return Positional().eval()
 
 
-def _strip(model: Any, name: str) -> None:
+def _strip_metadata(model: Any, name: str) -> None:
     """Remove what the exporter noted about the code and the machine that it ran on."""
     model.producer_name, model.producer_version, model.graph.name = "gpuprof", None, name
     model.doc_string = model.graph.doc_string = None
@@ -228,8 +228,8 @@ def _strip(model: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's chatter from the terminal; its errors are raised all the same."""
+def _silence_exporter() -> Iterator[None]:
+    """Suppress the exporter's output on the terminal; its errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

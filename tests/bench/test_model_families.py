@@ -16,7 +16,7 @@ from bench.model_kinds import Kind
 from bench.model_kinds.odd import ODD
 from gpuprof.domain.demand import read_demands
 from gpuprof.errors import InputError
-from gpuprof.graph.load import load_runnable, only_batch
+from gpuprof.graph.load import load_runnable, read_fixed_batch
 from tests.reruns import serves_in_real_time
 
 
@@ -33,7 +33,7 @@ def test_every_odd_model_is_read_or_refused_with_a_remedy(tmp_path: Path) -> Non
         path = tmp_path / "model.onnx"
         kind.build(path)
         try:
-            load_runnable(path, only_batch(path) or 1, dims=kind.dims)
+            load_runnable(path, read_fixed_batch(path) or 1, dims=kind.dims)
         except InputError as error:
             assert error.fix, f"{kind.name}: {error}"
 
@@ -44,7 +44,7 @@ def test_the_table_has_what_became_of_each() -> None:
         FamilyOutcome("b", remark="profile: no | such op"),
         FamilyOutcome("c", 1.0, 1.0, remark="place: too large"),
         FamilyOutcome("d", 1.0, 1.0, 4, remark="serve: no such type"),
-        FamilyOutcome("e", remark="profile: it did not end", is_given_up=True),
+        FamilyOutcome("e", remark="profile: it did not end", is_retry_limit_reached=True),
     ]
     lines = render_table(rows).splitlines()
     assert lines[2] == "| a | served | 1.25 | 0.5 | 2 | 40 of 40 |  |"
@@ -57,7 +57,7 @@ def test_the_table_has_what_became_of_each() -> None:
 
 def test_a_kind_that_does_not_end_is_given_up_and_the_command_is_named(tmp_path: Path) -> None:
     (outcome,) = take_kinds(ODD[:1], tmp_path, tmp_path / "models", limit_s=0.01)
-    assert outcome.is_given_up and outcome.became == "too slow"
+    assert outcome.is_retry_limit_reached and outcome.became == "too slow"
     assert outcome.remark.startswith("profile: it did not end in the ")
 
 

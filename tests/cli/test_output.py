@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, percent, print_json, print_rows, say
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
 ROWS: list[dict[str, object]] = [
     {"model": "resnet50", "latency_ms": 12.3456, "note": ["a"]},
     {"model": "[bold]", "latency_ms": None, "note": []},
 ]
-COLUMNS = [Column("model", "model", right=False), Column("latency_ms", "latency ms", number(3))]
+COLUMNS = [Column("model", "model", right=False), Column("latency_ms", "latency ms", number_formatter(3))]
 
 
 def test_people_get_rounded_figures_and_a_dash_for_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def test_two_formats_at_once_are_refused() -> None:
     [(0, "0"), (1234.5, "1,234"), (0.012345, "0.0123"), (None, "–"), (float("inf"), "∞"), (99.96, "100.0"), ("x", "x")],
 )
 def test_numbers_are_shown_to_three_significant_digits(value: object, shown: str) -> None:
-    assert number(3)(value) == shown
+    assert number_formatter(3)(value) == shown
 
 
 def test_bytes_and_fractions_have_their_own_way() -> None:
@@ -70,7 +70,7 @@ def test_bytes_and_fractions_have_their_own_way() -> None:
     ],
 )
 def test_the_numbers_of_a_column_have_one_form(values: list[object], shown: list[str]) -> None:
-    assert number(3).show_column(values) == shown
+    assert number_formatter(3).show_column(values) == shown
 
 
 def test_the_time_left_is_told_after_one_step() -> None:
@@ -139,7 +139,7 @@ def test_a_percentage_above_a_table_has_its_sign_behind_it(
 
     columns = [
         Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-        Column("share_pct", "share %", number(), role=ColumnRole.KEY),
+        Column("share_pct", "share %", number_formatter(), role=ColumnRole.KEY),
         Column("source", "from", right=False),
     ]
     rows = [{"model": name, "share_pct": 25.0, "source": name * 12} for name in ("net", "cat")]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuprof.cli.output import Column, Format, print_rows, print_text
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, lay_out_columns
-from gpuprof.domain.number_format import number
+from gpuprof.domain.number_format import number_formatter
 
 _WORDS = st.text("abc 0123456789,", max_size=30)
 _COLUMN = st.builds(
@@ -54,8 +54,8 @@ _PLAN = (
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("batch", "batch", role=ColumnRole.KEY),
-    *(Column(f"figure{i}", f"figure{i}", number(6)) for i in range(5)),
-    Column("error", "error", number(6), role=ColumnRole.DERIVED, joined=True),
+    *(Column(f"figure{i}", f"figure{i}", number_formatter(6)) for i in range(5)),
+    Column("error", "error", number_formatter(6), role=ColumnRole.DERIVED, joined=True),
 )
 _ROWS = [
     {"node": f"node{i % 2}", "device": "a100-80", "model": "resnet50", "batch": 2**i, "error": 123.456}
@@ -82,7 +82,7 @@ def test_every_row_of_every_part_names_model_and_batch_and_what_is_the_same_stan
 def test_columns_stand_closer_where_the_table_then_stays_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = [Column("model", "model", right=False), *(Column(f"k{i}", "figure", number(6)) for i in range(6))]
+    plain = [Column("model", "model", right=False), *(Column(f"k{i}", "figure", number_formatter(6)) for i in range(6))]
     row = {"model": "net", **{f"k{i}": 105883.0 for i in range(6)}}
     monkeypatch.setenv("COLUMNS", str(5 + 6 * (7 + 2)))
     print_rows([row], plain, Format.TABLE)
@@ -106,7 +106,10 @@ def test_no_number_is_broken_at_forty_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    shown = [Column("model", "model", right=False), *(Column(f"k{i}", f"figure {i}", number(6)) for i in range(6))]
+    shown = [
+        Column("model", "model", right=False),
+        *(Column(f"k{i}", f"figure {i}", number_formatter(6)) for i in range(6)),
+    ]
     print_rows([{"model": "net", **{f"k{i}": 105883.0 + i for i in range(6)}}], shown, Format.TABLE)
     printed = capsys.readouterr().out
     assert all(f"{105883 + i:,}" in printed for i in range(6))
@@ -122,7 +125,7 @@ def test_columns_without_roles_repeat_the_first_that_tell_rows_apart(
         Column("model", "model", right=False),
         Column("share", "share"),
         Column("batch", "batch"),
-        *(Column(f"figure{i}", f"figure{i}", number(6)) for i in range(8)),
+        *(Column(f"figure{i}", f"figure{i}", number_formatter(6)) for i in range(8)),
     ]
     rows = [
         {"model": model, "share": 25, "batch": batch} | {f"figure{i}": 123456.0 + i for i in range(8)}

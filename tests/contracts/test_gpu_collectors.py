@@ -54,7 +54,9 @@ class TestNsysNcu(CollectorContract):
 
 
 def test_auto_says_why_it_did_not_take_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.nvml_missing", lambda: "no NVIDIA GPU: driver not loaded")
+    monkeypatch.setattr(
+        "gpuprof.profiling.gpu.collectors.nvml_unavailable_reason", lambda: "no NVIDIA GPU: driver not loaded"
+    )
     with pytest.raises(UnavailableError) as caught:
         choose_collector("auto", "gpu")
     message = str(caught.value)

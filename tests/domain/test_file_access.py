@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpuprof.domain.file_access import refuse_pipe, refuse_to_replace, write_whole
+from gpuprof.domain.file_access import refuse_pipe, refuse_to_replace, write_atomically
 from gpuprof.errors import InputError
 
 
@@ -37,11 +37,11 @@ def test_a_pipe_that_the_shell_made_is_read() -> None:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "map.json"
-    write_whole(file, b"first")
+    write_atomically(file, b"first")
     assert file.read_bytes() == b"first" and file.stat().st_mode & 0o777 == 0o644
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_whole(file, b"second")
+        write_atomically(file, b"second")
     assert file.read_bytes() == b"first" and list(tmp_path.iterdir()) == [file]
 
 
@@ -50,7 +50,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write_whole(pipe, b"a map")
+        write_atomically(pipe, b"a map")
         assert pipe.is_fifo() and os.read(reading, 100) == b"a map"
     finally:
         os.close(reading)

@@ -11,7 +11,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.errors import InputError
-from gpuprof.rules.host_work import HostWork, recorded_work
+from gpuprof.rules.host_work import HostWork, host_work_of_plan
 
 #: As `place --gpus v100:2 --confidence 0.9 --max-batch 4 --max-processes 2` wrote it when maps had ``inputs``.
 OLD = Path(__file__).with_name("map_of_0_1_0.json")
@@ -90,8 +90,8 @@ def test_names_that_nobody_knows_are_left_out_of_older_maps() -> None:
 
 def test_what_serving_costs_is_what_was_recorded() -> None:
     host = RecordedHostWork(handover_ms=0.2, host_ms=1.0, host_cores=2, host_ms_busy=0.5)
-    assert recorded_work(PlannedWith(host=host)) == HostWork(0.2, 1.0, 2, 0.5)
-    assert recorded_work(PlannedWith()) == HostWork()
+    assert host_work_of_plan(PlannedWith(host=host)) == HostWork(0.2, 1.0, 2, 0.5)
+    assert host_work_of_plan(PlannedWith()) == HostWork()
 
 
 def test_a_map_without_settings_says_the_defaults() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.sizes import (
-    blend_sizes,
     combine_sizes,
     describe_sizes,
+    interpolate_sizes,
     mixed_name,
     name_parts,
     parse_dims,
@@ -105,18 +105,18 @@ def test_a_name_without_sizes_is_itself() -> None:
 
 def test_sizes_between_measured_ones_are_on_the_line_between_the_nearest() -> None:
     measured = [(("seq", size),) for size in (32, 64, 128, 256)]
-    assert blend_sizes(measured, (("seq", 96),)) == {(("seq", 64),): 0.5, (("seq", 128),): 0.5}
-    assert blend_sizes(measured, (("seq", 64),)) == {(("seq", 64),): 1.0}
-    assert blend_sizes(measured, (("seq", 512),)) is None
-    assert blend_sizes(measured, (("seq", 16),)) is None
-    assert blend_sizes([], (("seq", 16),)) is None
-    assert blend_sizes([(("other", 1),)], (("seq", 16),)) is None
+    assert interpolate_sizes(measured, (("seq", 96),)) == {(("seq", 64),): 0.5, (("seq", 128),): 0.5}
+    assert interpolate_sizes(measured, (("seq", 64),)) == {(("seq", 64),): 1.0}
+    assert interpolate_sizes(measured, (("seq", 512),)) is None
+    assert interpolate_sizes(measured, (("seq", 16),)) is None
+    assert interpolate_sizes([], (("seq", 16),)) is None
+    assert interpolate_sizes([(("other", 1),)], (("seq", 16),)) is None
 
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_two_dimensions_are_blended_exactly_where_the_time_is_linear_in_both(height: int, width: int) -> None:
     measured = [(("height", h), ("width", w)) for h in (1, 100, 400) for w in (1, 50, 400)]
-    blended = blend_sizes(measured, (("height", height), ("width", width)))
+    blended = interpolate_sizes(measured, (("height", height), ("width", width)))
     assert blended is not None
     assert sum(blended.values()) == pytest.approx(1.0)
     mean = {name: sum(part * dict(sizes)[name] for sizes, part in blended.items()) for name in ("height", "width")}

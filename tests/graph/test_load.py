@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.load import assumed_sizes, load_graph, load_runnable, only_batch, require_sizes
+from gpuprof.graph.load import describe_assumed_sizes, load_graph, load_runnable, read_fixed_batch, require_sizes
 from gpuprof.graph.shapes import UnknownShapeError
 from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
@@ -244,12 +244,12 @@ def test_a_model_without_a_dimension_has_no_batch_but_one(tmp_path: Path) -> Non
     assert load_graph(path, 1).inputs[0].shape == ()
     with pytest.raises(InputError, match="no input has a batch dimension, but batch 2 is asked"):
         load_graph(path, 2)
-    assert only_batch(path) == 1
+    assert read_fixed_batch(path) == 1
 
 
 def test_the_batch_is_fixed_by_the_data_and_not_by_a_step_of_time_before_it(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Mul", ["x", "t"], ["y"])], {"t": [1], "x": [8, 3]}, {"y": [8, 3]})
-    assert only_batch(path) == 8
+    assert read_fixed_batch(path) == 8
     assert load_graph(path, 8).outputs[0].shape == (8, 3)
     with pytest.raises(InputError, match="input x fixes the batch at 8, but 1 is asked"):
         load_graph(path, 1)
@@ -613,7 +613,7 @@ def test_a_graph_says_which_sizes_were_assumed_and_which_were_given(tmp_path: Pa
     assert set(graph.assumed) == {"sequence", "image:2"}
     assert graph.guessed == ()
     assert graph.sized_name == "m[image:2=224,sequence=128,width=48]"
-    assert assumed_sizes(graph) == "m: sequence=128, image:2=224 assumed; another size: --dim sequence=SIZE"
+    assert describe_assumed_sizes(graph) == "m: sequence=128, image:2=224 assumed; another size: --dim sequence=SIZE"
     assert load_graph(path, 1, dims={"width": 8, "image:2": 8, "sequence": 8}).assumed == ()
 
 
@@ -622,7 +622,7 @@ def test_a_dimension_whose_name_was_counted_is_told_with_its_place(tmp_path: Pat
     graph = load_graph(path, 2)
     assert graph.inputs[0].shape == (2, 3, 224, 224)
     said = "m: s20=224, wide=224 (s20 is dimension 2 of x) assumed; another size: --dim s20=SIZE"
-    assert assumed_sizes(graph) == said
+    assert describe_assumed_sizes(graph) == said
     sound = write_model(tmp_path / "s.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "s19"]}, {"y": None})
     with pytest.raises(InputError, match=r"how large s19 is in its requests \(s19 is dimension 1 of x\)"):
         require_sizes(load_graph(sound))
@@ -649,9 +649,9 @@ def test_a_cache_of_keys_is_told_by_its_name_and_never_taken_for_a_picture(tmp_p
         assert graph.guessed == (() if usual else ("s20",))
 
 
-@pytest.mark.parametrize(("steps", "total", "is_kept"), [(128, 256, False), (1, 129, True)])
+@pytest.mark.parametrize(("steps", "total", "is_machine_code_cached"), [(128, 256, False), (1, 129, True)])
 def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens(
-    tmp_path: Path, steps: int, total: int, is_kept: bool
+    tmp_path: Path, steps: int, total: int, is_machine_code_cached: bool
 ) -> None:
     names: dict[str, Dims] = {
         "input_ids": ["s10", "s21"],
@@ -659,7 +659,11 @@ def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens
         "past_key_values.0.key": ["s10", 2, "s29", 8],
     }
     # torch.export keeps the one token of its example, whatever the input declares.
-    first = node("Squeeze", ["input_ids", "one"], ["y"]) if is_kept else node("Identity", ["input_ids"], ["y"])
+    first = (
+        node("Squeeze", ["input_ids", "one"], ["y"])
+        if is_machine_code_cached
+        else node("Identity", ["input_ids"], ["y"])
+    )
     nodes = [first, *(node("Identity", [name], [f"{name}_out"]) for name in names)]
     types = dict.fromkeys(("input_ids", "attention_mask", "y"), TensorProto.INT64)
     path = write_model(tmp_path / "m.onnx", nodes, names, {"y": None}, {"one": integers(1)}, types=types)
@@ -849,7 +853,7 @@ def test_a_picture_without_a_batch_is_one_item_and_not_three(
     tmp_path: Path, dims: Dims, sizes: tuple[tuple[str, int], ...]
 ) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
-    assert only_batch(path) == 1
+    assert read_fixed_batch(path) == 1
     graph = load_graph(path)
     assert graph.sizes == sizes and not graph.guessed
     with pytest.raises(InputError, match="no input has a batch dimension, but batch 3 is asked"):
@@ -859,7 +863,7 @@ def test_a_picture_without_a_batch_is_one_item_and_not_three(
 @pytest.mark.parametrize("dims", [[3, 8, 8], [3, "seq", 768], [3, "frames", 80], [4, 320, 320], [3, 320]])
 def test_three_of_something_else_are_a_batch(tmp_path: Path, dims: Dims) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
-    assert only_batch(path) == dims[0]
+    assert read_fixed_batch(path) == dims[0]
 
 
 def test_an_input_without_a_shape_is_refused_for_that(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db import compaction, store
-from gpuprof.kernel_db.compaction import compact_when_due, merge_segments
+from gpuprof.kernel_db.compaction import compact_if_due, merge_segments
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
@@ -73,7 +73,7 @@ def test_runs_merge_when_due_beside_what_gpuprof_did_not_write(tmp_path: Path, m
     monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
     database = _database(tmp_path / "db")
     (database.path / "other").mkdir()
-    compact_when_due(database)
+    compact_if_due(database)
     assert [path.name for path in database.segments() if not path.name.startswith("compacted-")] == ["other"]
 
 
@@ -161,7 +161,7 @@ def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
     for number in range(runs):
         database.append(a_run(f"w{writer}-{number:04}", kernels=1))
         acknowledged.append(f"w{writer}-{number:04}")
-        compact_when_due(database)
+        compact_if_due(database)
     return acknowledged
 
 
@@ -181,7 +181,7 @@ def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, m
     database = KernelDb.create(tmp_path / "db")
     for number in range(20):
         database.append(a_run(f"r{number:02}"))
-        compact_when_due(database)
+        compact_if_due(database)
         assert len(database.segments()) <= 5
     assert _ids(database) == [f"r{number:02}" for number in range(20)]
     assert verify(database) == []
@@ -194,7 +194,7 @@ def test_compacting_when_due_waits_for_no_other(tmp_path: Path, monkeypatch: pyt
     database = _database(tmp_path / "db")
     with (database.path / ".compact.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        compact_when_due(database)
+        compact_if_due(database)
     assert len(database.segments()) == 4
 
 
@@ -207,7 +207,7 @@ def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, mon
     with pytest.raises(InputError, match=r"cannot write to the kernel database .*no space left on device"):
         merge_segments(database)
     monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
-    compact_when_due(database)  # whoever appends the next run is told
+    compact_if_due(database)  # whoever appends the next run is told
     assert _ids(database) == ["r0", "r1", "r2", "r3"] and verify(database) == []
 
 

@@ -16,7 +16,7 @@ import pytest
 import gpuprof.simulator
 from gpuprof.estimators.cross_gpu import forest_kernel
 from gpuprof.estimators.queueing import pool_kernel
-from gpuprof.machine.machine_code import code_directory, compile_function, describe_code, is_kept
+from gpuprof.machine.machine_code import code_directory, compile_function, describe_code, is_machine_code_cached
 
 _SOURCES = [
     "def rule(a, b): return a + b * 2.0 + LIMIT",
@@ -58,9 +58,9 @@ def test_the_same_code_is_found_again() -> None:
 def test_what_was_compiled_is_kept_where_its_own_code_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled = compile_function(_add_one)
-    assert not is_kept(compiled)
+    assert not is_machine_code_cached(compiled)
     assert compiled(2.0) == 3.0
-    assert is_kept(compiled)
+    assert is_machine_code_cached(compiled)
     assert str(code_directory(_add_one)).startswith(str(tmp_path))
 
 
@@ -128,7 +128,7 @@ def test_what_one_copy_of_a_file_compiled_is_loaded_by_another(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
     assert first(2.0) == 3.0
-    assert is_kept(second)
+    assert is_machine_code_cached(second)
     _refuse_to_compile(second, monkeypatch)
     assert second(2.0) == 3.0
 
@@ -188,4 +188,4 @@ def test_a_function_runs_though_its_machine_code_cannot_be_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl.reduce", refuse)
     compiled = compile_function(_add_one)
-    assert compiled(2.0) == 3.0 and not is_kept(compiled)
+    assert compiled(2.0) == 3.0 and not is_machine_code_cached(compiled)

@@ -12,9 +12,9 @@ def _after(call: str) -> str:
 
 
 def test_who_answers_quickly_stays_an_ordinary_process_of_the_same_priority() -> None:
-    assert _after("answer_quickly()") == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
+    assert _after("shorten_wakeup_latency()") == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
 
 
 def test_a_machine_of_another_kind_is_left_as_it_is() -> None:
-    call = "os.uname = lambda: type('U', (), {'machine': 's390x'}); assert answer_quickly() is False"
+    call = "os.uname = lambda: type('U', (), {'machine': 's390x'}); assert shorten_wakeup_latency() is False"
     assert _after(call).startswith(f"{os.SCHED_OTHER} ")

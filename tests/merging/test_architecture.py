@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuprof.merging.architecture import (
     EXACT_NODES,
     OperatorTypeGraph,
-    _exact,
+    _exact_edit_distance,
     edit_distance,
     group_architectures,
     read_type_graph,
@@ -53,7 +53,7 @@ def test_the_approximation_is_never_below_the_exact_distance(a: OperatorTypeGrap
     from gpuprof.merging.architecture import _assignment, _count_edits
 
     assert max(len(a.types), len(b.types)) <= EXACT_NODES
-    assert _count_edits(a, b, _assignment(a, b)) >= _exact(a, b)
+    assert _count_edits(a, b, _assignment(a, b)) >= _exact_edit_distance(a, b)
 
 
 def test_fine_tuned_copies_are_one_group_and_another_network_is_another(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import TYPICAL_CPU, Rates
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.runtime.session import open_session
-from gpuprof.zoo.drawn_images import draw_cnn
-from gpuprof.zoo.drawn_sequences import draw_mlp, draw_rnn, draw_transformer
 from gpuprof.zoo.network import Network
+from gpuprof.zoo.random_cnns import draw_cnn
+from gpuprof.zoo.random_sequence_nets import draw_mlp, draw_rnn, draw_transformer
 from tests.merging.models import Array, save
 
 _MOST_PARAMETERS = 3e6

@@ -10,8 +10,8 @@ import pytest
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.empty_call import can_run, is_risky
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
-from gpuprof.zoo.drawn_sequences import draw_rnn
 from gpuprof.zoo.network import Network
+from gpuprof.zoo.random_sequence_nets import draw_rnn
 from tests.merging.models import save, transformer
 
 

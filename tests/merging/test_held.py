@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from gpuprof.merging.held import held_weights
+from gpuprof.merging.held import shareable_constants
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.proposal import propose_merges
 from tests.merging.models import Array, Builder, recurrent, save
@@ -65,7 +65,7 @@ def test_a_table_that_is_a_small_part_of_its_model_is_no_reason_to_merge(tmp_pat
         return save(model, tmp_path, f"p{seed}")
 
     sources = read_sources([positions(1), positions(2)])
-    assert all(not held_weights(source, source.nodes[0]) for source in sources)
+    assert all(not shareable_constants(source, source.nodes[0]) for source in sources)
     assert not propose_merges([positions(1), positions(2)]).merges
 
 

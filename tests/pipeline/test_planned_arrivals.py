@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Batched, Gamma, Lognormal, RecordedArrivals
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    BatchPoissonArrivals,
+    GammaArrivals,
+    LognormalArrivals,
+    RecordedArrivals,
+)
 from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
@@ -30,14 +36,18 @@ def test_without_a_shape_arrivals_are_poisson(text: str | None) -> None:
 def test_a_shape_by_name_is_planned_for() -> None:
     queueing = make_queueing("batch:8", ["a"])
     assert isinstance(queueing, ShapedQueue)
-    assert queueing.shape == Batched(1.0, 8)
+    assert queueing.shape == BatchPoissonArrivals(1.0, 8)
     calm = BatchQueue().pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0)
     assert queueing.pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0) > 1.2 * calm
 
 
 @pytest.mark.parametrize(
     ("text", "shape"),
-    [("gamma:0.5", Gamma(1.0, 0.5)), ("Lognormal:2.25", Lognormal(1.0, 2.25)), ("gamma:4", Gamma(1.0, 4.0))],
+    [
+        ("gamma:0.5", GammaArrivals(1.0, 0.5)),
+        ("LognormalArrivals:2.25", LognormalArrivals(1.0, 2.25)),
+        ("gamma:4", GammaArrivals(1.0, 4.0)),
+    ],
 )
 def test_a_fraction_in_a_shape_is_no_suffix_of_a_file(text: str, shape: ArrivalProcess) -> None:
     queueing = make_queueing(text, ["a"])

@@ -22,7 +22,7 @@ from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.rules.host_work import recorded_work
+from gpuprof.rules.host_work import host_work_of_plan
 from tests.placement.broken_claims import CLAIMS
 from tests.placement.broken_details import DETAILS, TIMES
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
@@ -167,7 +167,7 @@ def _as_recorded(deployment: DeploymentMap, against: Evidence) -> Evidence:
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,
-        host=recorded_work(settings),
+        host=host_work_of_plan(settings),
     )
 
 

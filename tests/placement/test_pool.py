@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.arrival_process import Batched
+from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -171,7 +171,7 @@ def test_full_batches_that_answer_less_than_is_needed_are_not_asked_queues() -> 
 @pytest.mark.slow
 def test_arrivals_in_groups_take_more_devices() -> None:
     calm = make_problem(2000.0, 16.0)
-    grouped = replace(calm, queueing=ShapedQueue(BatchQueue(), Batched(1.0, 12)))
+    grouped = replace(calm, queueing=ShapedQueue(BatchQueue(), BatchPoissonArrivals(1.0, 12)))
     few, many = Optimal().place(calm), Optimal().place(grouped)
     assert len(many.gpus) > len(few.gpus)
     assert check(to_map(grouped, many), evidence(grouped)) == ()

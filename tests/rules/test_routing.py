@@ -12,7 +12,6 @@ from gpuprof.rules.routing import (
     ReplicaLoad,
     RoundRobin,
     adapt_reserve,
-    average_left,
     correct_expected_ms,
     decay_count,
     expect_rows,
@@ -22,6 +21,7 @@ from gpuprof.rules.routing import (
     is_refused,
     makes_oldest_late,
     routing_rule,
+    update_mean_left_ms,
 )
 
 
@@ -128,9 +128,9 @@ def test_who_fills_a_batch_makes_nobody_wait_for_others() -> None:
 def test_the_wait_of_arrivals_is_a_mean_over_as_many_as_are_counted() -> None:
     mean = 0.0
     for left in (8.0, 4.0):
-        mean = average_left(mean, left, 1.0 if mean == 0.0 else 2.0)
+        mean = update_mean_left_ms(mean, left, 1.0 if mean == 0.0 else 2.0)
     assert mean == 6.0
-    assert average_left(6.0, 10.0, 0.2) == 10.0
+    assert update_mean_left_ms(6.0, 10.0, 0.2) == 10.0
 
 
 def test_who_finds_a_process_idle_and_nobody_waiting_is_let_in_whatever_is_expected() -> None:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling.child.runner import gpu_provider_missing
+from gpuprof.profiling.child.runner import gpu_unavailable_reason
 from gpuprof.runtime import cuda_provider, session
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, load_cuda_libraries, read_attempt
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
@@ -59,10 +59,10 @@ def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "has_cuda_build", lambda: True)
     monkeypatch.setattr("gpuprof.profiling.child.runner.has_cuda_build", lambda: True)
     for module in ("gpuprof.runtime.session", "gpuprof.profiling.child.runner"):
-        monkeypatch.setattr(f"{module}.provider_failure", lambda: "it does not start")
+        monkeypatch.setattr(f"{module}.provider_unavailable_reason", lambda: "it does not start")
     assert gpu_provider() != ORT_CUDA
-    assert gpu_provider_missing() == "it does not start" or gpu_provider() == TORCH_CUDA
-    monkeypatch.setattr(session, "provider_failure", lambda: None)
+    assert gpu_unavailable_reason() == "it does not start" or gpu_provider() == TORCH_CUDA
+    monkeypatch.setattr(session, "provider_unavailable_reason", lambda: None)
     assert gpu_provider() == ORT_CUDA
 
 

@@ -227,7 +227,7 @@ def test_other_shapes_get_a_plan_of_their_own(tmp_path: Path) -> None:
 def test_fixed_inputs_lie_where_they_are_read() -> None:
     import torch
 
-    from gpuprof.runtime.torch_session import where_read
+    from gpuprof.runtime.torch_session import values_read_by_node
 
     values = {"six": torch.tensor(6.0), "table": torch.ones(4, 4), "index": torch.tensor([1])}
     nodes = [
@@ -236,14 +236,14 @@ def test_fixed_inputs_lie_where_they_are_read() -> None:
         ("Gather", ["table", "index"]),
         ("Slice", ["x", "index"]),
     ]
-    found = where_read(nodes, values, torch.device("meta"))
+    found = values_read_by_node(nodes, values, torch.device("meta"))
     assert [{place: value.device.type for place, value in one.items()} for one in found] == [
         {2: "cpu"}, {1: "meta"}, {0: "meta", 1: "meta"}, {1: "cpu"},
     ]  # fmt: skip
 
 
 def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuprof.runtime.torch_session import gpu_missing
+    from gpuprof.runtime.torch_session import torch_gpu_unavailable_reason
 
     def refuse() -> None:
         raise RuntimeError("MPS client failed to connect\nto the server")
@@ -251,7 +251,7 @@ def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.init", refuse)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
-    assert gpu_missing() == "MPS client failed to connect; MPS was asked for: /somewhere"
+    assert torch_gpu_unavailable_reason() == "MPS client failed to connect; MPS was asked for: /somewhere"
 
 
 def test_a_gpu_without_memory_to_spare_is_no_fault_of_the_model(
@@ -315,7 +315,7 @@ def test_what_only_the_first_run_took_is_given_back_before_anything_is_measured(
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: returned.append("cache"))
     monkeypatch.setattr(session, "_device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(session, "_copy_to_device", torch.from_numpy)
-    monkeypatch.setattr("gpuprof.runtime.torch_session.where_read", lambda nodes, values, device: [
+    monkeypatch.setattr("gpuprof.runtime.torch_session.values_read_by_node", lambda nodes, values, device: [
         {place: values[name] for place, name in enumerate(names) if name in values} for _, names in nodes
     ])  # fmt: skip
     for _ in range(3):

@@ -10,32 +10,32 @@ from hypothesis import strategies as st
 from gpuprof.domain.arrival_process import (
     NS_PER_S,
     ArrivalProcess,
-    Batched,
-    Bursts,
-    Constant,
-    Diurnal,
-    Gamma,
-    Hyperexponential,
-    Lognormal,
+    BatchPoissonArrivals,
+    DeterministicArrivals,
+    DiurnalArrivals,
+    GammaArrivals,
+    HyperexponentialArrivals,
+    LognormalArrivals,
+    MmppArrivals,
     RecordedArrivals,
     Times,
-    at_rate,
-    peaks,
+    mmpp_with_peaks,
+    scale_to_rate,
 )
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.simulator.trace import record_arrivals
 
 PROCESSES = [
-    Constant(100.0),
-    Gamma(100.0),
-    Gamma(100.0, 4.0),
-    Lognormal(100.0, 4.0),
-    Hyperexponential(100.0, 4.0),
-    Batched(100.0, 7),
-    peaks(100.0, 3.0, 0.2),
-    Bursts(100.0, 5.0, 0.2, 0.8),
-    Diurnal(100.0, 4.0, 10.0),
+    DeterministicArrivals(100.0),
+    GammaArrivals(100.0),
+    GammaArrivals(100.0, 4.0),
+    LognormalArrivals(100.0, 4.0),
+    HyperexponentialArrivals(100.0, 4.0),
+    BatchPoissonArrivals(100.0, 7),
+    mmpp_with_peaks(100.0, 3.0, 0.2),
+    MmppArrivals(100.0, 5.0, 0.2, 0.8),
+    DiurnalArrivals(100.0, 4.0, 10.0),
 ]
 
 
@@ -66,29 +66,29 @@ def test_the_same_seed_gives_the_same_times(process: ArrivalProcess) -> None:
 
 
 def test_constant_gaps_do_not_drift() -> None:
-    assert take(Constant(3.0), 3_000_000)[-1] == pytest.approx(1e15, abs=1)
+    assert take(DeterministicArrivals(3.0), 3_000_000)[-1] == pytest.approx(1e15, abs=1)
 
 
 @pytest.mark.parametrize("scv", [0.25, 1.0, 4.0])
 def test_gamma_gaps_vary_as_asked(scv: float) -> None:
-    gaps = np.diff(take(Gamma(1000.0, scv), 400_000))
+    gaps = np.diff(take(GammaArrivals(1000.0, scv), 400_000))
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(scv, rel=0.05)
 
 
-@pytest.mark.parametrize("law", [Lognormal, Hyperexponential])
-def test_other_gaps_vary_as_asked(law: type[Lognormal] | type[Hyperexponential]) -> None:
+@pytest.mark.parametrize("law", [LognormalArrivals, HyperexponentialArrivals])
+def test_other_gaps_vary_as_asked(law: type[LognormalArrivals] | type[HyperexponentialArrivals]) -> None:
     gaps = np.diff(take(law(1000.0, 3.0), 800_000))
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(3.0, rel=0.1)
 
 
 def test_batches_come_together() -> None:
-    times = take(Batched(100.0, 5), 5_000)
+    times = take(BatchPoissonArrivals(100.0, 5), 5_000)
     assert (times.reshape(-1, 5) == times[::5, None]).all()
     assert (np.diff(times[::5]) > 0).all()
 
 
 def test_peaks_have_the_rate_and_the_length_that_were_asked() -> None:
-    process = peaks(1000.0, 3.0, 0.5)
+    process = mmpp_with_peaks(1000.0, 3.0, 0.5)
     calm = 1000.0 / ((process.ratio * process.burst_s + process.calm_s) / (process.burst_s + process.calm_s))
     assert calm * process.ratio == pytest.approx(3000.0)
     assert process.burst_s == 0.5
@@ -96,9 +96,9 @@ def test_peaks_have_the_rate_and_the_length_that_were_asked() -> None:
 
 @pytest.mark.parametrize("process", [*PROCESSES, RecordedArrivals(np.arange(1, 1001) * 10_000_000, 10.0)], ids=repr)
 def test_a_process_at_another_rate_keeps_its_shape(process: ArrivalProcess) -> None:
-    faster = at_rate(process, 2.0 * process.rate_rps)
+    faster = scale_to_rate(process, 2.0 * process.rate_rps)
     assert faster.rate_rps == pytest.approx(2.0 * process.rate_rps)
-    if not isinstance(process, (Bursts, Diurnal)):
+    if not isinstance(process, (MmppArrivals, DiurnalArrivals)):
         assert np.abs(2 * take(faster, 500) - take(process, 500)).max() <= 2
 
 
@@ -107,24 +107,24 @@ def test_bursts_vary_more_than_poisson_over_the_time_of_a_burst() -> None:
         counts = np.bincount(take(process, 200_000) // 200_000_000)
         return float(counts.var() / counts.mean())
 
-    assert dispersion(Gamma(100.0)) == pytest.approx(1.0, rel=0.15)
-    assert dispersion(Bursts(100.0, 8.0, 0.5, 1.5)) > 8.0
+    assert dispersion(GammaArrivals(100.0)) == pytest.approx(1.0, rel=0.15)
+    assert dispersion(MmppArrivals(100.0, 8.0, 0.5, 1.5)) > 8.0
 
 
 @pytest.mark.parametrize("rate_rps", [1e-6, 1e-4, 1e-2])
 def test_bursts_of_hardly_any_request_are_drawn_as_quickly_as_others(rate_rps: float) -> None:
-    times = take(Bursts(rate_rps), 1000)
+    times = take(MmppArrivals(rate_rps), 1000)
     assert (np.diff(times) >= 0).all()
     assert len(times) / times[-1] * NS_PER_S == pytest.approx(rate_rps, rel=0.15)
     assert np.diff(times).std() / np.diff(times).mean() == pytest.approx(1.0, abs=0.2)  # bursts do not show any more
 
 
 def test_a_trace_of_bursts_that_hold_no_request_comes_to_an_end() -> None:
-    assert record_arrivals({"a": Bursts(1e-9), "b": Bursts(1.0)}, 3600.0, 1).counts(1)["a"].sum() == 0
+    assert record_arrivals({"a": MmppArrivals(1e-9), "b": MmppArrivals(1.0)}, 3600.0, 1).counts(1)["a"].sum() == 0
 
 
 def test_a_day_has_its_peak_in_the_middle() -> None:
-    times = take(Diurnal(1000.0, 4.0, 100.0), 100_000)
+    times = take(DiurnalArrivals(1000.0, 4.0, 100.0), 100_000)
     parts = np.bincount(times[times < 100_000_000_000] // 10_000_000_000)
     assert parts[[4, 5]].mean() / parts[[0, 9]].mean() == pytest.approx(4.0, rel=0.12)
 
@@ -137,16 +137,16 @@ def test_a_recording_is_replayed_and_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("constant", Constant(9.0)),
-        ("Poisson", Gamma(9.0)),
-        ("gamma:4", Gamma(9.0, 4.0)),
-        ("bursts", Bursts(9.0)),
-        ("lognormal:2", Lognormal(9.0, 2.0)),
-        ("hyperexponential:2", Hyperexponential(9.0, 2.0)),
-        ("batch:8", Batched(9.0, 8)),
-        ("mmpp:3,500ms", Bursts(9.0, 5.0, 0.5, 2.5)),
-        ("bursts:3,500ms,1m", Bursts(9.0, 3.0, 0.5, 60.0)),
-        ("diurnal:2,12h", Diurnal(9.0, 2.0, 43200.0)),
+        ("constant", DeterministicArrivals(9.0)),
+        ("Poisson", GammaArrivals(9.0)),
+        ("gamma:4", GammaArrivals(9.0, 4.0)),
+        ("bursts", MmppArrivals(9.0)),
+        ("lognormal:2", LognormalArrivals(9.0, 2.0)),
+        ("hyperexponential:2", HyperexponentialArrivals(9.0, 2.0)),
+        ("batch:8", BatchPoissonArrivals(9.0, 8)),
+        ("mmpp:3,500ms", MmppArrivals(9.0, 5.0, 0.5, 2.5)),
+        ("bursts:3,500ms,1m", MmppArrivals(9.0, 3.0, 0.5, 60.0)),
+        ("diurnal:2,12h", DiurnalArrivals(9.0, 2.0, 43200.0)),
     ],
 )
 def test_processes_are_read_from_text(text: str, expected: ArrivalProcess) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
-from gpuprof.simulator.choice import choose_replica, rank_again, set_alive
+from gpuprof.simulator.choice import choose_replica, set_alive, update_rank
 from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.ranking import LEAST
 from gpuprof.simulator.state import ClusterArrays, State, new_state
@@ -50,7 +50,7 @@ class Play:
         else:
             process = first + int(random.integers(0, one.processes))
             state.expected_at[process] = self.now + int(random.integers(-2, 9)) * MS // 2 + int(random.integers(0, 2))
-        rank_again(self.cluster, state, i, self.now)
+        update_rank(self.cluster, state, i, self.now)
 
     def loads(self) -> list[ReplicaLoad]:
         return [self.load(i) for i, alive in enumerate(self.alive) if alive]
@@ -102,7 +102,7 @@ def test_equals_take_turns_among_those_that_are_idle() -> None:
     play = Play([replica("m", [4.0])] * (LEAST + 3), np.random.default_rng(0))
     play.state.waiting[1] = 2
     play.state.queue_head[1] = 0
-    rank_again(play.cluster, play.state, 1, play.now)
+    update_rank(play.cluster, play.state, 1, play.now)
     chosen = [choose_replica(play.cluster, play.state, 0, play.now)[0] for _ in range(16)]
     assert sorted(set(chosen)) == [0, 2, 3, 4, 5, 6, 7, 8]
     assert all(chosen.count(i) == 2 for i in set(chosen))
@@ -112,7 +112,7 @@ def test_times_beyond_all_bounds_are_compared_by_the_rule_itself() -> None:
     play = Play([replica("m", [1e13 + i]) for i in range(LEAST)], np.random.default_rng(0))
     play.state.expected_at[:] = play.now + 5 * MS
     for i in range(LEAST):
-        rank_again(play.cluster, play.state, i, play.now)
+        update_rank(play.cluster, play.state, i, play.now)
     play.compare()
 
 

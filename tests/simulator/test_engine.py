@@ -16,7 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Constant, Gamma, RecordedArrivals
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    DeterministicArrivals,
+    GammaArrivals,
+    MmppArrivals,
+    RecordedArrivals,
+)
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.routing import routing_rule
@@ -91,10 +97,10 @@ def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
     server = replica("m", [4.0], cv=0.01)
     predicted = server.predicted.model_copy(update={"pause_factor": 1.5, "pause_cv": 0.5})
     cold = server.model_copy(update={"predicted": predicted})
-    resting = simulate(make_map([[cold]]), {"m": Constant(10.0)}, SimulationOptions(200.0)).models[0]
-    busy = simulate(make_map([[cold]]), {"m": Constant(1000.0)}, SimulationOptions(2.0, refuse_hopeless=False)).models[
-        0
-    ]
+    resting = simulate(make_map([[cold]]), {"m": DeterministicArrivals(10.0)}, SimulationOptions(200.0)).models[0]
+    busy = simulate(
+        make_map([[cold]]), {"m": DeterministicArrivals(1000.0)}, SimulationOptions(2.0, refuse_hopeless=False)
+    ).models[0]
     assert resting.mean_ms == pytest.approx(6.0, rel=0.05)
     assert resting.p95_ms == pytest.approx(6.0 * 1.94, rel=0.1)  # of a gamma distribution of shape 4
     assert busy.stage_p99_ms["service"] == pytest.approx(4.0 * 1.024, rel=0.03)
@@ -178,14 +184,14 @@ def test_a_model_without_replicas_answers_nothing() -> None:
 
 def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
     options = SimulationOptions(1.0, max_in_system=512)
-    seen = simulate(make_map([[replica("m", [10.0])]]), {"m": Constant(100_000.0)}, options).models[0]
+    seen = simulate(make_map([[replica("m", [10.0])]]), {"m": DeterministicArrivals(100_000.0)}, options).models[0]
     assert seen.missed["full"] + seen.answered == seen.requests == 99_999
     assert seen.answered == pytest.approx(512 + 100, abs=2)
 
 
 def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput() -> None:
     options = SimulationOptions(1.0, refuse_hopeless=False)
-    done = simulate(make_map([[replica("m", [10.0, 10.0])]]), {"m": Constant(1000.0)}, options).replicas[0]
+    done = simulate(make_map([[replica("m", [10.0, 10.0])]]), {"m": DeterministicArrivals(1000.0)}, options).replicas[0]
     assert done.answered == 999
     assert done.throughput_rps == pytest.approx(200.0, abs=3)
     assert done.mean_batch == pytest.approx(2.0, abs=0.01)
@@ -200,7 +206,7 @@ def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
     with pytest.raises(InputError, match="the map holds no replicas"):
         simulate(make_map([[]]), {}, SimulationOptions(1.0))
     with pytest.raises(InputError) as error:
-        simulate(make_map([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, SimulationOptions(1.0))
+        simulate(make_map([[replica("m", [5.0])]]), {"x": GammaArrivals(1.0)}, SimulationOptions(1.0))
     assert str(error.value) == "the map has no model 'x' (it has m)"
     with pytest.raises(InputError, match="unknown routing rule 'slowest'"):
         simulate(make_map([[replica("m", [5.0])]]), {}, SimulationOptions(1.0, routing="slowest"))
@@ -281,7 +287,9 @@ def test_every_request_is_answered_or_missed_once(
     options = SimulationOptions(
         1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64
     )
-    done = simulate(make_map(gpus, 20.0), {"a": Gamma(800 * load), "b": Gamma(1300 * load, 3.0)}, options)
+    done = simulate(
+        make_map(gpus, 20.0), {"a": GammaArrivals(800 * load), "b": GammaArrivals(1300 * load, 3.0)}, options
+    )
     for model in done.models:
         late = sum(count for cause, count in model.missed.items() if cause not in ("refused", "full", "failed"))
         assert model.requests == model.in_time + sum(model.missed.values())
@@ -316,7 +324,7 @@ def mix(seed: int = 5) -> str:
         legs_ms={"a": (0.2, 0.1)},
         failures=(Failure("node0", 1, 0.8, 0.5),),
     )
-    arrivals: dict[str, ArrivalProcess] = {"a": Bursts(600.0, 4.0, 0.1, 0.3), "b": Gamma(400.0, 2.0)}
+    arrivals: dict[str, ArrivalProcess] = {"a": MmppArrivals(600.0, 4.0, 0.1, 0.3), "b": GammaArrivals(400.0, 2.0)}
     return hashlib.sha256(json.dumps(simulate(mixed_map(), arrivals, options).document()).encode()).hexdigest()
 
 
@@ -340,7 +348,7 @@ def test_compiled_and_plain_python_give_the_same_bytes() -> None:
 
 def long_run(server: Replica, rate_rps: float, seconds: float) -> SimulationOutcome:
     return simulate(
-        make_map([[server]]), {"m": Gamma(rate_rps)}, SimulationOptions(seconds, warmup_s=seconds / 50, seed=1)
+        make_map([[server]]), {"m": GammaArrivals(rate_rps)}, SimulationOptions(seconds, warmup_s=seconds / 50, seed=1)
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
@@ -81,7 +81,7 @@ def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
     ms = {"a": 6.5, "b": 46.0}
     host = HostWork(host_ms=0.8, host_cores=2)
     rates = {model: load * 1000.0 / time for model, time in ms.items()}
-    arrivals: dict[str, ArrivalProcess] = {model: Gamma(rate) for model, rate in rates.items()}
+    arrivals: dict[str, ArrivalProcess] = {model: GammaArrivals(rate) for model, rate in rates.items()}
     parts = [half(model, time) for model, time in ms.items()]
     found = simulate(make_map([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
     running = [LoadedReplica(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
@@ -76,14 +76,14 @@ def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
 
 def test_each_combination_is_asked_once_for_all_gpus_that_are_alike() -> None:
     asked = Asked()
-    run([[A, B, C], [A, B, C]], asked, a=Gamma(150.0), b=Gamma(300.0), c=Gamma(300.0))
+    run([[A, B, C], [A, B, C]], asked, a=GammaArrivals(150.0), b=GammaArrivals(300.0), c=GammaArrivals(300.0))
     assert len(asked.questions) == len({(name, tuple(beside)) for name, beside in asked.questions})
     assert len(asked.questions) == 3 * 4
 
 
 def test_equal_neighbours_are_counted_not_told_apart() -> None:
     asked = Asked()
-    run([[A, A, A, A]], asked, a=Gamma(350.0))
+    run([[A, A, A, A]], asked, a=GammaArrivals(350.0))
     assert sorted(len(beside) for _, beside in asked.questions) == [0, 1, 2, 3]
 
 
@@ -104,7 +104,7 @@ def test_a_table_that_grows_keeps_what_it_has() -> None:
 
 
 def test_no_interference_is_what_the_map_says() -> None:
-    arrivals: dict[str, ArrivalProcess] = {"a": Gamma(80.0), "b": Gamma(200.0)}
+    arrivals: dict[str, ArrivalProcess] = {"a": GammaArrivals(80.0), "b": GammaArrivals(200.0)}
     plain = simulate(make_map([[A, B]]), arrivals, SimulationOptions(2.0))
     neutral = simulate(make_map([[A, B]]), arrivals, SimulationOptions(2.0), interference=lambda place, beside: 1.0)
     assert plain == neutral

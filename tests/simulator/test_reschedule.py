@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, RecordedArrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, MigInstance, Node
 from gpuprof.simulator.autoscaling import summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
@@ -35,7 +35,7 @@ def run(table: Timetable, arrivals: Mapping[str, ArrivalProcess]) -> list[int]:
 
 
 def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
-    arrivals: dict[str, ArrivalProcess] = {"m": Gamma(70.0, 2.0)}
+    arrivals: dict[str, ArrivalProcess] = {"m": GammaArrivals(70.0, 2.0)}
     rates = observed_rates(ONE, arrivals, SimulationOptions(30.0, seed=3), 10.0)
     seen = simulate(ONE, arrivals, SimulationOptions(30.0, seed=3)).models[0]
     assert sum(10.0 * rate["m"] for rate in rates) == pytest.approx(seen.requests)
@@ -90,7 +90,10 @@ def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
     table = make_timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts())
     assert len(places_of(table.deployment)) == 1
     assert (table.switches, len(table.epochs)) == ((), 1)
-    assert observed_rates(ONE, {"m": Constant(10.0)}, SimulationOptions(25.0), 10.0) == [{"m": 9.9}, {"m": 10.0}]
+    assert observed_rates(ONE, {"m": DeterministicArrivals(10.0)}, SimulationOptions(25.0), 10.0) == [
+        {"m": 9.9},
+        {"m": 10.0},
+    ]
 
 
 def test_devices_that_change_hands_are_held_by_both_maps() -> None:

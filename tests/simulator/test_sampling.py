@@ -5,18 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Constant, Diurnal, Gamma, RecordedArrivals
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    DeterministicArrivals,
+    DiurnalArrivals,
+    GammaArrivals,
+    MmppArrivals,
+    RecordedArrivals,
+)
 from gpuprof.errors import InputError
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
-from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_process, slot_rate
+from gpuprof.simulator.sampling import Sampling, sample_replicas, simulate_sampled, slot_process, slot_rate
 from tests.simulator.maps import make_map, replica
 
 
 def test_a_shrunken_map_keeps_every_kind_of_replica_and_says_how_much_is_left() -> None:
     kinds = [[replica("a", [5.0])]] * 30 + [[replica("a", [10.0], processes=2)]] * 10 + [[replica("b", [2.0])]]
-    small, kept = shrink(make_map(kinds), 8)
+    small, kept = sample_replicas(make_map(kinds), 8)
     models = [r.model for _, _, _, r in small.places()]
     assert models.count("a") == 8
     assert models.count("b") == 1
@@ -27,9 +34,9 @@ def test_a_shrunken_map_keeps_every_kind_of_replica_and_says_how_much_is_left() 
 @pytest.mark.parametrize(
     ("process", "expected"),
     [
-        (Gamma(7.0), 7.0),
+        (GammaArrivals(7.0), 7.0),
         (RecordedArrivals(np.array([0, 1, 2, 15]) * 1_000_000_000, 20.0), 0.3),
-        (Diurnal(10.0, 3.0, 20.0), 10.0),
+        (DiurnalArrivals(10.0, 3.0, 20.0), 10.0),
     ],
 )
 def test_the_rate_of_a_slot_is_the_mean_in_it(process: ArrivalProcess, expected: float) -> None:
@@ -38,7 +45,7 @@ def test_the_rate_of_a_slot_is_the_mean_in_it(process: ArrivalProcess, expected:
 
 def test_a_sample_comes_close_to_the_whole() -> None:
     deployment = make_map([[replica("m", [5.0, 5.5, 6.0, 6.5], max_wait_ms=2.0, cv=0.1)]] * 40, slo_ms=15.0)
-    arrivals: dict[str, ArrivalProcess] = {"m": Diurnal(40 * 350.0, 3.0, 60.0)}
+    arrivals: dict[str, ArrivalProcess] = {"m": DiurnalArrivals(40 * 350.0, 3.0, 60.0)}
     options = SimulationOptions(60.0)
     whole = simulate(deployment, arrivals, options).models[0]
     sampled = simulate_sampled(deployment, arrivals, options, Sampling(16, 20, 1.0, 0.2)).models[0]
@@ -66,24 +73,24 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     deployment = make_map([[replica("m", [10.0])]])
     with pytest.raises(InputError, match="failures cannot be sampled"):
         options = SimulationOptions(1000.0, failures=(Failure("node0", None, 1.0),))
-        simulate_sampled(deployment, {"m": Constant(1.0)}, options, Sampling())
+        simulate_sampled(deployment, {"m": DeterministicArrivals(1.0)}, options, Sampling())
     with pytest.raises(InputError, match="10 s are too short to sample"):
-        simulate_sampled(deployment, {"m": Constant(1.0)}, SimulationOptions(10.0), Sampling())
+        simulate_sampled(deployment, {"m": DeterministicArrivals(1.0)}, SimulationOptions(10.0), Sampling())
     with pytest.raises(InputError, match="the map has no model 'x'"):
-        simulate_sampled(deployment, {"x": Constant(1.0)}, SimulationOptions(1000.0), Sampling())
+        simulate_sampled(deployment, {"x": DeterministicArrivals(1.0)}, SimulationOptions(1000.0), Sampling())
 
 
 def test_bursts_begin_in_slots_as_often_as_they_last() -> None:
-    bursts = Bursts(100.0, ratio=4.0, burst_s=2.0, calm_s=8.0)
+    bursts = MmppArrivals(100.0, ratio=4.0, burst_s=2.0, calm_s=8.0)
     starts = [slot_process(bursts, 10.0, turn) for turn in range(50)]
-    assert all(isinstance(one, Bursts) and one.rate_rps == 10.0 for one in starts)
-    begins = [one.start[0] for one in starts if isinstance(one, Bursts) and one.start is not None]
+    assert all(isinstance(one, MmppArrivals) and one.rate_rps == 10.0 for one in starts)
+    begins = [one.start[0] for one in starts if isinstance(one, MmppArrivals) and one.start is not None]
     assert sum(10.0 * begin < 2.0 for begin in begins) == pytest.approx(10, abs=1)
 
 
 def test_a_burst_that_was_begun_lasts_as_long_as_it_was_told() -> None:
     # The median of a stay of 2 s is 1.386 s; the calm after it has next to no requests.
-    process = Bursts(1000.0, ratio=1e6, burst_s=2.0, calm_s=2.0, start=(0.1, 0.5))
+    process = MmppArrivals(1000.0, ratio=1e6, burst_s=2.0, calm_s=2.0, start=(0.1, 0.5))
     times = process.stream(np.random.Generator(np.random.PCG64(1))).take(1000) / 1e9
     assert times[-1] < 1.386
     later = process.stream(np.random.Generator(np.random.PCG64(1))).take(3000) / 1e9

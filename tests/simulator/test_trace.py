@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Constant, Gamma
+from gpuprof.domain.arrival_process import DeterministicArrivals, GammaArrivals
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.simulator.azure import read_azure
@@ -21,7 +21,7 @@ def write_text(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    trace = record_arrivals({"a": Gamma(50.0, 3.0), "b,c": Constant(10.0)}, 20.0, seed=4)
+    trace = record_arrivals({"a": GammaArrivals(50.0, 3.0), "b,c": DeterministicArrivals(10.0)}, 20.0, seed=4)
     write_trace(trace, tmp_path / "trace.csv")
     again = read_trace(tmp_path / "trace.csv")
     assert set(again.times) == {"a", "b,c"}
@@ -30,7 +30,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_recording_ends_at_the_duration() -> None:
-    trace = record_arrivals({"a": Constant(10.0)}, 2.05, seed=0)
+    trace = record_arrivals({"a": DeterministicArrivals(10.0)}, 2.05, seed=0)
     assert trace.times["a"].tolist() == [i * 100_000_000 for i in range(1, 21)]
 
 

@@ -11,7 +11,7 @@ from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.sampling import shrink
+from gpuprof.simulator.sampling import sample_replicas
 from tests.simulator.maps import make_map, replica
 
 
@@ -45,7 +45,7 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
 
 
 def test_a_sample_has_the_longest_waits_where_the_others_are_left_out() -> None:
-    small, _ = shrink(make_map([group({"a": 10.0, "b": 4.0})] * 40), 4)
+    small, _ = sample_replicas(make_map([group({"a": 10.0, "b": 4.0})] * 40), 4)
     kept = [one for *_, one in small.places()]
     assert all(not one.turns and one.batch_latency_ms == (14.0,) for one in kept)
 

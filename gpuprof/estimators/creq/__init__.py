@@ -1,1 +1,1 @@
-"""Creq and Mreq of models that no profiler saw: how their kernels will be launched, learned from published launches."""
+"""Creq and Mreq of models without a profile: predicts how their kernels are launched, from published launches."""

@@ -1,4 +1,4 @@
-"""Creq of models of which nothing was measured on a GPU, with the interval in which profiles were."""
+"""Creq of models without measurements on a GPU, with intervals from the errors on profiled models."""
 
 from __future__ import annotations
 

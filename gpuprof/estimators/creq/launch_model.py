@@ -1,4 +1,4 @@
-"""How kernels are launched that nobody has seen: two regressors beside the one of their times."""
+"""Predicts launches of kernels that were not profiled: two regressors beside the one of their times."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList
 from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, repeat_table, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
-from gpuprof.graph.load import only_batch
+from gpuprof.graph.load import read_fixed_batch
 
 SOURCE = "cross-gpu"
 #: Of a kernel: between it and the one before on the GPU; of the host, which goes ahead and is waited for where the
@@ -306,7 +306,7 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
 def only_batch_of(known: UnmeasuredModel) -> int | None:
     """Return the batch that a model fixes, None where it takes any."""
     path = Path(known.path or "")
-    return only_batch(path) if path.is_file() else None
+    return read_fixed_batch(path) if path.is_file() else None
 
 
 def kind_of(kernels: KernelList, precision: str) -> str:

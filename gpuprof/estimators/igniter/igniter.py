@@ -64,7 +64,7 @@ class PlacedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class IgniterPrediction:
     """What the model says of one workload."""
 
     #: ``load_ms``, ``gpu_ms``, ``feedback_ms``: The three phases.
@@ -85,7 +85,9 @@ class Predicted:
         return 1000.0 * self.batch / (self.gpu_ms + self.feedback_ms)
 
 
-def predict(hardware: HardwareCoefficients, victim: PlacedWorkload, beside: Sequence[PlacedWorkload]) -> Predicted:
+def predict(
+    hardware: HardwareCoefficients, victim: PlacedWorkload, beside: Sequence[PlacedWorkload]
+) -> IgniterPrediction:
     """Return what ``victim`` takes beside any number of others (equations 1 to 10)."""
     together = [victim, *beside]
     workload = victim.workload
@@ -95,7 +97,7 @@ def predict(hardware: HardwareCoefficients, victim: PlacedWorkload, beside: Sequ
     active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # 8
     demand = sum(one.workload.power_w(one.batch, one.share) for one in together) + hardware.idle_power_w  # 10
     clock = clock_mhz(hardware, demand)
-    return Predicted(
+    return IgniterPrediction(
         load_ms=workload.load_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3
         gpu_ms=(launching + active) * hardware.max_clock_mhz / clock,  # 4
         feedback_ms=workload.feedback_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3

@@ -42,7 +42,7 @@ class _MeasuredWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone(_MeasuredWorkload):
+class _SoloMeasurement(_MeasuredWorkload):
     """A workload alone; ``row`` has what identifies it, and what need not be known."""
 
     dispatch_ms: float
@@ -69,7 +69,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     if imported is not None:
         return imported
     models = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
-    complete = [known for row in models if (known := _complete(row)) is not None]
+    complete = [known for row in models if (known := _read_complete_row(row)) is not None]
     if not complete:
         missing = [name for name in _NEEDED if not any(getattr(row, name) is not None for row in models)]
         raise InputError(
@@ -79,7 +79,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
         )
     beside = comparable_rows(read_records(db, ColocationRow, {"device": device.name}))
     pcie = _pcie_bytes_per_ms(db, device)
-    by_model: dict[str, list[_Alone]] = {}
+    by_model: dict[str, list[_SoloMeasurement]] = {}
     for one in complete:
         by_model.setdefault(model_at_dims(one.row.model, one.row.dims), []).append(one)
     workloads = {
@@ -115,7 +115,7 @@ def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
     return _PCIE_3_BYTES_PER_MS * 2.0 ** (generation - 3)
 
 
-def _complete(row: ModelRow) -> _Alone | None:
+def _read_complete_row(row: ModelRow) -> _SoloMeasurement | None:
     """Return the row if it has all that is needed."""
     known = _read_figures(row)
     if known is None or known.dispatch_ms is None or row.error is not None:
@@ -123,7 +123,7 @@ def _complete(row: ModelRow) -> _Alone | None:
     if row.kernel_count is None or row.h2d_bytes is None or row.d2h_bytes is None:
         return None
     figures = known.latency_ms, known.power_w, known.clock_mhz, known.dispatch_ms
-    return _Alone(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
+    return _SoloMeasurement(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
 
 
 def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
@@ -132,7 +132,7 @@ def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
     return _MeasuredWorkload(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
 
 
-def _copies(alone: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
+def _copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
     """Return what was measured of a workload by the number of its copies, itself included."""
     row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
@@ -147,7 +147,9 @@ def _copies(alone: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measur
     return by_count
 
 
-def _hardware(device: Device, rows: Sequence[_Alone], beside: Sequence[ColocationRow], pcie: float) -> HardwareProfile:
+def _hardware(
+    device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
+) -> HardwareProfile:
     copies, kernels = max(
         ((_copies(one, beside), one.kernels) for one in rows), key=lambda found: _count_known(found[0])
     )
@@ -192,7 +194,10 @@ def _steady(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
 
 
 def _workload(
-    rows: Sequence[_Alone], beside: Sequence[ColocationRow], pcie: float, everything: Sequence[_Alone]
+    rows: Sequence[_SoloMeasurement],
+    beside: Sequence[ColocationRow],
+    pcie: float,
+    everything: Sequence[_SoloMeasurement],
 ) -> WorkloadProfile | None:
     """Return the profile of a model, None if it was never measured beside a copy of itself with all that is needed."""
     pairs = ((one, _copies(one, beside).get(2)) for one in rows)
@@ -223,19 +228,19 @@ def _workload(
     )
 
 
-def _l2_pct(alone: _Alone, rows: Sequence[_Alone], pcie: float) -> float:
+def _l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie: float) -> float:
     """Return the use of L2, of the most alike configuration where that one was timed without counters.
 
     iGniter ties it to the requests in a unit of time (section 3.2), so that decides which is most alike.
     """
 
-    def rate(alone: _Alone) -> float:
+    def rate(alone: _SoloMeasurement) -> float:
         return alone.row.batch / _gpu_ms(alone, alone, pcie)
 
     known = [(one, one.row.l2_pct) for one in rows if one.row.l2_pct is not None]
     return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
 
 
-def _gpu_ms(measured: _MeasuredWorkload, copied: _Alone, pcie: float) -> float:
+def _gpu_ms(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
     """Return the time on the GPU: latency less the transfers."""
     return measured.latency_ms - copied.copied_bytes / pcie

@@ -1,1 +1,1 @@
-"""What neighbours cost one another."""
+"""Interference between co-located workloads."""

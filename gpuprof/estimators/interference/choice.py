@@ -1,4 +1,4 @@
-"""Which interference model speaks for a device: the one that predicts best what was co-located on it."""
+"""Selects a device's interference model: the one with the least error on its measured co-locations."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ class RankedModel:
         return self.name in ("linear", "traffic", "contention", "constant")
 
 
-def rank(measured: Sequence[ColocatedWorkload], coefficients: Coefficients | None) -> tuple[RankedModel, ...]:
-    """Return the models that can be judged on a device, the one with the least error first.
+def rank_interference_models(
+    measured: Sequence[ColocatedWorkload], coefficients: Coefficients | None
+) -> tuple[RankedModel, ...]:
+    """Return the models that can be evaluated on a device, by ascending error.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def rank(measured: Sequence[ColocatedWorkload], coefficients: Coefficients | Non
         Of the same device; without them, iGniter's model and ours for GPUs are not asked.
     """
     makes = _candidates(coefficients)
-    left_out = _left_out(measured)
+    left_out = _choose_left_out(measured)
     if left_out is None:
         if coefficients is None:
             return ()
@@ -92,7 +94,7 @@ def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], Int
     return makes
 
 
-def _left_out(measured: Sequence[ColocatedWorkload]) -> str | None:
+def _choose_left_out(measured: Sequence[ColocatedWorkload]) -> str | None:
     if len(measured) < ENOUGH_ROWS:
         return None
     if leave_models_out(NoInterference, measured):

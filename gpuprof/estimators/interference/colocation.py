@@ -1,4 +1,4 @@
-"""Latency beside others: measured where exactly that was co-located, else by the model that speaks for the device."""
+"""Latency beside others: measured where exactly that was co-located, else by the device's interference model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
-from gpuprof.estimators.interference.choice import Coefficients, RankedModel, rank
+from gpuprof.estimators.interference.choice import Coefficients, RankedModel, rank_interference_models
 from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
-from gpuprof.estimators.interference.sm_contention import share_all_sms, slow_by_contention
+from gpuprof.estimators.interference.sm_contention import is_sharing_all_sms, slow_by_contention
 from gpuprof.estimators.measured.groups import parse_label
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
@@ -84,7 +84,7 @@ class _Row:
 
 
 class Colocations:
-    """What ran beside what in the database, and the interference models fitted to it.
+    """The co-locations in the database, and the interference models fitted to them.
 
     A workload that was measured beside exactly these others has that slowdown. Any other has the one that the best
     model of its device predicts: best at the rows of the table ``colocations`` by leaving out a model in both roles
@@ -135,7 +135,7 @@ class Colocations:
         same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
         if same:
             return _slow_figure(alone, sum(same) / len(same), alone.source)
-        if device.kind == "gpu" and share_all_sms(workload, beside):
+        if device.kind == "gpu" and is_sharing_all_sms(workload, beside):
             busy = [self._sm_utilization(device, one) for one in (workload, *beside)]
             return slow_by_contention(alone, busy[0], busy[1:])
         ranked = self.rank_models(device)
@@ -171,7 +171,7 @@ class Colocations:
     def rank_models(self, device: Device) -> tuple[RankedModel, ...]:
         """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
         if device.name not in self._ranked:
-            self._ranked[device.name] = rank(self.list_measured(device), self.coefficients(device))
+            self._ranked[device.name] = rank_interference_models(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]
 
     def _seen_range(self, device: Device) -> SeenRange | None:

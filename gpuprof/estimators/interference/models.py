@@ -65,7 +65,7 @@ class InterferenceModel(Protocol):
 
 
 class NoInterference:
-    """Neighbours cost nothing."""
+    """No slowdown by neighbours."""
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Learn nothing."""
@@ -77,7 +77,7 @@ class NoInterference:
 
 
 class ConstantInterference:
-    """Any neighbour costs the same: the mean slowdown of the measurements."""
+    """The same slowdown by any neighbours: the mean of the measurements."""
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Take the mean."""

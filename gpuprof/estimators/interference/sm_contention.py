@@ -1,4 +1,4 @@
-"""The time of a batch where replicas share all SMs of a GPU and nobody is held to a share of them.
+"""Batch time where replicas contend for all SMs of a GPU, without shares.
 
 Elvinger's thesis (ETH, 2024) runs `milp` so (§6.1.3) and packs models by their weighted SM utilisation (WSM, §5.3.2),
 on the premise that those whose WSM add up to at most 100% leave one another alone (§5.4.3). Here that is the mean: what
@@ -18,7 +18,7 @@ _UNKNOWN_PCT = 100.0
 _LITTLE = 1e-6
 
 
-def share_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
+def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
     """Whether all of these have the same whole device or instance, which shares would forbid."""
     return bool(beside) and all(
         one.share.sm_pct >= 100.0 - _LITTLE and one.share.mig == workload.share.mig for one in (workload, *beside)

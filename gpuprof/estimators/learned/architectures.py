@@ -1,4 +1,4 @@
-"""Which models are one architecture, whatever they are called: a fine-tuned copy is no new network to be judged by."""
+"""Identifies models of the same architecture, whatever their names: a fine-tuned copy is no independent test case."""
 
 from __future__ import annotations
 

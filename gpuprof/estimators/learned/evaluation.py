@@ -76,7 +76,10 @@ def leave_one_architecture_out(
             "profile models of another one",
         )
     predictions: list[Prediction] = []
-    tasks = (delayed(_left_out)(_portable(data), architecture, tuple(names)) for architecture in data.architectures)
+    tasks = (
+        delayed(_predict_left_out)(_to_picklable(data), architecture, tuple(names))
+        for architecture in data.architectures
+    )
     parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
     for architecture, part in zip(data.architectures, parts, strict=True):
         predictions += part
@@ -84,7 +87,7 @@ def leave_one_architecture_out(
     return predictions
 
 
-def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
+def _predict_left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
     rest = leave_out_architecture(data, architecture)
     model = fit(rest, names)
     predictions = _of_ops(data, model, architecture)
@@ -103,13 +106,13 @@ def _roofline_factor(cases: Sequence[ModelCase]) -> float:
     return common_factor(ratios)
 
 
-def _portable(data: TrainingSet) -> TrainingSet:
+def _to_picklable(data: TrainingSet) -> TrainingSet:
     """Return the data as it can go to another process: views of mappings cannot."""
     device = data.device
     return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
 
 
-def new_batches(data: TrainingSet) -> list[Prediction]:
+def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:
     """Return predictions of every inner batch size of every model from its other batch sizes."""
     predictions: list[Prediction] = []
     for case in data.cases:
@@ -127,7 +130,7 @@ def new_batches(data: TrainingSet) -> list[Prediction]:
     return predictions
 
 
-def summarise(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
+def summarise_errors(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
     """Return the errors by setting, quantity and predictor, with the coverage of the intervals of what estimates use.
 
     The interval of an architecture comes from the residuals of the other architectures, each predicted without

@@ -1,4 +1,4 @@
-"""Keeps fitted regressors beside the kernel database, without pickles, and refuses those that do not fit it."""
+"""Stores fitted regressors beside the kernel database, without pickles, and rejects those of other data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.file_access import write_whole
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
@@ -68,8 +68,8 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
     folder = folder_of(database, model.device.name)
     with refuse_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _REGRESSORS, content)
-        write_whole(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_atomically(folder / _REGRESSORS, content)
+        write_atomically(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return folder
 
 

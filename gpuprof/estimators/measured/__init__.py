@@ -1,1 +1,1 @@
-"""What the database has: measured points, and what lies between them."""
+"""Measured points of the database, and interpolation between them."""

@@ -1,4 +1,4 @@
-"""A measured quantity over batch size: itself where measured, a line between neighbours, nothing outside."""
+"""A measured quantity over batch size: linear between the measured sizes, undefined outside."""
 
 from __future__ import annotations
 

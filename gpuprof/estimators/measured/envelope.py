@@ -1,4 +1,4 @@
-"""What measurements leave open beyond themselves: bounds that hold of any model, widened as far as they do not."""
+"""Bounds of times beyond the measurements that hold for most models, widened by how far they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What measured failures rule out: whatever asks for no less and has no more."""
+"""Workloads that measured failures rule out: those that need at least as much and have at most as much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models there are, by the database and by files, and what is known of each."""
+"""The models of the database and of given files, and what is known of each."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class KnownModels:
 
         Raises `InputError` when the model is unknown.
         """
-        from gpuprof.graph.load import read_free
+        from gpuprof.graph.load import read_free_dims
 
         name, _ = split_name(model)
         by_sizes = self._sized.get(name, {})
@@ -76,7 +76,7 @@ class KnownModels:
         recorded = path or Path(next((one.path or "" for one in by_sizes.values()), ""))
         if recorded.is_file() or not by_sizes:  # a file that nothing else tells of is missed by its name
             try:
-                return tuple(one.name for one in read_free(recorded))
+                return tuple(one.name for one in read_free_dims(recorded))
             except InputError:
                 if not by_sizes:
                     raise  # nothing else is known of it; of a measured model, what was measured is
@@ -94,7 +94,7 @@ class KnownModels:
 
         Raises `InputError` as `sizes_of` does.
         """
-        from gpuprof.graph.load import explain_counted
+        from gpuprof.graph.load import explain_numbered_names
 
         name, given = split_name(model)
         known = self.find_model(model)
@@ -102,7 +102,7 @@ class KnownModels:
         if not taken:
             return None
         how = "as it was measured" if known.points else "assumed"
-        places = explain_counted(Path(known.path or ""), (dim for dim, _ in taken))
+        places = explain_numbered_names(Path(known.path or ""), (dim for dim, _ in taken))
         return f"{name}: {describe_sizes(taken)}{places} {how}; another size: --dim {taken[0][0]}=SIZE"
 
     def devices_of(self, model: str) -> tuple[str, ...]:
@@ -178,15 +178,15 @@ class KnownModels:
         own = known.points.get(device.name)
         return own or [point for one in known.others for point in one.points.get(device.name, ())]
 
-    def only_batch(self, model: str) -> int | None:
+    def read_fixed_batch(self, model: str) -> int | None:
         """Return the batch that the file of a model fixes, None where it takes any or is not there."""
-        from gpuprof.graph.load import only_batch
+        from gpuprof.graph.load import read_fixed_batch
 
         path = self.find_model(model).path
         if path is None or not Path(path).is_file():
             return None
         if path not in self._only_batches:  # a plan asks for every share
-            self._only_batches[path] = only_batch(Path(path))
+            self._only_batches[path] = read_fixed_batch(Path(path))
         return self._only_batches[path]
 
     def read_work(self, known: MeasuredModel) -> WorkByBatch | None:
@@ -220,11 +220,11 @@ class KnownModels:
 
     def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
-        from gpuprof.graph.load import load_runnable, only_batch, require_sizes
+        from gpuprof.graph.load import load_runnable, read_fixed_batch, require_sizes
         from gpuprof.runtime.free_batch import copy_with_free_batch
 
         path = (self._copies and copy_with_free_batch(path, self._copies)) or path
-        graph = load_runnable(path, only_batch(path) or 1, dims=dict(sizes))
+        graph = load_runnable(path, read_fixed_batch(path) or 1, dims=dict(sizes))
         weight_bytes = None if graph.unread else graph.weight_bytes
         file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)
         same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == graph.sha256}
@@ -249,13 +249,13 @@ def _is_path(model: str) -> bool:
 
 def _read_work(known: MeasuredModel) -> WorkByBatch | None:
     """Return the work of a model, None where its file is gone or has become another."""
-    from gpuprof.graph.load import load_graph, only_batch
+    from gpuprof.graph.load import load_graph, read_fixed_batch
 
     path = Path(known.path or "")
     if not path.is_file():
         return None
     try:
-        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), only_batch(path))
+        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), read_fixed_batch(path))
     except InputError:
         return None
     return work if known.sha256 in (None, work.graph.sha256) else None
@@ -267,8 +267,8 @@ def require_readable(known: MeasuredModel) -> None:
     Raises `InputError` as `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
     """
     from gpuprof.graph.file import read_onnx
-    from gpuprof.graph.load import load_graph, only_batch
+    from gpuprof.graph.load import load_graph, read_fixed_batch
 
     path = Path(known.path or "")
     if path.is_file() and known.sha256 in (None, read_onnx(path).sha256):
-        load_graph(path, only_batch(path) or 1, dims=dict(known.sizes))
+        load_graph(path, read_fixed_batch(path) or 1, dims=dict(known.sizes))

@@ -1,4 +1,4 @@
-"""What the kernel database has measured of models, ready to be looked up and interpolated in."""
+"""Measurements of models from the kernel database, for lookup and interpolation."""
 
 from __future__ import annotations
 

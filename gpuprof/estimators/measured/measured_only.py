@@ -1,4 +1,4 @@
-"""Estimators that say what was measured and nothing else: as it is, or under USHER's premise on shares."""
+"""Estimators that use measurements only: as they are, or under USHER's premise on shares."""
 
 from __future__ import annotations
 

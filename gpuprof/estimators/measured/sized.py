@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.model import ModelGraph
-from gpuprof.domain.sizes import Sizes, blend_sizes, describe_sizes, sized_name
+from gpuprof.domain.sizes import Sizes, describe_sizes, interpolate_sizes, sized_name
 from gpuprof.errors import InputError
 from gpuprof.estimators.measured.measured import MeasuredModel
 
@@ -26,12 +26,12 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
 
     Raises `InputError` when the model has no such dimension, or cannot be read at these sizes.
     """
-    from gpuprof.graph.load import load_runnable, only_batch
+    from gpuprof.graph.load import load_runnable, read_fixed_batch
 
     file = Path(path or "")
     if not file.is_file():
         return None
-    graph = load_runnable(file, only_batch(file) or 1, dims=dict(sizes))
+    graph = load_runnable(file, read_fixed_batch(file) or 1, dims=dict(sizes))
     return graph if sha256 in (None, graph.sha256) else None
 
 
@@ -80,7 +80,7 @@ def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredMode
     if not known.others:
         return []
     measured = {one.sizes: one for one in known.others if one.points.get(device)}
-    weights = blend_sizes(measured, known.sizes) or {}
+    weights = interpolate_sizes(measured, known.sizes) or {}
     return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]
 
 

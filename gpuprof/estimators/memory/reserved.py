@@ -1,4 +1,4 @@
-"""What PyTorch's allocator holds of a GPU for a model that nobody measured, from its weights and live activations.
+"""Memory that PyTorch's allocator reserves for a model without measurements, from its weights and live activations.
 
 Fitted by ``python -m bench.creq`` to Table A.1 of Elvinger's thesis (ETH, 2024): twelve models on a V100, batches of 4
 to 128. Memory there is a line in the batch. It begins at the weights, held once: neither copies of them nor the CUDA

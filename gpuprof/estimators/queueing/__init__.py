@@ -1,1 +1,1 @@
-"""From the time of a batch to the time of a request: batch building and waiting."""
+"""Queueing models: from the service time of a batch to the sojourn time of a request."""

@@ -78,7 +78,7 @@ def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Stationary:
+class StationaryLaw:
     """Law of ``y`` just after a batch has been dispatched."""
 
     #: Shape (2 B,). Probability of the states without backlog, by the batch's size, of batches that followed another
@@ -89,7 +89,7 @@ class Stationary:
     lattice_mass: Array
 
 
-def solve(rate: float, max_wait: float, service: Service) -> Stationary:
+def solve(rate: float, max_wait: float, service: Service) -> StationaryLaw:
     """Return the stationary law for a Poisson stream of ``rate`` below the capacity B / means[-1]."""
     batch = len(service.means)
     step = float(service.means[-1]) / _CELLS_PER_SERVICE
@@ -100,8 +100,8 @@ def solve(rate: float, max_wait: float, service: Service) -> Stationary:
 
     arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
     moved = _backlog_kernel(arrival, on_lattice, cells, ratio)
-    live = _live(batch, max_wait)
-    entering = _entering(rate, step, cells, service, live)
+    live = _reachable_fresh_states(batch, max_wait)
+    entering = _entry_probabilities(rate, step, cells, service, live)
     backlog = np.linalg.solve(np.eye(cells) - moved, entering)
 
     landing = _transition_probabilities(on_lattice, cells, ratio)
@@ -125,7 +125,7 @@ def poisson_cdf(count: int, mean: Array) -> Array:
     return np.asarray(gammaincc(count + 1.0, np.maximum(mean, 0.0)), dtype=np.float64)
 
 
-def geometric(start: float, stop: float, count: int) -> Array:
+def geometric_grid(start: float, stop: float, count: int) -> Array:
     """Return ``count`` points from ``start`` to ``stop``, each the same factor above the one before."""
     points = start * (stop / start) ** np.linspace(0.0, 1.0, count)
     points[-1] = stop
@@ -159,7 +159,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
     return np.asarray(np.vstack([by_process, np.zeros_like(filled), by_timer, filled]))
 
 
-def _live(batch: int, max_wait: float) -> Array:
+def _reachable_fresh_states(batch: int, max_wait: float) -> Array:
     """Return the fresh states that occur: where nobody waits for a batch to fill, a process at rest takes one."""
     if max_wait > 0.0:
         return np.arange(2 * batch)
@@ -191,7 +191,7 @@ def _transition_probabilities(on_lattice: Array, cells: int, ratio: float) -> Ar
     return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
 
-def _entering(rate: float, step: float, cells: int, service: Service, live: Array) -> Array:
+def _entry_probabilities(rate: float, step: float, cells: int, service: Service, live: Array) -> Array:
     """Return E[i, k]: probability of going from the k-th live fresh state to backlog cell i."""
     batch = len(service.means)
     starts = (service.fresh_means[live, None] * service.nodes[None, :]).ravel()
@@ -224,7 +224,7 @@ def _fixed_vector(matrix: Array) -> Array:
     return np.asarray(np.maximum(np.linalg.solve(system, wanted), 0.0))
 
 
-def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> Stationary:
+def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> StationaryLaw:
     backlog = np.maximum(backlog, 0.0)
     more = 0
     if backlog[-1] > _TAIL_MASS * 1e-2 and ratio < 1.0:
@@ -233,4 +233,4 @@ def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, 
     landed = np.convolve(backlog, on_lattice)
     total = fresh.sum() + landed.sum()
     y = (np.arange(len(landed)) + 0.5) * step
-    return Stationary(fresh / total, y, landed / total)
+    return StationaryLaw(fresh / total, y, landed / total)

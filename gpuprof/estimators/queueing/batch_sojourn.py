@@ -16,9 +16,9 @@ from gpuprof.estimators.queueing.batch_backlog import convolve
 from gpuprof.estimators.queueing.batch_chain import (
     Array,
     Service,
-    Stationary,
+    StationaryLaw,
     fresh_probabilities,
-    geometric,
+    geometric_grid,
     poisson_cdf,
     poisson_pmf,
 )
@@ -28,7 +28,7 @@ _SHORT = 700  # cells; convolving fewer takes longer by way of their spectra
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingLaw:
     """Waits of the requests, by the size of the batch that they leave in, twice.
 
     First come batches that follow another at once, then those that find the process at rest.
@@ -52,7 +52,7 @@ class Waiting:
         return rest + self.max_wait * float(self.timer.sum())
 
 
-def waiting(rate: float, max_wait: float, service: Service, law: Stationary) -> Waiting:
+def waiting_law(rate: float, max_wait: float, service: Service, law: StationaryLaw) -> WaitingLaw:
     """Return the law of the waits for a Poisson stream of ``rate`` and the stationary law of the chain."""
     batch = len(service.means)
     y, mass = _points(rate, service, law)
@@ -74,10 +74,10 @@ def waiting(rate: float, max_wait: float, service: Service, law: Stationary) -> 
     sizes_law[batch - 1] = 1.0 - fresh.sum()  # the rest are full batches that leave or follow a backlog
     # 1 but for what the lattice and the cut-off tails lose.
     total = below[:, -1].sum() + timer.sum() + fresh[-1]
-    return Waiting(waits, below / total, at_once / total, by_timer / total, sizes_law, max_wait)
+    return WaitingLaw(waits, below / total, at_once / total, by_timer / total, sizes_law, max_wait)
 
 
-def sojourn_cdf(waits: Waiting, service: Service, times: Array) -> Array:
+def sojourn_cdf(waits: WaitingLaw, service: Service, times: Array) -> Array:
     """Return the probability that wait and service together last at most ``times``."""
     result = np.zeros(len(times))
     for n, mean in enumerate(service.fresh_means):
@@ -98,7 +98,7 @@ def _service_cdf(times: Array, mean: float, cv: float) -> Array:
     return np.asarray(gammainc(shape, shape * np.maximum(times, 0.0) / mean), dtype=np.float64)
 
 
-def _points(rate: float, service: Service, law: Stationary) -> tuple[Array, Array]:
+def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, Array]:
     """Return y and its probability where a batch smaller than B can follow: fresh states exactly, then the lattice."""
     batch = len(service.means)
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
@@ -112,14 +112,14 @@ def _points(rate: float, service: Service, law: Stationary) -> tuple[Array, Arra
     )
 
 
-def _wait_grid(max_wait: float, service: Service, law: Stationary) -> Array:
+def _wait_grid(max_wait: float, service: Service, law: StationaryLaw) -> Array:
     """Return waits to tabulate at: every kink, fine where the shortest service is, coarse in the tail."""
     means = service.fresh_means
     step = 2.0 * law.lattice_y[0]
     last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means.max() * service.edges[-1])) + step
     parts = [
         np.arange(0.0, min(4.0 * means[-1], last), step),
-        geometric(float(means[-1]), last, 48) if last > means[-1] else np.array([last]),
+        geometric_grid(float(means[-1]), last, 48) if last > means[-1] else np.array([last]),
         np.linspace(0.0, 2.0 * means[0], 33),
         np.linspace(0.0, max_wait, 65) if max_wait > 0.0 else np.zeros(1),
         means,
@@ -167,7 +167,7 @@ def _late_density(rate: float, max_wait: float, batch: int, start: Array) -> Arr
     return np.asarray(np.where(start < max_wait, early, 0.0) + late, dtype=np.float64)
 
 
-def _full_on_release(rate: float, service: Service, law: Stationary, waits: Array) -> Array:
+def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: Array) -> Array:
     """Full batches that the process takes when it comes free: the waits of their B requests."""
     batch = len(service.means)
     step = 2.0 * law.lattice_y[0]
@@ -190,7 +190,7 @@ def _mean_taken(expected: Array, batch: int) -> Array:
     return expected * poisson_cdf(batch - 2, expected) + batch * (1.0 - poisson_cdf(batch - 1, expected))
 
 
-def _with_fresh(service: Service, law: Stationary, step: float) -> Array:
+def _with_fresh(service: Service, law: StationaryLaw, step: float) -> Array:
     """Return the law of y on the lattice's cells, the fresh states split over the two nearest."""
     place = (service.fresh_means[:, None] * service.nodes).ravel() / step - 0.5
     share = (law.fresh[:, None] * service.weights).ravel()

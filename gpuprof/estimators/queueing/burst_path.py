@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.domain.arrival_process import NS_PER_S, Bursts
+from gpuprof.domain.arrival_process import NS_PER_S, MmppArrivals
 from gpuprof.estimators.queueing.batch_backlog import Backlog
 from gpuprof.estimators.queueing.burst_backlog import BurstBacklog
 
@@ -109,7 +109,7 @@ class BurstPath:
 
 
 def draw_path(
-    process: Bursts,
+    process: MmppArrivals,
     rate: float,
     unit_ms: float,
     capacity: float,

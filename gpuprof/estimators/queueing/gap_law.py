@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
-from gpuprof.domain.arrival_process import Hyperexponential, Lognormal
+from gpuprof.domain.arrival_process import HyperexponentialArrivals, LognormalArrivals
 
 Array = NDArray[Any]
 
 #: Arrivals whose gaps are independent: the backlog that they build up follows Lindley's recursion.
-Renewal = Lognormal | Hyperexponential
+Renewal = LognormalArrivals | HyperexponentialArrivals
 
 _FINER = 8  # cells of a single gap in one of the sum
 _LONGEST = 1_200  # cells of the sum: what comes later finds no backlog, how much later does not matter
@@ -58,7 +58,7 @@ def _split(process: Renewal, step: float) -> Array:
 def _shortfall(process: Renewal, times: Array) -> Array:
     """Return by how much a gap falls short of these times on average, E[max(0, t - gap)]."""
     mean = 1.0 / process.rate_rps
-    if isinstance(process, Lognormal):
+    if isinstance(process, LognormalArrivals):
         variance = math.log1p(process.scv)
         with np.errstate(divide="ignore"):
             score = (np.log(times / mean) + 0.5 * variance) / math.sqrt(variance)

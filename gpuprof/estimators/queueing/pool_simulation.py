@@ -21,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.domain.arrival_process import Bursts, Diurnal, Hyperexponential, Lognormal, RecordedArrivals, at_rate
+from gpuprof.domain.arrival_process import (
+    DiurnalArrivals,
+    HyperexponentialArrivals,
+    LognormalArrivals,
+    MmppArrivals,
+    RecordedArrivals,
+    scale_to_rate,
+)
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
@@ -118,7 +125,7 @@ def simulate_pool(
     _, scores, others, even = _scores()
     later: Array | float = 0.0
     law: Backlog | None
-    if isinstance(stream.process, Bursts):
+    if isinstance(stream.process, MmppArrivals):
         arrived, strata, law, parts, later = _arrive_in_bursts(stream, stream.process, kinds, group, requests)
         groups = len(strata)
     else:
@@ -144,8 +151,8 @@ def simulate_pool(
 def _backlog(stream: PoolArrivals, group: int, mean: float, cv: float) -> Backlog | None:
     """Return the law of the backlog of one server that takes ``mean`` for a group; None where it is not known."""
     rate, scv = float(f"{stream.rate * mean:.6g}"), stream.scv
-    process = None if stream.process is None else at_rate(stream.process, rate)
-    if isinstance(process, Lognormal | Hyperexponential):
+    process = None if stream.process is None else scale_to_rate(stream.process, rate)
+    if isinstance(process, LognormalArrivals | HyperexponentialArrivals):
         scv = process.scv
     elif process is not None:
         return None
@@ -164,11 +171,11 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
     if stream.process is None:
         groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
-    if isinstance(stream.process, Bursts):
+    if isinstance(stream.process, MmppArrivals):
         return _IN_BURSTS
     if isinstance(stream.process, RecordedArrivals):
         return _MOST
-    cycle_s = stream.process.period_s if isinstance(stream.process, Diurnal) else 0.0
+    cycle_s = stream.process.period_s if isinstance(stream.process, DiurnalArrivals) else 0.0
     return min(_MOST, max(_UNWEIGHTED, int(_CYCLES * cycle_s * stream.process.rate_rps)))
 
 
@@ -198,7 +205,7 @@ def _pick_pieces(times: Array, requests: int) -> Array:
 
 
 def _arrive_in_bursts(
-    stream: PoolArrivals, process: Bursts, kinds: Sequence[tuple[ScaledServer, int]], group: int, requests: int
+    stream: PoolArrivals, process: MmppArrivals, kinds: Sequence[tuple[ScaledServer, int]], group: int, requests: int
 ) -> tuple[Array, Array, Backlog, _Strata, Array | float]:
     """Return arrivals, strata of their groups, the law of the backlog, and by how much later each is answered."""
     random = np.random.Generator(np.random.PCG64(_SEED))

@@ -17,8 +17,8 @@ from threading import Lock
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import at_rate
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn, grid_load, grid_place
+from gpuprof.domain.arrival_process import scale_to_rate
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn, grid_to_load, load_to_grid
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
@@ -70,7 +70,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     capacity = math.fsum(one.capacity * count for one, count in kinds)
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
     # A process that knows absolute times has a table for its unit; all others share one.
-    shape = None if arrivals.process is None else at_rate(arrivals.process, 1000.0 * capacity / unit_ms)
+    shape = None if arrivals.process is None else scale_to_rate(arrivals.process, 1000.0 * capacity / unit_ms)
     stream = PoolArrivals(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
     table = _TABLES.table(kinds, stream, coarse=coarse)
     return _read_row(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
@@ -145,23 +145,23 @@ class _Table:
         """
         if self.stream.process is not None or self.stream.scv < _ALIKE:
             return self._exact_row(float(f"{load:.6g}"))
-        if load <= grid_load(0):
-            return replace(self._row(0), busy=self._row(0).busy * (load / grid_load(0)))
-        place = grid_place(load)
+        if load <= grid_to_load(0):
+            return replace(self._row(0), busy=self._row(0).busy * (load / grid_to_load(0)))
+        place = load_to_grid(load)
         nearest = round(place)
         if abs(place - nearest) < _SAME:
             return self._row(nearest)
         index = int(place)
-        low, high = (1.0 / (1.0 - grid_load(number)) for number in (index, index + 1))
+        low, high = (1.0 / (1.0 - grid_to_load(number)) for number in (index, index + 1))
         below, above = self._row(index), self._row(index + 1)
         # How busy processes are grows with the load, waiting with the inverse of what is left of the capacity.
-        part = (load - grid_load(index)) / (grid_load(index + 1) - grid_load(index))
+        part = (load - grid_to_load(index)) / (grid_to_load(index + 1) - grid_to_load(index))
         busy = below.busy + part * (above.busy - below.busy)
         return replace(below.blend(above, (1.0 / (1.0 - load) - low) / (high - low)), busy=busy)
 
     def _row(self, index: int) -> _Row:
         if index not in self._rows:
-            self._rows[index] = self._simulate(grid_load(index))
+            self._rows[index] = self._simulate(grid_to_load(index))
         return self._rows[index]
 
     def _exact_row(self, load: float) -> _Row:
@@ -175,7 +175,7 @@ class _Table:
         from gpuprof.estimators.queueing.pool_simulation import simulate_pool
 
         rate, process = load * math.fsum(one.capacity * count for one, count in self.kinds), self.stream.process
-        process = None if process is None else at_rate(process, load * process.rate_rps)
+        process = None if process is None else scale_to_rate(process, load * process.rate_rps)
         stream = replace(self.stream, rate=rate, process=process)
         sample = simulate_pool(stream, self.kinds, PROBABILITIES, coarse=self.coarse)
         return _Row(sample.times, sample.mean, sample.part, sample.mean_batch, sample.busy)

@@ -141,7 +141,7 @@ def _is_analysed(scv: float, replica: ScaledServer) -> bool:
 def _exact(rate: float, replica: ScaledServer) -> Sojourn:
     service = batch_chain.service_of(np.array(replica.latency), replica.cv, replica.pause)
     law = batch_chain.solve(rate, replica.max_wait, service)
-    waits = batch_sojourn.waiting(rate, replica.max_wait, service, law)
+    waits = batch_sojourn.waiting_law(rate, replica.max_wait, service, law)
     sizes = waits.batch_sizes
     mean_batch = float(sizes @ np.tile(np.arange(1, len(replica.latency) + 1), 2))
     by_request = waits.below[:, -1] + waits.at_once + waits.timer
@@ -151,7 +151,7 @@ def _exact(rate: float, replica: ScaledServer) -> Sojourn:
     return Sojourn(busy, mean_batch, mean, pair_quantiles(within, times))
 
 
-def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tuple[Array, Array]:
+def _tabulate(waits: batch_sojourn.WaitingLaw, service: batch_chain.Service) -> tuple[Array, Array]:
     """Return times and the probabilities of being answered within them, dense where the probability climbs."""
     means = service.fresh_means
     longest = float(waits.waits[-1] + means.max() * service.edges[-1])
@@ -160,7 +160,7 @@ def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tup
     times = np.concatenate(
         [
             np.linspace(shortest, 4.0 * service.means[-1], 40),
-            batch_chain.geometric(float(service.means[0]), longest, 40),
+            batch_chain.geometric_grid(float(service.means[0]), longest, 40),
             jumps,
         ]
     )

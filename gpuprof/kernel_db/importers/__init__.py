@@ -1,1 +1,1 @@
-"""Readers of measurements that others published; each gives runs that say which file they came from."""
+"""Readers of published measurements; each returns runs that record the file they came from."""

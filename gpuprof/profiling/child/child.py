@@ -30,7 +30,7 @@ from gpuprof.machine.visible_sms import visible_sms
 from gpuprof.profiling.child.job import TimingLimits
 from gpuprof.profiling.child.pauses import time_after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
-from gpuprof.profiling.child.statistics import median_is_known
+from gpuprof.profiling.child.statistics import is_median_known
 from gpuprof.profiling.child.task import (
     CheckTask,
     ChildTask,
@@ -56,7 +56,7 @@ _STDIN = io.FileIO(0, closefd=False)
 
 
 def main() -> int:
-    """Do the task on stdin; exit code 1 after an error, which was said on stdout."""
+    """Run the task given on stdin; exit code 1 after an error, which was sent on stdout."""
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
@@ -64,7 +64,7 @@ def main() -> int:
     try:
         alone = _outputs_alone(task) if isinstance(task, NodesTask) and task.compare else None
         with confine_to_share(task.part, task.group) if task.part else nullcontext():
-            _do(task, alone, speech)
+            _run_task(task, alone, speech)
     except GpuprofError as error:
         send_message(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
         return 1
@@ -74,25 +74,25 @@ def main() -> int:
     return 0
 
 
-def _do(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
+def _run_task(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
     match task:
         case CheckTask():
-            _check(task, speech)
+            _run_check_task(task, speech)
         case LatencyTask():
-            _latency(task, speech)
+            _run_latency_task(task, speech)
         case NodesTask():
-            _nodes(task, alone, speech)
+            _run_nodes_task(task, alone, speech)
         case OpsTask():
-            _ops(task, speech)
+            _run_ops_task(task, speech)
         case KernelsTask():
-            _kernels(task, speech)
+            _run_kernels_task(task, speech)
         case PeakTask():
-            _peak(task, speech)
+            _run_peak_task(task, speech)
         case _:
             raise ValueError(f"no task of this process: {task}")
 
 
-def _latency(task: LatencyTask, speech: TextIO) -> None:
+def _run_latency_task(task: LatencyTask, speech: TextIO) -> None:
     """Time batches back to back."""
     import numpy as np
 
@@ -131,11 +131,11 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
 
 
 def load_runtime(provider: str) -> None:
-    """Import what runs the models, which takes long."""
+    """Import the runtime that executes the models, which takes seconds."""
     importlib.import_module("torch" if provider in TORCH_PROVIDERS else "onnxruntime")
 
 
-def _nodes(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
+def _run_nodes_task(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
     """Run under the runtime's own profiler, which slows it down: never in the process that is timed."""
     import numpy as np
 
@@ -150,7 +150,7 @@ def _nodes(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> 
     run = session_run(session, feeds, task.model)
     send_message(speech, "ready")
     wait_for("go")
-    repeats = _repeat(run, task.effort)
+    repeats = _run_repeatedly(run, task.effort)
     differs = outputs_differ(alone, run()) if alone else None
     send_message(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
 
@@ -165,7 +165,7 @@ def _outputs_alone(task: NodesTask) -> dict[str, Any] | None:
     return None if outputs_differ(first, second) else dict(first)
 
 
-def _ops(task: OpsTask, speech: TextIO) -> None:
+def _run_ops_task(task: OpsTask, speech: TextIO) -> None:
     """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
     import numpy as np
 
@@ -179,13 +179,13 @@ def _ops(task: OpsTask, speech: TextIO) -> None:
                 provider=task.provider,
                 profile_prefix=str(asked.model.with_suffix("")),
             )
-            repeats = _repeat(session_run(session, dict(np.load(asked.inputs)), asked.model), task.effort)
+            repeats = _run_repeatedly(session_run(session, dict(np.load(asked.inputs)), asked.model), task.effort)
             send_message(speech, "op", profile=session.end_profiling(), repeats=repeats)
         except GpuprofError as error:
             send_message(speech, "op", error=str(error))
 
 
-def _kernels(task: KernelsTask, speech: TextIO) -> None:
+def _run_kernels_task(task: KernelsTask, speech: TextIO) -> None:
     """Run one small model after another under torch.profiler, as they come in on stdin; runs are in ranges."""
     import numpy as np
     from torch import profiler
@@ -198,14 +198,14 @@ def _kernels(task: KernelsTask, speech: TextIO) -> None:
             session = open_session(asked.model, threads=task.threads, provider=task.provider)
             run = session_run(session, dict(np.load(asked.inputs)), asked.model)
             # Warm-up outside of the recording: the first runs allocate and choose algorithms.
-            _repeat(run, Effort(time_s=0.0, min_repeats=_WARM_UP_RUNS))
+            _run_repeatedly(run, Effort(time_s=0.0, min_repeats=_WARM_UP_RUNS))
 
             def run_marked(run: Callable[[], object] = run) -> None:
                 with profiler.record_function(task.range):
                     run()
 
             with profiler.profile(activities=kinds) as recording:
-                repeats = _repeat(run_marked, task.effort)
+                repeats = _run_repeatedly(run_marked, task.effort)
             trace = asked.model.with_suffix(".trace.json")
             recording.export_chrome_trace(str(trace))
             send_message(speech, "op", trace=str(trace), repeats=repeats)
@@ -213,13 +213,13 @@ def _kernels(task: KernelsTask, speech: TextIO) -> None:
             send_message(speech, "op", error=str(error))
 
 
-def _check(task: CheckTask, speech: TextIO) -> None:
+def _run_check_task(task: CheckTask, speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     open_session(task.model, threads=1, provider=task.provider)
     send_message(speech, "done", mixed=find_mixed_output(task.model) if task.batches else None)
 
 
-def _peak(task: PeakTask, speech: TextIO) -> None:
+def _run_peak_task(task: PeakTask, speech: TextIO) -> None:
     """Time a model whose inputs and outputs are bound once, of each case's shapes."""
     import numpy as np
     import onnxruntime as ort
@@ -249,7 +249,7 @@ def _least_ns(run: Callable[[], object], effort: Effort) -> int:
     return min(times)
 
 
-def _repeat(run: Callable[[], object], effort: Effort) -> int:
+def _run_repeatedly(run: Callable[[], object], effort: Effort) -> int:
     """Run so often; return how often."""
     end = time.monotonic() + effort.time_s
     most = math.inf if effort.max_repeats is None else effort.max_repeats
@@ -275,7 +275,7 @@ def _measure_runs(run: Callable[[], object], task: LatencyTask) -> tuple[list[in
     """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
     starts: list[int] = []
     latencies: list[int] = []
-    over = _rule(latencies, task.limits) if task.leads else _is_stop_requested
+    over = _make_stopping_rule(latencies, task.limits) if task.leads else _is_stop_requested
     if task.beside_others:  # until all others are at full speed
         _warm_up(run, task.warm_up_s)
     begin = time.monotonic()
@@ -296,7 +296,7 @@ def _measure_runs(run: Callable[[], object], task: LatencyTask) -> tuple[list[in
     return starts, latencies, time.process_time() - cpu
 
 
-def _rule(latencies: list[int], limits: TimingLimits) -> Callable[[float], bool]:
+def _make_stopping_rule(latencies: list[int], limits: TimingLimits) -> Callable[[float], bool]:
     def over(elapsed_s: float) -> bool:
         if len(latencies) < limits.min_repeats or elapsed_s < limits.min_time_s:
             return False
@@ -304,7 +304,7 @@ def _rule(latencies: list[int], limits: TimingLimits) -> Callable[[float], bool]
             return True
         if len(latencies) < limits.want_repeats and elapsed_s < limits.want_time_s:
             return False
-        return median_is_known(sorted(latencies), limits.precision)
+        return is_median_known(sorted(latencies), limits.precision)
 
     return over
 
@@ -319,13 +319,13 @@ def receive_task() -> Any:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     with suppress(OSError, AttributeError):  # Linux only; elsewhere a closed stdin ends us, later
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def wait_for(word: str) -> None:
-    """Wait for a line on stdin, which must be ``word``: anything else means that nobody wants the answer."""
+    """Wait for a line on stdin, which must be ``word``; end the process otherwise."""
     line = _STDIN.readline().decode()
     if line.strip() != word:  # the parent is gone: nobody wants the answer
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Starts child processes, talks to them, and makes sure that none of them outlives its purpose."""
+"""Starts child processes, exchanges messages with them, and ends them reliably."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Child:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        """Send one line; a child that is gone is noticed when it is asked."""
+        """Send one line; a child that has ended is noticed at the next `expect`."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
@@ -117,22 +117,22 @@ class Child:
             # From the descriptor and not the file object, whose buffer select does not see.
             piece = os.read(self._process.stdout.fileno(), 1 << 20)
             if not piece:
-                raise self._death()
+                raise self._exit_error()
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _death(self) -> UnavailableError:
+    def _exit_error(self) -> UnavailableError:
         code = self._process.wait()
         cause = f"exit code {code}"
         if code < 0:
             cause = f"signal {signal.Signals(-code).name}"
         # Linux ends the process that takes too much memory by SIGKILL, and nobody else does here.
-        fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._last_words()
+        fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._read_log_tail()
         return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
 
-    def _last_words(self) -> str:
+    def _read_log_tail(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"its last words: {lines[-1][:_LOG_TAIL]}" if lines else ""

@@ -76,7 +76,7 @@ def measure(
     begin: Callable[[], None] = lambda: None,
     end: Callable[[], None] = lambda: None,
 ) -> tuple[Timing, ...]:
-    """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
+    """Run ``job`` back to back until its median is known, with ``beside`` running all the time.
 
     Raises `InputError` when the shares do not fit, or ONNX Runtime refuses a model; `UnavailableError` when a share
     cannot be enforced here, or a process dies or hangs; all others are ended then.
@@ -118,7 +118,7 @@ def measure(
 def keep_running(
     jobs: Sequence[Job], bindings: Sequence[ShareBinding], limits: TimingLimits = DEFAULT_LIMITS
 ) -> Iterator[None]:
-    """Keep ``jobs`` running back to back on their bindings until this is left; they are not timed.
+    """Keep ``jobs`` running back to back on their bindings until exit; they are not timed.
 
     Raises `InputError` or `UnavailableError` as `measure` does.
     """
@@ -157,7 +157,7 @@ def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:
 
 @contextmanager
 def shared_group(name: str) -> Iterator[str]:
-    """Give a control group's name that nobody else uses, and remove the group when all is over."""
+    """Yield a unique name for a control group, and remove the group on exit."""
     unique = f"{os.getpid()}-{name}"
     try:
         yield unique
@@ -256,7 +256,7 @@ def timing_of(job: Job, message: dict[str, object], limits: TimingLimits, sms: i
 
 
 def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:
-    """Return the time in which all processes were running: before and after it they had more for themselves."""
+    """Return the interval in which all processes were running; outside of it they had less contention."""
     everyone = [sample for group in samples for sample in group]
     return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
 

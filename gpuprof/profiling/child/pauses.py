@@ -1,4 +1,4 @@
-"""Times batches as a server at rest meets them: after a pause, with inputs that no cache holds.
+"""Times batches as an idle server runs them: after a pause, with inputs that are in no cache.
 
 The longer the pause, the colder the caches: on one core a batch of SqueezeNet (6.7 ms) took 4% longer after 6 ms and up
 to 17% after 50 ms in one run, which two on a loud machine did not repeat. So pauses are not all alike, but as those

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError, install_hint, runtime_errors
-from gpuprof.runtime.cuda_provider import provider_failure
+from gpuprof.runtime.cuda_provider import provider_unavailable_reason
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.sequence_outputs import to_numbers
 from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
@@ -89,18 +89,18 @@ def _on_host(value: Any) -> Any:
     return plain.astype(np.float32).reshape(shape)
 
 
-def gpu_provider_missing() -> str | None:
+def gpu_unavailable_reason() -> str | None:
     """Return None when ONNX Runtime or PyTorch can use a GPU here, else why not, in one line."""
     if gpu_provider() is not None:
         return None
     if importlib.util.find_spec("onnxruntime") is None:
         return f"onnxruntime is not installed, nor a PyTorch that sees the GPU: {install_hint('gpu')}"
     if has_cuda_build():
-        return provider_failure()
+        return provider_unavailable_reason()
     return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 
 
-def nvtx_missing() -> str | None:
+def nvtx_unavailable_reason() -> str | None:
     """Return None when runs can be marked for NVIDIA's profilers, else why not: by nvtx, or a PyTorch for CUDA."""
     if importlib.util.find_spec("nvtx") is not None:
         return None

@@ -46,7 +46,7 @@ def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
         p50_high_ms=interval[1] if interval else None,
         p95_ms=percentile(ordered, 95.0) if len(ordered) >= _MIN_FOR_P95 else None,
         p99_ms=percentile(ordered, 99.0) if len(ordered) >= _MIN_FOR_P99 else None,
-        stable=median_is_known(ordered, precision) and _halves_agree(latencies_ms, precision),
+        stable=is_median_known(ordered, precision) and _halves_agree(latencies_ms, precision),
     )
 
 
@@ -64,7 +64,7 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     return ordered[low], ordered[high]
 
 
-def median_is_known(ordered: Sequence[float], precision: float) -> bool:
+def is_median_known(ordered: Sequence[float], precision: float) -> bool:
     """Whether the interval's half-width is within ``precision`` of the median of a sorted sample."""
     interval = median_interval(ordered)
     if interval is None:

@@ -1,4 +1,4 @@
-"""What a child process is told to do, and the line of JSON in which it is told."""
+"""Tasks of child processes, and their encoding as a line of JSON."""
 
 from __future__ import annotations
 

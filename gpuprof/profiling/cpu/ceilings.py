@@ -1,4 +1,4 @@
-"""Measures what a CPU can do at best: FLOP/s of a matrix product, and bytes/s of passes over caches and memory.
+"""Measures the peak rates of a CPU: FLOP/s of a matrix product, and bytes/s of passes over caches and memory.
 
 All run in ONNX Runtime, in a child process held to the share, as models do: ceilings that a model can reach.
 """

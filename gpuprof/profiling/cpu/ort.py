@@ -1,4 +1,4 @@
-"""The collector that is always there: ONNX Runtime in a child process, and its own profile of every node."""
+"""The default collector: ONNX Runtime in a child process, and its own profile of every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parent says to the process that goes through batch sizes (`gpuprof.profiling.gpu.batch_process`)."""
+"""The parent's messages to the process that measures all batch sizes (`gpuprof.profiling.gpu.batch_process`)."""
 
 from __future__ import annotations
 

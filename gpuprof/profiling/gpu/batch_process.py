@@ -1,4 +1,4 @@
-"""The process that goes through all batch sizes of a model under one share: ``python -m … gpu.batch_process``.
+"""The process that measures all batch sizes of a model under one share: ``python -m … gpu.batch_process``.
 
 Starting PyTorch or ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each
 in a session of its own, so that the memory of one is not another's; then each is recorded: once a profiler has begun,
@@ -36,16 +36,16 @@ def main() -> int:
     task: BatchesTask = receive_task()
     load_runtime(task.provider)
     for row in task.rows:
-        _attempt(_time, row, speech)
-        _release(task.provider)
+        _try_row(_time_row, row, speech)
+        _free_session_memory(task.provider)
     wait_for("record")
     for row in task.rows:
-        _attempt(_record, row, speech)
-        _release(task.provider)
+        _try_row(_record_row, row, speech)
+        _free_session_memory(task.provider)
     return 0
 
 
-def _attempt(part: Callable[[BatchTasks, TextIO], None], row: BatchTasks, speech: TextIO) -> None:
+def _try_row(part: Callable[[BatchTasks, TextIO], None], row: BatchTasks, speech: TextIO) -> None:
     try:
         part(row, speech)
     except GpuprofError as error:
@@ -54,20 +54,20 @@ def _attempt(part: Callable[[BatchTasks, TextIO], None], row: BatchTasks, speech
         send_message(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
 
 
-def _time(row: BatchTasks, speech: TextIO) -> None:
+def _time_row(row: BatchTasks, speech: TextIO) -> None:
     import numpy as np
 
     time_model(row.timed, dict(np.load(row.timed.inputs)), speech)
 
 
-def _record(row: BatchTasks, speech: TextIO) -> None:
+def _record_row(row: BatchTasks, speech: TextIO) -> None:
     if row.recorded:
         record_model(row.recorded)
     send_message(speech, "recorded")
 
 
-def _release(provider: str) -> None:
-    """Give back what a session held, so that the next one's memory is its own."""
+def _free_session_memory(provider: str) -> None:
+    """Free a session's memory, so that the next session is measured alone."""
     # Objects in reference cycles would keep their memory until some later collection.
     gc.collect()
     if provider in TORCH_PROVIDERS:

@@ -1,4 +1,4 @@
-"""Collectors for NVIDIA GPUs: each times a model as it runs by itself, then records it again under a profiler.
+"""Collectors for NVIDIA GPUs: each times a model without a profiler, then records it again under one.
 
 What a profiler slows down is not timed, and what is timed is not recorded; the passes run one after another under the
 same share. NVML samples the GPU beside the timing.
@@ -23,7 +23,7 @@ from gpuprof.machine.mps import LOG, add_log_tails
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request, TimingLimits
 from gpuprof.profiling.child.measurement import GPU_WARM_UP_S, ShareBinding, Timing, keep_running, label, measure
-from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
+from gpuprof.profiling.child.runner import gpu_unavailable_reason, nvtx_unavailable_reason
 from gpuprof.profiling.child.task import BatchesTask, BatchTasks, LatencyTask, RecordedTask
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.gpu.batch_exchange import record_batch, time_batch
@@ -36,7 +36,7 @@ from gpuprof.profiling.gpu.gpu_rows import (
     op_rows,
     timing_columns,
 )
-from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
+from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_unavailable_reason
 from gpuprof.profiling.gpu.timelines import (
     Timelines,
     UnreadError,
@@ -90,20 +90,20 @@ class GpuCollector:
 
     def available(self) -> str | None:
         """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
-        reasons = [nvml_missing(), gpu_provider_missing()]
+        reasons = [nvml_unavailable_reason(), gpu_unavailable_reason()]
         if self.timeline == "nsys":
-            reasons.append(_nsys_missing())
+            reasons.append(_nsys_unavailable_reason())
         if self.timeline == "cupti" and importlib.util.find_spec("torch") is None:
             reasons.append("torch, which brings its profiler, is not installed")
         if self.counters and (find_ncu() is None):
             reasons.append("ncu is not installed: it comes with the CUDA toolkit")
         if self.timeline == "nsys" or self.counters:
-            reasons.append(nvtx_missing())
+            reasons.append(nvtx_unavailable_reason())
         return next((reason for reason in reasons if reason is not None), None)
 
     def version(self) -> str:
         """Return the versions of the tools behind it."""
-        found = [f"{tool} {version}" for tool, version in self._tools.items()]
+        found = [f"{tool} {version}" for tool, version in self._tool_versions.items()]
         return ", ".join(found) or "nvml"
 
     def runtime(self) -> tuple[str, str]:
@@ -113,7 +113,7 @@ class GpuCollector:
     def collect(self, request: Request) -> Collected:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
-        idle = self._idle()
+        idle = self._measure_idle()
         shares = [job.share for job in jobs]
         green = self.provider == TORCH_CUDA and not request.beside
         with bind_shares(request.device, shares, green=green) as environments, NvmlSampler() as sampler:
@@ -141,7 +141,7 @@ class GpuCollector:
         All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
         `UnavailableError` when the share cannot be given here.
         """
-        idle = self._idle()
+        idle = self._measure_idle()
         first = requests[0]
         green = self.provider == TORCH_CUDA
         with ExitStack() as stack:
@@ -196,15 +196,15 @@ class GpuCollector:
         """Return what was recorded of one batch size, and how its outputs under the share differ."""
         error = self._outputs.difference(request.job, program, program.outputs("shared")) if shared else None
         if not self.timeline:
-            return join_recording(None, None, self._tools, ()), error
+            return join_recording(None, None, self._tool_versions, ()), error
         try:
             if unrecorded is not None:
                 raise unrecorded
             with describe_recording_errors():
                 timelines = read_kineto_timelines(*_kineto_files(program))
         except GpuprofError as failure:
-            return join_recording(None, None, self._tools, (f"no kernels: {failure}",)), error
-        return join_recording(timelines, None, self._tools, ()), error
+            return join_recording(None, None, self._tool_versions, (f"no kernels: {failure}",)), error
+        return join_recording(timelines, None, self._tool_versions, ()), error
 
     def _settings(
         self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
@@ -233,15 +233,15 @@ class GpuCollector:
             notes=(*recorded.notes, *(needed.notes if needed else ())),
         )
 
-    def _idle(self) -> NvmlFigures:
-        """Return what others hold of the memory now, and the least power seen: a GPU cools down for some seconds."""
+    def _measure_idle(self) -> NvmlFigures:
+        """Return the memory that others hold now, and the least power seen: a GPU cools down for some seconds."""
         seen = idle_figures(seconds=_IDLE_S if self._idle_power_w is None else _GLANCE_S)
         known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
         self._idle_power_w = min(known, default=None)
         return replace(seen, power_w=self._idle_power_w)
 
     @cached_property
-    def _tools(self) -> dict[str, str]:
+    def _tool_versions(self) -> dict[str, str]:
         versions: dict[str, str | None] = {}
         if self.timeline == "nsys" and (nsys := find_nsys()):
             versions["nsys"] = tool_version(nsys)
@@ -267,7 +267,7 @@ class GpuCollector:
             timelines, unseen = self._timelines_if_seen(program, task, bound, bool(environment))
             error = self._outputs.difference(request.job, program, shared) if environment else None
             counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
-        return join_recording(timelines, counted, self._tools, (*unseen, *notes)), error
+        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes)), error
 
     def _timelines_if_seen(
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], shared: bool
@@ -376,7 +376,7 @@ def _kineto_files(program: RecordedProgram) -> tuple[Path, Path]:
     return program.directory / "kineto.json", program.directory / "kineto_nodes.json"
 
 
-def _nsys_missing() -> str | None:
+def _nsys_unavailable_reason() -> str | None:
     binary = find_nsys()
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"

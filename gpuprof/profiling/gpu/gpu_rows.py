@@ -72,8 +72,8 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     tied = [column(kept, "range").tolist(), starts.tolist(), kept.groupby("repeat").cumcount().tolist()]
     names = [name for name in kept.columns if name in _COLUMNS - _OWN]
     # Column by column: a dictionary of each row of a frame takes several times as long.
-    values = [[_plain(name, value) for value in kept[name].tolist()] for name in names]
-    common = _common(request)
+    values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in names]
+    common = _common_columns(request)
     owners = _owners(request)
     return tuple(
         KernelRow(
@@ -82,7 +82,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
             position=position,
             repeat=int(repeat),
             start_ns=None if pd.isna(start) else int(start) - origin,
-            **_tie(owners, within),
+            **_op_columns(owners, within),
             **dict(zip(names, row, strict=True)),
         )
         for name, repeat, within, start, position, row in zip(
@@ -120,7 +120,7 @@ def model_row(request: Request, needed: GpuRequirement | None, **measured: Any) 
     """Return the model's row: what its kernels say, and what was ``measured`` besides."""
     job = request.job
     return ModelRow(
-        **_common(request),
+        **_common_columns(request),
         processes=job.processes,
         model_sha256=job.graph.sha256 or None,
         model_path=job.graph.path or None,
@@ -183,7 +183,7 @@ def _figures(needed: GpuRequirement) -> dict[str, Any]:
     }
 
 
-def _common(request: Request) -> dict[str, Any]:
+def _common_columns(request: Request) -> dict[str, Any]:
     return {
         "run_id": request.run_id,
         "model": request.job.graph.name,
@@ -200,7 +200,7 @@ def _owners(request: Request) -> dict[str, Op]:
     return {op.name: op for op in ops} | {f"{NODE_RANGE}{op.outputs[0].name}": op for op in ops if op.outputs}
 
 
-def _tie(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
+def _op_columns(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
     if len({op.name for op in owners.values()}) == 1:  # a model of one op: whatever it launches is that op's
         within = next(iter(owners))
     op = owners.get(within) if isinstance(within, str) else None
@@ -215,7 +215,7 @@ def _group_time(position: int, times: list[float] | None) -> GroupTime | None:
     return GroupTime(Group([position], []), fmean(times), median(times), round(min(times)))
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain_value(name: str, value: Any) -> Any:
     if value is None or (not isinstance(value, str) and pd.isna(value)):
         return None
     if isinstance(value, str):

@@ -201,8 +201,8 @@ def _copies(
             "start_ns": [_ns(event["ts"]) for event in events],
             "duration_ns": [_ns(event["dur"]) for event in events],
             "bytes": [int(_arguments(event).get("bytes", 0)) for event in events],
-            "direction": [_word(_DIRECTIONS, event) or "other" for event in events],
-            "memory": [_word(_MEMORIES, event) for event in events],
+            "direction": [_meaning_of_name(_DIRECTIONS, event) or "other" for event in events],
+            "memory": [_meaning_of_name(_MEMORIES, event) for event in events],
             "correlation_id": [_correlation(event) for event in events],
             "device_index": [_arguments(event).get("device") for event in events],
         }
@@ -211,7 +211,7 @@ def _copies(
     return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat", "device_index"]]
 
 
-def _word(meanings: Mapping[str, str], event: Event) -> str | None:
+def _meaning_of_name(meanings: Mapping[str, str], event: Event) -> str | None:
     """Return what the event's name says, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
     return next((meaning for word, meaning in meanings.items() if word in str(event.get("name", ""))), None)
 

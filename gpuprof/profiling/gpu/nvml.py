@@ -71,7 +71,7 @@ class NvmlSampler:
             self._thread.join()
 
     def begin(self) -> None:
-        """Forget what was sampled until now: what loading took is not what running takes."""
+        """Discard the samples so far, which were taken while the model was loaded."""
         self._samples.clear()
         self._stopped = False
         self._energy = [self._read_energy()]
@@ -154,13 +154,13 @@ def visible_gpu(nvml: Any) -> int:
 
 
 def idle_figures(nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
-    """Return what a GPU takes while nothing of ours runs: idle power, and memory that others hold."""
+    """Return an idle GPU's power, and the memory that other processes hold."""
     with NvmlSampler(nvml=nvml) as sampler:
         time.sleep(seconds)
     return sampler.figures()
 
 
-def nvml_missing(nvml: Any = None) -> str | None:
+def nvml_unavailable_reason(nvml: Any = None) -> str | None:
     """Return None when NVML answers and has a GPU, else why not, in one line."""
     module = nvml if nvml is not None else load_nvml()
     if module is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.profiling.child.runner import Run, nvtx_missing, open_run, outputs_differ
+from gpuprof.profiling.child.runner import Run, nvtx_unavailable_reason, open_run, outputs_differ
 from gpuprof.profiling.child.task import RecordedTask, read_task
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import TORCH_PROVIDERS
@@ -111,7 +111,7 @@ def _nvtx() -> Any:
     try:
         import nvtx
     except ImportError:
-        if (reason := nvtx_missing()) is None:
+        if (reason := nvtx_unavailable_reason()) is None:
             return _torch_nvtx
         # A profiler waits for ranges: without them its report would hold nothing of the run.
         if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:

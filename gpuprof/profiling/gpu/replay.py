@@ -1,4 +1,4 @@
-"""Takes what was recorded elsewhere into the database: reports of nsys, ncu, both joined, or torch.profiler."""
+"""Imports recordings made elsewhere: reports of nsys, ncu, both joined, or torch.profiler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNTIMED = "the latency of a batch is not in a report: what a profiler slows dow
 
 
 class ReplayCollector:
-    """Gives what reports hold of a request, instead of running anything.
+    """Returns rows from existing reports instead of running anything.
 
     ``paths``: at most one timeline (nsys, torch.profiler) and one report with counters (ncu), of the same program;
     ``recording``: the part of them that counts, where they are of several GPUs: one of `read_reports`.
@@ -126,12 +126,12 @@ def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
         )
     counted = counters[0].by_gpu() if counters else {}
     if not timelines:
-        return tuple(_only_counted(one, gpu, len(counted)) for gpu, one in counted.items())
+        return tuple(_recording_of_counters(one, gpu, len(counted)) for gpu, one in counted.items())
     parts = timelines[0].select_runs().by_gpu()
-    return tuple(_join(part, _of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
+    return tuple(_join(part, _counters_of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
 
 
-def _of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
+def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
     """Return the counters of a GPU; where both reports have one alone, its index need not be the same."""
     if gpus == 1 and len(counted) == 1:
         return next(iter(counted.values()))
@@ -156,7 +156,7 @@ def _used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
 
 
 def read_report(path: Path) -> Timeline | Counters:
-    """Return a report's content; what it is stands in its first bytes, not in its name.
+    """Return a report's content; its format is told by its first bytes, not by its name.
 
     Raises `InputError` when it is none that gpuprof knows; `UnavailableError` when it needs nsys or ncu to be read.
     """
@@ -245,7 +245,7 @@ def device_of_recording(recorded: Recording) -> Device:
     raise InputError(f"the reports name {said}, which does not tell the device", "name it: --device h200")
 
 
-def _only_counted(counters: Counters, gpu: int, gpus: int) -> Recording:
+def _recording_of_counters(counters: Counters, gpu: int, gpus: int) -> Recording:
     kernels = counters.kernels.assign(repeat=0, joined="counters")
     notes = ["only counters: kernels' order in time and overlap are not known"]
     notes += [f"GPU {gpu} of {gpus} in the report"] if gpus > 1 else []

@@ -26,12 +26,12 @@ class Timelines:
 
 
 class UnreadError(UnavailableError):
-    """A profiler ran, and what it left does not say what it should."""
+    """A profiler ran, but its output is incomplete."""
 
 
 @contextmanager
 def describe_recording_errors() -> Iterator[None]:
-    """Read what was recorded here: where that fails, the model and the user's words are not to blame."""
+    """Turn errors in reading a local recording into an error that does not blame the model or the command line."""
     try:
         yield
     except InputError as error:

@@ -128,7 +128,7 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     frame = frame[frame["kind"].isin([_PUSH_POP, _START_END])].reset_index(drop=True)
     texts = frame["text"].tolist() if "text" in frame else [None] * len(frame)
     ids = frame["text_id"].tolist() if "text_id" in frame else [None] * len(frame)
-    process, thread = _split(frame["global_tid"])
+    process, thread = _split_global_ids(frame["global_tid"])
     names = [
         text if isinstance(text, str) else strings.get(_whole(id_), "") for text, id_ in zip(texts, ids, strict=True)
     ]
@@ -136,7 +136,7 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
         {
             "name": names,
             "start_ns": frame["start_ns"].to_numpy(dtype=np.int64),
-            "end_ns": _or_end(frame["end_ns"]),
+            "end_ns": _fill_open_ends(frame["end_ns"]),
             "process_id": process,
             "thread_id": thread,
         }
@@ -148,7 +148,7 @@ def _calls(tables: NsysTables) -> pd.DataFrame:
     names = tuple(_CALL_COLUMNS)
     parts = [tables.read_table(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=list(_CALL_COLUMNS.values()), dtype=np.int64)
-    process, thread = _split(frame["global_tid"])
+    process, thread = _split_global_ids(frame["global_tid"])
     table = pd.DataFrame(
         {
             "process_id": process,
@@ -174,7 +174,7 @@ def _kernels(
     named = frame["name_id"] if "name_id" in frame else frame["short_name_id"]
     frame["name"] = named.map(strings).fillna("unknown")
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
-    frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
+    frame["process_id"] = _split_global_ids(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
     frame = frame.sort_values("start_ns", kind="stable").reset_index(drop=True)
     frame = _tie_to_launches(frame, calls, ranges)
     untied = int((frame["thread_id"] == NO_RANGE).sum())
@@ -189,7 +189,7 @@ def _copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd
     frame = tables.read_table(_COPIES, _COPY_COLUMNS, ("start", "end", "bytes", "copyKind"))
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
     frame["direction"] = frame["kind"].map(_DIRECTIONS).fillna("other")
-    frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
+    frame["process_id"] = _split_global_ids(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
     frame["memory"] = _host_memory(frame)
     frame = _tie_to_launches(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
     kept = ["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat", "device_index"]
@@ -270,13 +270,13 @@ def _cuda_indices(tables: NsysTables) -> dict[int, int]:
     return {int(gpu): int(cuda) for gpu, cuda in zip(frame["gpu"].tolist(), frame["cuda"].tolist(), strict=True)}
 
 
-def _split(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:
+def _split_global_ids(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:
     """Return process and thread of global ids."""
     ids = global_ids.fillna(0).to_numpy(dtype=np.int64)
     return ids >> _THREAD_BITS & _ID_MASK, ids & _ID_MASK
 
 
-def _or_end(ends: pd.Series[Any]) -> Integers:
+def _fill_open_ends(ends: pd.Series[Any]) -> Integers:
     """Return ends, that of a range which was never left lying behind everything; floats would lose nanoseconds."""
     return np.array([_TO_THE_END if pd.isna(end) else int(end) for end in ends.tolist()], dtype=np.int64)
 

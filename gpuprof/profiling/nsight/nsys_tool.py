@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.profiling.nsight.tool_process import Finished, find_tool, run_tool
+from gpuprof.profiling.nsight.tool_process import ToolOutput, find_tool, run_tool
 
 _EXPORT_S = 600.0
 #: What nsys 2022.4 says where, on a busy machine, the program was over before nsys had opened its semaphore.
@@ -109,7 +109,7 @@ def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
     return report
 
 
-def _run_reader(command: Sequence[str], report: Path, log: Path) -> Finished:
+def _run_reader(command: Sequence[str], report: Path, log: Path) -> ToolOutput:
     """Run what reads a report; one that it refuses is the report's fault."""
 
     def explain_refusal(printed: str) -> GpuprofError:

@@ -1,4 +1,4 @@
-"""Compares what a model answers under a share of a GPU with what it answers without one."""
+"""Compares a model's outputs under a share of a GPU with those on the whole GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT = 8
 
 
 class SharedOutputs:
-    """Remembers the answers without a share of the last few jobs, which one model has under all of its shares."""
+    """Caches the outputs on the whole GPU of the last few jobs; they are the same for all shares of a model."""
 
     def __init__(self) -> None:
         self._alone: dict[tuple[str, str, int], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Finds a profiler, asks it, and runs it until it ends, or ends it and everything that it started."""
+"""Finds a profiler, queries it, and runs it to its end, or kills it with all its child processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ToolOutput:
     """What a tool printed."""
 
     printed: str  #: Standard output and standard error, as they came.
@@ -70,7 +70,7 @@ def run_tool(
     environment: Mapping[str, str] | None = None,
     explain: Callable[[str], GpuprofError | None] = lambda printed: None,
     keep_log: bool = True,
-) -> Finished:
+) -> ToolOutput:
     """Run ``command`` in a process group of its own and return what it printed.
 
     It is not done before the whole group has ended; a profiler's child outlives it otherwise. That of one that hangs,
@@ -95,14 +95,14 @@ def run_tool(
     code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
-        return Finished(printed, log)
+        return ToolOutput(printed, log)
     if code is not None and (known := explain(printed)) is not None:
         raise known
     fix = _keep_log(tool, log) if keep_log else ""
     if code is None and fix:
         fix += "; --profiler-limit gives it longer"
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
-    raise UnavailableError(f"{tool} {what}{_words(printed)}", fix)
+    raise UnavailableError(f"{tool} {what}{_clean_output(printed)}", fix)
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
@@ -149,13 +149,13 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         except (ProcessLookupError, PermissionError):
             break
         deadline = time.monotonic() + patience_s
-        while _alive(process) and time.monotonic() < deadline:
+        while _is_group_alive(process) and time.monotonic() < deadline:
             time.sleep(0.02)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
 
 
-def _alive(process: subprocess.Popen[bytes]) -> bool:
+def _is_group_alive(process: subprocess.Popen[bytes]) -> bool:
     process.poll()  # a zombie of ours would keep its group alive
     try:
         os.killpg(process.pid, 0)
@@ -168,7 +168,7 @@ def _cause(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _words(printed: str) -> str:
+def _clean_output(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return f": {(errors or lines)[-1][:_TAIL]}" if lines else ""

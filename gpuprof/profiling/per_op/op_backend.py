@@ -65,7 +65,7 @@ class OpBackend(Protocol):
 
 
 def op_backend(device: Device, share: Share) -> OpBackend:
-    """Return the stand for a device.
+    """Return the backend for a device.
 
     Raises `UnavailableError` for a GPU without PyTorch, whose profiler sees the kernels of any runtime in its process.
     """

@@ -1,4 +1,4 @@
-"""Measures each distinct op of many models once, as a model of its own, and remembers it.
+"""Measures each distinct op of many models once, as a single-op model, and stores the result.
 
 This is USHER's way of profiling (section 4.1: operators, not models). An op by itself finds its weights in the
 cache more often than within its model, and is fused with nothing: its time is the op's, not the model's share.
@@ -20,7 +20,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.kernel_db.compaction import compact_when_due
+from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
@@ -59,7 +59,7 @@ class _PendingRows:
     kernels: list[KernelRow] = field(default_factory=list)
 
 
-class PerOp:
+class OpProfiler:
     """Measures ops on one device under one share into one database.
 
     ``collector``: names the versions under which ops are remembered; ``force``: measure what is there already, too.
@@ -92,7 +92,7 @@ class PerOp:
         An op that cannot run alone, or that takes the child process with it, is remembered with the reason. Raises
         `UnavailableError` when the share cannot be enforced here.
         """
-        pending = self._fresh()
+        pending = self._new_pending_rows()
         try:
             for source, reply in self._measure(sources):
                 seen = self._backend.observe(pending.run_id, source, reply)
@@ -103,10 +103,10 @@ class PerOp:
                 pending.kernels += [replace(kernel, **variant) for kernel in seen.kernels]
                 yield OpOutcome(row, True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
-                    self._keep(pending)
-                    pending = self._fresh()
+                    self._store_rows(pending)
+                    pending = self._new_pending_rows()
         finally:
-            self._keep(pending)
+            self._store_rows(pending)
 
     def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
@@ -117,12 +117,12 @@ class PerOp:
                     child.expect("ready", _LOAD_S)
                     while waiting:
                         source = waiting.pop(0)
-                        reply, alive = self._ask(child, source, Path(name))
+                        reply, alive = self._measure_in_child(child, source, Path(name))
                         yield source, reply
                         if not alive:
                             break
 
-    def _ask(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
+    def _measure_in_child(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
         """Return the child's answer, and whether it is alive."""
         model, inputs = directory / "op.onnx", directory / "op.npz"
         try:
@@ -162,11 +162,11 @@ class PerOp:
         alone = ModelGraph(PER_OP, source.batch, (source.op,), (), (), source.op.weights, 0, "", "")
         return asdict(executed_variant(alone, self.device, self._backend.provider))
 
-    def _fresh(self) -> _PendingRows:
+    def _new_pending_rows(self) -> _PendingRows:
         started = datetime.now(UTC)
         return _PendingRows(new_run_id(started), started)
 
-    def _keep(self, pending: _PendingRows) -> None:
+    def _store_rows(self, pending: _PendingRows) -> None:
         if not pending.ops:
             return
         runtime, runtime_version = self.collector.runtime()
@@ -188,7 +188,7 @@ class PerOp:
             **machine_columns(),
         )
         self.database.append(Run(run, ops=pending.ops, kernels=pending.kernels))
-        compact_when_due(self.database)
+        compact_if_due(self.database)
 
     def _read_known(self) -> dict[str, OpRow]:
         """Return the newest row of each op that these versions measured on this share, by signature."""

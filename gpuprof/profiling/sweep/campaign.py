@@ -1,4 +1,4 @@
-"""Measures many cells, one run each, into a database; what is there already is not measured again."""
+"""Measures many cells, one run each, into a database, except those that it already has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.kernel_db.compaction import compact_when_due
+from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
@@ -99,10 +99,10 @@ class Campaign:
 
         They are of the same model under the same share, alone.
         """
-        wanted = _alone_on(cell)
+        wanted = _model_and_share_alone(cell)
         if wanted is None or not getattr(self.collector, "batches_together", False):
             return []
-        return [one for one in cells if _alone_on(one) == wanted]
+        return [one for one in cells if _model_and_share_alone(one) == wanted]
 
     def _measure_together(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
         """Measure cells in one process and yield each when it is on the disk."""
@@ -117,12 +117,14 @@ class Campaign:
                 if isinstance(measured, InputError):
                     raise measured
                 cell, request = pending.pop(0)
-                collected = _failure(request, cell, str(measured)) if isinstance(measured, GpuprofError) else measured
-                yield self._keep(request, cell, collected, time.monotonic() - clock)
+                collected = (
+                    _failed_attempt(request, cell, str(measured)) if isinstance(measured, GpuprofError) else measured
+                )
+                yield self._store(request, cell, collected, time.monotonic() - clock)
                 clock = time.monotonic()
         except UnavailableError as error:  # of the share: all that is left would fail alike
             for cell, request in pending:
-                yield self._keep(request, cell, _failure(request, cell, str(error)), time.monotonic() - clock)
+                yield self._store(request, cell, _failed_attempt(request, cell, str(error)), time.monotonic() - clock)
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
         """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
@@ -139,7 +141,7 @@ class Campaign:
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
                 run = replace(run, runtime=runtime, runtime_version=version, **machine_columns())
                 self.database.append(Run(run, devices=[row]))
-                compact_when_due(self.database)
+                compact_if_due(self.database)
 
     def _measure(self, cell: Cell, alone: Mapping[CellKey, float | None]) -> CellResult:
         started = datetime.now(UTC)
@@ -148,22 +150,22 @@ class Campaign:
         try:
             collected = self.collector.collect(request)
             solo = [alone.get(CellKey.of_cell(Cell(job))) for job in (cell.job, *cell.beside)]
-            collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
+            collected = replace(collected, colocations=_add_solo_latencies(collected.colocations, solo))
         except UnavailableError as error:
-            collected = _failure(request, cell, str(error))
+            collected = _failed_attempt(request, cell, str(error))
         except InputError as error:
             if error.fix or any(job.data is not None for job in (cell.job, *cell.beside)):
                 raise
             raise InputError(error.message, "its inputs were random; give real ones: --input-data FILE") from error
-        return self._keep(request, cell, collected, time.monotonic() - clock)
+        return self._store(request, cell, collected, time.monotonic() - clock)
 
-    def _keep(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
+    def _store(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
         """Put what was measured of a cell on the disk."""
         jobs = (cell.job, *cell.beside)
         collected = record_dims(record_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
-        compact_when_due(self.database)
+        compact_if_due(self.database)
         rows: Sequence[MeasuredRow] = collected.colocations if cell.beside else collected.models
         return CellResult(cell, rows[0], tuple(rows[1:]))
 
@@ -243,7 +245,7 @@ class Campaign:
                 self.verdicts.keep(job.graph.sha256, mixed)
 
 
-def _alone_on(cell: Cell) -> tuple[object, ...] | None:
+def _model_and_share_alone(cell: Cell) -> tuple[object, ...] | None:
     """Return the model and the share of a cell that has one process and nothing beside it; None of another."""
     job = cell.job
     return None if cell.beside or job.processes > 1 else (job.graph.sized_name, job.path, job.share)
@@ -269,13 +271,13 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _beside_solo(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
-    """Put beside what each one took in company what it took alone."""
+def _add_solo_latencies(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
+    """Add to each co-located latency the latency alone."""
     return tuple(replace(row, solo_latency_mean_ms=latency) for row, latency in zip(rows, solo, strict=False))
 
 
-def _failure(request: Request, cell: Cell, error: str) -> Collected:
-    """Remember the attempt, without figures."""
+def _failed_attempt(request: Request, cell: Cell, error: str) -> Collected:
+    """Return rows that record a failed attempt, without figures."""
     job = cell.job
     common: dict[str, Any] = {
         "run_id": request.run_id,
@@ -294,7 +296,7 @@ def _failure(request: Request, cell: Cell, error: str) -> Collected:
 
 
 def machine_columns() -> dict[str, Any]:
-    """Return what a run says of where and by what it was measured."""
+    """Return the columns of a run that describe the machine and the software."""
     return {
         "host": platform.node(),
         "driver": f"{platform.system()} {platform.release()}",

@@ -1,4 +1,4 @@
-"""What iGniter's performance model needs measured of a model (section 3.1): 11 configurations, and copies at once."""
+"""Measurements that iGniter's performance model needs (section 3.1): 11 configurations alone, and co-located copies."""
 
 from __future__ import annotations
 

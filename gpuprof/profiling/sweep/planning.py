@@ -1,4 +1,4 @@
-"""Reads what a user asks to have measured, and lays it and what interference models are fitted to out as cells."""
+"""Turns a user's request, and what interference models need, into the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
-from gpuprof.graph.load import load_runnable, only_batch, read_free, require_sizes
+from gpuprof.graph.load import load_runnable, read_fixed_batch, read_free_dims, require_sizes
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.cell import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
@@ -96,7 +96,7 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
 
     Raises `InputError` when a model cannot be read, or none has a dimension that is given.
     """
-    free = {model: {one.name for one in read_free(model.path)} for model in models}
+    free = {model: {one.name for one in read_free_dims(model.path)} for model in models}
     require_dimensions((name for name, _ in sweep[0]), free.values())
     return [
         replace(model, sizes=sizes)
@@ -142,7 +142,7 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
         for batch in batches:
             model.load_graph(batch)
     except InputError:
-        only = only_batch(model.path) or 1
+        only = read_fixed_batch(model.path) or 1
         model.load_graph(only)  # what is wrong at its own batch, too, is not the batch's fault
         return replace(model, path=_free_copy(model.path, directory, only))
     return model
@@ -162,7 +162,7 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
     try:
         return free_batch_model(model, batches, directory), None
     except InputError as error:
-        only = only_batch(model.path) or 1
+        only = read_fixed_batch(model.path) or 1
         model.load_graph(only)
         why = f"{model.name} is measured at batch {only} alone: {error.message}"
         return replace(model, batches=(only,)), why
@@ -265,7 +265,7 @@ _CROWDS = (3, 4)
 
 
 def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
-    """Return each workload alone, every pair of models at each batch, and crowds of three and four at the first.
+    """Return each workload alone, every pair of models at each batch, and groups of three and four at the first.
 
     Raises `InputError` when a model cannot be bound to one of the batch sizes.
     """

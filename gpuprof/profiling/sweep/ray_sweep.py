@@ -37,7 +37,7 @@ _UNSTABLE = 2  # exit code: the rows are there, marked
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one place measures at a time."""
+    """The unit of work of one worker."""
 
     name: str  #: For people.
     arguments: tuple[str, ...]  #: Of ``gpuprof profile``, but for the database.
@@ -115,8 +115,8 @@ def read_table(content: bytes) -> pa.Table:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
-    """Places with the same device, and what they have still to do."""
+class _WorkerGroup:
+    """Workers with the same device, and their remaining tasks."""
 
     device: str
     idle: list[Any]
@@ -125,7 +125,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _RunningTask:
-    group: _Group
+    group: _WorkerGroup
     place: Any
     task: Task
     attempt: int
@@ -151,7 +151,7 @@ class RaySweep:
         said, after the others. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best;
         ``tell``: told what happens.
         """
-        groups = self._groups(device)
+        groups = self._group_workers(device)
         tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))
         for group in groups:
             group.waiting = [(task, 1) for task in tasks]
@@ -159,7 +159,7 @@ class RaySweep:
         running: dict[Any, _RunningTask] = {}
         while True:
             for group in groups:
-                self._begin(group, running)
+                self._start_idle_workers(group, running)
             if not running:
                 break
             (done,), _ = self._ray.wait(list(running), num_returns=1)
@@ -170,24 +170,24 @@ class RaySweep:
                 failures += self._measure_elsewhere(ended, [other.group for other in running.values()], tell)
                 continue
             ended.group.idle.append(ended.place)
-            yield from self._keep(measured)
+            yield from self._store(measured)
             if measured.exit_code not in (0, _UNSTABLE):
                 kind = InputError if measured.exit_code == InputError.exit_code else UnavailableError
                 failures.append(kind(f"{ended.task.name} on {ended.group.device}: {measured.said}"))
         if failures:
             raise failures[0]
 
-    def _begin(self, group: _Group, running: dict[Any, _RunningTask]) -> None:
-        """Give every idle place a task."""
+    def _start_idle_workers(self, group: _WorkerGroup, running: dict[Any, _RunningTask]) -> None:
+        """Give every idle worker a task."""
         while group.idle and group.waiting:
             place, (task, attempt) = group.idle.pop(), group.waiting.pop(0)
             measuring = place.measure.remote(task, group.device, self._seed_tables())
             running[measuring] = _RunningTask(group, place, task, attempt)
 
     def _measure_elsewhere(
-        self, ended: _RunningTask, busy: Sequence[_Group], tell: Callable[[str], None]
+        self, ended: _RunningTask, busy: Sequence[_WorkerGroup], tell: Callable[[str], None]
     ) -> list[GpuprofError]:
-        """Have a task whose place has gone measured elsewhere; return the failure when that cannot be."""
+        """Reassign a task whose worker died; return the failure if that is impossible."""
         group, task = ended.group, ended.task
         if ended.attempt < _ATTEMPTS and (group.idle or any(other is group for other in busy)):
             tell(f"a place with {group.device} has gone: {task.name} is measured elsewhere")
@@ -201,20 +201,20 @@ class RaySweep:
         """Leave the cluster; its places end."""
         self._ray.shutdown()
 
-    def _groups(self, device: str | None) -> list[_Group]:
+    def _group_workers(self, device: str | None) -> list[_WorkerGroup]:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         with_gpus = device != "cpu" and any(node["Resources"].get("GPU") for node in nodes)
-        places = [place for node in nodes for place in self._places(node, with_gpus)]
+        places = [place for node in nodes for place in self._start_workers(node, with_gpus)]
         names = self._ray.get([place.device.remote(device) for place in places])
-        groups: dict[str, _Group] = {}
+        groups: dict[str, _WorkerGroup] = {}
         for place, name in zip(places, names, strict=True):
             if name:
-                groups.setdefault(name, _Group(name, [])).idle.append(place)
+                groups.setdefault(name, _WorkerGroup(name, [])).idle.append(place)
         if not groups:
             raise UnavailableError(f"the Ray cluster has no {device or 'place with a CPU or a GPU'}", "see ray status")
         return list(groups.values())
 
-    def _places(self, node: Mapping[str, Any], with_gpus: bool) -> Iterator[Any]:
+    def _start_workers(self, node: Mapping[str, Any], with_gpus: bool) -> Iterator[Any]:
         """Yield an actor for each GPU of a node, or one that has all its CPUs: nothing else is to run meanwhile."""
         strategies = import_module("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -227,7 +227,7 @@ class RaySweep:
     def _seed_tables(self) -> dict[str, bytes]:
         return {name: table_bytes(self._database.read_table(name)) for name in SEED_TABLES}
 
-    def _keep(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
+    def _store(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
         known = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
             # Seeds may differ: another place can have brought the same run meanwhile.

@@ -1,1 +1,1 @@
-"""Kernels over time: whose node each was, and what the device did with it."""
+"""Kernels over time: which node launched each, and how it used the device."""

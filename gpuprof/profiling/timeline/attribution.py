@@ -1,4 +1,4 @@
-"""Which range a moment of a thread lies in, for a million moments at once."""
+"""Finds the range that encloses each of many instants of a thread, vectorised."""
 
 from __future__ import annotations
 

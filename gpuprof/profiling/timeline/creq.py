@@ -79,7 +79,9 @@ def compute_requirement(
     if not len(timed):
         return _counted_requirement(kernels)
     timed = timed.assign(sm_util_pct=_sm_utilization(timed, device))
-    runs = [_of_run(part, _copies_of(copies, turn), latency_ms) for turn, part in timed.groupby("repeat", sort=True)]
+    runs = [
+        _run_figures(part, _copies_of(copies, turn), latency_ms) for turn, part in timed.groupby("repeat", sort=True)
+    ]
     copied = {name: _copied_bytes(copies, name, len(runs)) for name in (H2D, D2H)}
     busy_ms, copy_ms = (median(run[name] or 0.0 for run in runs) for name in ("busy_ms", "copy_ms"))
     in_trace_ms = median(run["dispatch_ms"] or 0.0 for run in runs)
@@ -134,7 +136,7 @@ def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
     )
 
 
-def overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[Integers, Floats, Integers]:
+def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[Integers, Floats, Integers]:
     """Cut time at every start and end, and sum what runs in each interval (thesis §5.3.1, Figure 5.3).
 
     Parameters
@@ -166,11 +168,11 @@ def _copies_of(copies: pd.DataFrame | None, turn: Any) -> pd.DataFrame | None:
     return pd.DataFrame(copies[copies["repeat"] == turn])
 
 
-def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float | None) -> dict[str, float | None]:
+def _run_figures(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float | None) -> dict[str, float | None]:
     starts, ends = _spans(part)
     occupancy = _complete_column(part, "achieved_occupancy_pct")
     utilization = _complete_column(part, "sm_util_pct")
-    lengths, sums, counts = overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
+    lengths, sums, counts = sum_overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
     busy = float(lengths[counts > 0].sum())
     whole = max(float(lengths.sum()) if latency_ms is None else latency_ms * 1e6, busy)
     figures: dict[str, float | None] = {
@@ -188,7 +190,7 @@ def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float |
         figures["max_occupancy_pct"] = float(sums[counts > 0].max())
         figures["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
     if utilization is not None and busy:
-        lengths, sums, _ = overlapping(starts, ends, utilization)
+        lengths, sums, _ = sum_overlapping(starts, ends, utilization)
         figures["wavg_sm_util_pct"] = float((lengths * cap_occupancy(sums)).sum() / whole)
     return figures
 
@@ -203,7 +205,7 @@ def _covered_ns(starts: Integers, ends: Integers, copies: pd.DataFrame | None) -
     if copies is not None and len(copies):
         more = _spans(copies)
         starts, ends = np.concatenate([starts, more[0]]), np.concatenate([ends, more[1]])
-    lengths, _, counts = overlapping(starts, ends, np.zeros(len(starts)))
+    lengths, _, counts = sum_overlapping(starts, ends, np.zeros(len(starts)))
     return float(lengths[counts > 0].sum())
 
 

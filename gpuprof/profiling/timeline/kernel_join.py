@@ -1,4 +1,4 @@
-"""Joins what a timeline knows of kernels with what was counted of them in another run of the same program.
+"""Joins a timeline's kernels with their counters from another run of the same program.
 
 Kernels are matched by name, order and launch configuration (Elvinger 2024, §5.2.2). Counting replays kernels one by
 one, so that neither times nor ids agree between the runs; what agrees is which kernels were launched and how. Tools
@@ -58,10 +58,10 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
     whole = set(_names(kernels, True).values()) == set(_names(counters, True).values())
     labels = _labels(counters, whole)
     runs = [part for _, part in kernels.groupby("repeat", sort=True)]
-    per_run = _by_run(labels, len(runs))
+    per_run = _split_into_runs(labels, len(runs))
     for turn, part in enumerate(runs):
         offered = per_run[min(turn, len(per_run) - 1)]
-        here, there = _matches(_labels(part, whole), [labels[row] for row in offered])
+        here, there = _align_launches(_labels(part, whole), [labels[row] for row in offered])
         matched = np.full(len(part), -1, dtype=np.int64)
         matched[here] = [offered[row] for row in there]
         used[matched[matched >= 0]] = True
@@ -78,7 +78,7 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
     return joined, tuple(notes)
 
 
-def _by_run(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
+def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
     """Cut the counted kernels into as many runs as the timeline has, where they are that often the same; else one."""
     if runs > 1 and labels and len(labels) % runs == 0:
         size = len(labels) // runs
@@ -87,7 +87,7 @@ def _by_run(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
     return [list(range(len(labels)))]
 
 
-def _matches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
+def _align_launches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
     """Align both sequences of launches; what is left over in a gap matches by label, in its order."""
     if here == there:
         return list(range(len(here))), list(range(len(there)))

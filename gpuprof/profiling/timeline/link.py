@@ -1,4 +1,4 @@
-"""What the link between host and GPU achieved, from the copies that a timeline recorded.
+"""Bandwidth of the link between host and GPU, from the copies that a timeline recorded.
 
 iGniter (section 3.1) divides a model's inputs and outputs by the bandwidth of PCIe. A copy of a few kilobytes is
 mostly its own overhead and tells nothing of that; copies of the same size from pinned and from pageable memory differ
@@ -59,7 +59,7 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
     Of several kinds of memory the one that most copies were of speaks: it is what the models on this device pay.
     """
     rates = link_rates(copies)
-    there, back = _usual(rates, H2D), _usual(rates, D2H)
+    there, back = _typical_rate(rates, H2D), _typical_rate(rates, D2H)
     known = [one for one in (there, back) if one is not None]
     if not known:
         return None
@@ -78,5 +78,5 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
     )
 
 
-def _usual(rates: tuple[LinkRate, ...], direction: str) -> LinkRate | None:
+def _typical_rate(rates: tuple[LinkRate, ...], direction: str) -> LinkRate | None:
     return max((one for one in rates if one.direction == direction), key=lambda one: one.copies, default=None)

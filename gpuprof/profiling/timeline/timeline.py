@@ -1,4 +1,4 @@
-"""What ran on a GPU and when, as any tool recorded it: one table of kernels, one of copies, one of ranges.
+"""A GPU recording by any tool: one table of kernels, one of copies, one of ranges.
 
 All times are nanoseconds of one clock. A column that the tool does not record is missing as a whole: what reads a
 timeline asks for a column by `column`, which gives nulls for one that is not there.
@@ -104,15 +104,22 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
 def empty_copies() -> pd.DataFrame:
     """Return a table of no copies."""
     return pd.DataFrame(
-        {"start_ns": _none(), "duration_ns": _none(), "bytes": _none(), "direction": [], "memory": [], "repeat": []}
+        {
+            "start_ns": _no_integers(),
+            "duration_ns": _no_integers(),
+            "bytes": _no_integers(),
+            "direction": [],
+            "memory": [],
+            "repeat": [],
+        }
     )
 
 
 def empty_ranges() -> pd.DataFrame:
     """Return a table of no ranges."""
-    columns: dict[str, Any] = {name: _none() for name in ("start_ns", "end_ns", "process_id", "thread_id")}
+    columns: dict[str, Any] = {name: _no_integers() for name in ("start_ns", "end_ns", "process_id", "thread_id")}
     return pd.DataFrame({"name": [], **columns})
 
 
-def _none() -> np.ndarray[Any, np.dtype[np.int64]]:
+def _no_integers() -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.zeros(0, dtype=np.int64)

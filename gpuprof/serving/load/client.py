@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gpuprof.machine.scheduling import answer_quickly
+from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.load.closed_loop import ClosedLoop
 from gpuprof.serving.load.payload import Payload
 from gpuprof.serving.transport.server_timing import NAME, UNTOLD_MS, ToldTimes, read_times
@@ -203,7 +203,7 @@ class LoadClient:
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
         self.sent.start = start
-        answer_quickly()
+        shorten_wakeup_latency()
         gc.collect()
         gc.disable()  # a collection in the middle would be seen as latency
         cpu_s = time.thread_time()

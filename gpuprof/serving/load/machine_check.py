@@ -17,7 +17,7 @@ from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.machine.lost_time import StolenTime, measure_lateness
 from gpuprof.rules.cpu_slices import plan_shared_slices
-from gpuprof.rules.host_work import recorded_work
+from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 
@@ -111,7 +111,7 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
     stolen = StolenTime()
     busy, late_ms = busy_cores(_WATCH_S, allowed_cores()), measure_lateness(_WATCH_S)
     stolen_part = stolen.part()
-    handover_ms = recorded_work(deployment.planned_with).handover_ms
+    handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
     known = {stream.model: expected_ms(deployment, stream.model, handover_ms) for stream in streams}
     slowdowns = {}
     for stream in [one for one in streams if known[one.model]][:_MOST_PROBED]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
-from gpuprof.rules.host_work import LoadedReplica, disturb_servers, recorded_work
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers, host_work_of_plan
 
 #: Relative difference up to which a rate is the map's.
 _UNCHANGED = 1e-9
@@ -97,7 +97,7 @@ def _laws(
     ]
     servers = tuple(one.server for one in running)
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
-        servers = disturb_servers(recorded_work(deployment.planned_with), running, queue)
+        servers = disturb_servers(host_work_of_plan(deployment.planned_with), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
     for model, sojourn, own_rates in _solve_queues(known, servers, sent, queue, scv):
         if model not in unknown:

@@ -207,9 +207,9 @@ def describe_assumed(target: Target, model: str, path: str | None, dims: str | N
     if dims is not None:
         return None
     if path is not None and Path(path).is_file():
-        from gpuprof.graph.load import assumed_sizes, load_runnable, only_batch
+        from gpuprof.graph.load import describe_assumed_sizes, load_runnable, read_fixed_batch
 
-        return assumed_sizes(load_runnable(Path(path), only_batch(Path(path)) or 1, model))
+        return describe_assumed_sizes(load_runnable(Path(path), read_fixed_batch(Path(path)) or 1, model))
     free = [name for spec in target.model_inputs(model) for name in _free_names(spec)]
     if not free:
         return None

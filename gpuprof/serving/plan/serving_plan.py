@@ -300,7 +300,7 @@ def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group:
             batch=replica.batch,
             provider=SIMULATED_PROVIDER,
             group=group,
-            latency_ms=_latency_ms(replica, own_turn=True),
+            latency_ms=_latency_ms(replica, without_turn_mates=True),
             latency_cv=replica.predicted.latency_cv,
         )
     return WorkerOrder(
@@ -328,18 +328,18 @@ def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
     )
 
 
-def _latency_ms(replica: Replica, *, own_turn: bool = False) -> tuple[float, ...]:
+def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[float, ...]:
     """Return the predicted time of a batch of 1, 2, …; on a straight line where the map has only the full one.
 
-    With ``own_turn`` it is the time without waits for a turn.
+    With ``without_turn_mates`` it is the time without waits for a turn.
     """
-    times = replica.own_batch_ms() if own_turn else replica.batch_latency_ms
+    times = replica.own_batch_ms() if without_turn_mates else replica.batch_latency_ms
     if times:
         return _pad_times(times, replica.batch)
     full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
     # Half of it is taken not to depend on the rows: an assumption, until the router has seen batches.
     own = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
-    return tuple(own if own_turn else (ms + waits_ms for ms in own))
+    return tuple(own if without_turn_mates else (ms + waits_ms for ms in own))
 
 
 def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:

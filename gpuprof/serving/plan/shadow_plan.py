@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.rules.cpu_slices import CpuSlice, spare_cores
+from gpuprof.rules.cpu_slices import CpuSlice, unassigned_cores
 from gpuprof.rules.turns import held_shares
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
@@ -77,7 +77,7 @@ class Spare:
         self, order: WorkerOrder, extra_pct: float, shares: Sequence[float]
     ) -> tuple[WorkerOrder, tuple[Claim, ...]]:
         """Return the order of a worker that has more of the CPU, first of the cores that it runs on already."""
-        spare = spare_cores(shares, self._cores)
+        spare = unassigned_cores(shares, self._cores)
         extra = extra_pct * len(self._cores) / 100.0
         claims: list[Claim] = []
         part = CpuSlice(order.cores, order.quota_cores)

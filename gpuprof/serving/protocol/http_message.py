@@ -69,7 +69,7 @@ class ChunkedBody:
     """Collects a body whose length is not known in advance."""
 
     limit: int
-    is_kept: bool = True  #: Whether somebody reads it; else it is only counted.
+    is_machine_code_cached: bool = True  #: Whether somebody reads it; else it is only counted.
     data: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
     _size: int = 0
@@ -80,7 +80,7 @@ class ChunkedBody:
         self._size += len(data)
         if self._size > self.limit:
             raise too_large(self.limit)
-        if self.is_kept:
+        if self.is_machine_code_cached:
             self.data += data
 
     def check_framing(self, received: int) -> None:

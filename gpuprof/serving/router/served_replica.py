@@ -13,13 +13,13 @@ from typing import Protocol
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
 from gpuprof.rules.routing import (
     ReplicaLoad,
-    average_left,
     correct_expected_ms,
     decay_count,
     extend_wait_ms,
     forecast_joining,
-    goes_alone,
-    is_given_up,
+    is_retry_limit_reached,
+    must_be_alone,
+    update_mean_left_ms,
 )
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
@@ -163,7 +163,7 @@ class ServedReplica:
         counts = self._refused_count, self._arrival_count
         self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, full_ms)
         if load.idle == 0 and load.busy_ms:
-            self._left_ms = average_left(self._left_ms, min(load.busy_ms), self._arrival_count)
+            self._left_ms = update_mean_left_ms(self._left_ms, min(load.busy_ms), self._arrival_count)
         self._counted_at = now
 
     def _count_arrivals(self, now: float) -> float:
@@ -332,11 +332,11 @@ class ServedReplica:
                 inference.deaths += 1
         again = []
         for inference in lost:
-            if is_given_up(inference.deaths):
+            if is_retry_limit_reached(inference.deaths):
                 message = f"{inference.deaths} workers ended while they ran this request"
                 self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
             else:
-                inference.alone = inference.alone or goes_alone(inference.deaths)
+                inference.alone = inference.alone or must_be_alone(inference.deaths)
                 again.append(inference)
         for inference in again:
             self.statistics_of(inference).retried += 1

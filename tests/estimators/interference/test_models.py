@@ -13,7 +13,7 @@ from bench.interference import evaluate
 from bench.published_pairs import read_pairs
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.choice import rank
+from gpuprof.estimators.interference.choice import rank_interference_models
 from gpuprof.estimators.interference.colocation import SeenRange
 from gpuprof.estimators.interference.judgement import leave_models_out
 from gpuprof.estimators.interference.models import (
@@ -151,7 +151,7 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
         ColocatedWorkload(row.victim, row.beside, row.latency_ms * float(random.normal(1.0, 0.02)))
         for row in _pairs(truth, 300)
     ]
-    ranked = rank(rows, (GPU, {}))
+    ranked = rank_interference_models(rows, (GPU, {}))
     assert {one.left_out for one in ranked} == {"model"}
     best = ranked[0]
     new = [_running("new", random) for _ in range(200)]
@@ -165,7 +165,7 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
 def test_two_models_are_judged_by_the_victim() -> None:
     both = _with_names(_pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])), "ab")
     rows = [row for row in both if row.victim.model != row.beside[0].model]
-    assert {one.left_out for one in rank(rows, (GPU, {}))} == {"victim"}
+    assert {one.left_out for one in rank_interference_models(rows, (GPU, {}))} == {"victim"}
 
 
 def test_what_nobody_co_located_is_named() -> None:

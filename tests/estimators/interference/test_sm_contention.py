@@ -11,7 +11,7 @@ from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.interference.colocation import Colocations
-from gpuprof.estimators.interference.sm_contention import share_all_sms, slow_by_contention
+from gpuprof.estimators.interference.sm_contention import is_sharing_all_sms, slow_by_contention
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def test_a_model_of_which_nothing_is_known_is_taken_to_keep_every_sm_busy() -> N
 
 
 def test_only_wholes_of_the_same_part_share_all_sms() -> None:
-    assert share_all_sms(whole("a", 1), [whole("b", 1)])
-    assert not share_all_sms(whole("a", 1), [])
-    assert not share_all_sms(whole("a", 1), [Workload("b", 1, Share(50.0))])
-    assert not share_all_sms(whole("a", 1), [Workload("b", 1, Share(100.0, "3g.40gb"))])
+    assert is_sharing_all_sms(whole("a", 1), [whole("b", 1)])
+    assert not is_sharing_all_sms(whole("a", 1), [])
+    assert not is_sharing_all_sms(whole("a", 1), [Workload("b", 1, Share(50.0))])
+    assert not is_sharing_all_sms(whole("a", 1), [Workload("b", 1, Share(100.0, "3g.40gb"))])
 
 
 def test_the_pair_that_the_thesis_measured_lies_within_the_interval(thesis_profiles: Estimator) -> None:

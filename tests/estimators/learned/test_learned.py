@@ -22,8 +22,8 @@ from gpuprof.estimators.learned.evaluation import (
     Prediction,
     coverage,
     leave_one_architecture_out,
-    new_batches,
-    summarise,
+    predict_left_out_batches,
+    summarise_errors,
 )
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
 from gpuprof.estimators.learned.fusion_rule import learn_fusion
@@ -159,7 +159,7 @@ def test_the_interval_counts_architectures_and_not_figures() -> None:
 @pytest.mark.slow
 def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, TrainingSet]) -> None:
     predictions = leave_one_architecture_out(world[1], QUICK)
-    found = {(one.setting, one.quantity, one.predictor): one for one in summarise(predictions)}
+    found = {(one.setting, one.quantity, one.predictor): one for one in summarise_errors(predictions)}
     stack, roofline = found[UNSEEN, "latency", "stack"], found[UNSEEN, "latency", ROOFLINE]
     assert stack.count == roofline.count == 16
     assert stack.median_pct < 0.5 * roofline.median_pct
@@ -192,7 +192,7 @@ def test_a_new_head_makes_no_new_architecture_and_another_width_does(tmp_path: P
 
 
 def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:
-    found = new_batches(world[1])
+    found = predict_left_out_batches(world[1])
     assert {one.batch for one in found} == {2, 4}
     assert max(one.error for one in found if one.quantity == "latency") < 0.05
 

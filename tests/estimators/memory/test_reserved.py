@@ -8,7 +8,7 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.catalogue import device, v100_profiles
-from gpuprof.domain.estimate import PREDICTED, kind_of_source
+from gpuprof.domain.estimate import PREDICTED, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.memory.reserved import predict_reserved
@@ -25,7 +25,7 @@ def test_the_interval_holds_what_the_thesis_measured_of_resnet50_and_vgg19() -> 
         for batch in (4, 16, 64, 128):
             figure = predict_reserved(weights, batch * activations)
             assert figure.low is not None and figure.low <= measured[model, batch] <= figure.upper()
-            assert figure.low >= weights and kind_of_source(figure.source) == PREDICTED
+            assert figure.low >= weights and classify_source(figure.source) == PREDICTED
 
 
 def test_an_unmeasured_model_has_more_memory_than_its_weights_with_an_interval(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.queueing_pools import compare_fluid, draw_group, fluid_wait_ms
-from gpuprof.domain.arrival_process import Bursts, at_rate, peaks
+from gpuprof.domain.arrival_process import MmppArrivals, mmpp_with_peaks, scale_to_rate
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing import pool_kernel
@@ -58,7 +58,7 @@ def test_many_small_requests_are_a_brownian_motion() -> None:
 
 @pytest.mark.parametrize("peak", [1.5, 2.5])
 def test_the_strata_have_the_masses_of_a_path_that_is_drawn(peak: float) -> None:
-    process, rate, capacity = peaks(1.0, peak, 0.5), 0.28, 0.4
+    process, rate, capacity = mmpp_with_peaks(1.0, peak, 0.5), 0.28, 0.4
     path = draw_path(process, rate, 1.0, capacity, 400_000, np.random.default_rng(1))
     masses = path.masses()
     assert masses.sum() == pytest.approx(1.0)
@@ -76,7 +76,7 @@ def test_the_strata_have_the_masses_of_a_path_that_is_drawn(peak: float) -> None
 def test_requests_wait_as_much_longer_as_the_bursts_are_that_nobody_can_simulate() -> None:
     queue, servers, rate = BatchQueue(), (SERVER,) * 4, 0.7 * 4 * SERVER.capacity_rps
     short, long = (
-        queue.pool(Arrivals.from_process(at_rate(peaks(1.0, 2.0, length_s), rate), rate), servers).whole
+        queue.pool(Arrivals.from_process(scale_to_rate(mmpp_with_peaks(1.0, 2.0, length_s), rate), rate), servers).whole
         for length_s in (20.0, 2_000.0)
     )
     assert long.percentile(99) == pytest.approx(100.0 * short.percentile(99), rel=0.05)
@@ -89,7 +89,7 @@ def test_a_pool_under_bursts_is_as_slow_whatever_its_random_numbers(monkeypatch:
     from gpuprof.estimators.queueing.scaled_server import PoolArrivals
 
     one = scale_server(SERVER, 10.0)
-    stream = PoolArrivals(0.8 * 8 * one.capacity, 1.0, peaks(0.8 * 8 * SERVER.capacity_rps, 2.0, 0.5), 10.0)
+    stream = PoolArrivals(0.8 * 8 * one.capacity, 1.0, mmpp_with_peaks(0.8 * 8 * SERVER.capacity_rps, 2.0, 0.5), 10.0)
     tails = []
     for seed in (1, 2, 3, 4):
         monkeypatch.setattr(pool_simulation, "_SEED", seed)
@@ -98,7 +98,7 @@ def test_a_pool_under_bursts_is_as_slow_whatever_its_random_numbers(monkeypatch:
 
 
 def test_a_fluid_under_bursts_waits_as_long_as_cycle_after_cycle_comes_to() -> None:
-    bursts, capacity_rps = Bursts(800.0, 3.0, 0.5, 1.5), 1000.0
+    bursts, capacity_rps = MmppArrivals(800.0, 3.0, 0.5, 1.5), 1000.0
     random, rates, work, counted = np.random.default_rng(3), (400.0 * 4.0 / 3.0, 1600.0), 0.0, []
     stays = random.exponential((1.5, 0.5), (20_000, 2))
     for cycle in stays:
@@ -116,7 +116,7 @@ def test_a_pool_that_bursts_fill_waits_as_a_fluid_does(seed: int) -> None:
     servers, load = draw_group(seed)
     rate_rps = load * math.fsum(one.capacity_rps for one in servers)
     process = parse_arrivals("mmpp:2,0.5s", rate_rps)
-    assert isinstance(process, Bursts)
+    assert isinstance(process, MmppArrivals)
     found = BatchQueue().pool(Arrivals.from_process(process, rate_rps), servers).whole
     error = compare_fluid(servers, process, found.percentile(99.0))
     assert error is not None

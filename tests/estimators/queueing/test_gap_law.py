@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 from bench.queueing_pools import compare_group, draw_group
-from gpuprof.domain.arrival_process import NS_PER_S, Hyperexponential, Lognormal
+from gpuprof.domain.arrival_process import NS_PER_S, HyperexponentialArrivals, LognormalArrivals
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.batch_backlog import backlog_law
 from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 STEP = 0.1
-PROCESSES: tuple[Renewal, ...] = (Lognormal(0.9, 4.0), Hyperexponential(0.9, 4.0), Lognormal(2.0, 0.5))
+PROCESSES: tuple[Renewal, ...] = (
+    LognormalArrivals(0.9, 4.0),
+    HyperexponentialArrivals(0.9, 4.0),
+    LognormalArrivals(2.0, 0.5),
+)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
@@ -28,7 +32,7 @@ def test_gaps_in_a_row_have_the_mean_and_the_variance_of_so_many(process: Renewa
     assert float(law @ (times - mean) ** 2) == pytest.approx(variance, rel=0.04)  # the longest gaps are cut
 
 
-@pytest.mark.parametrize("process", [Lognormal(7.2, 4.0), Hyperexponential(6.4, 4.0)], ids=str)
+@pytest.mark.parametrize("process", [LognormalArrivals(7.2, 4.0), HyperexponentialArrivals(6.4, 4.0)], ids=str)
 def test_the_backlog_is_what_lindley_s_recursion_comes_to(process: Renewal) -> None:
     group, batches, cv = 8, 200_000, 0.2
     random = np.random.default_rng(5)
@@ -47,7 +51,7 @@ def test_a_pool_near_capacity_waits_for_lognormal_requests_as_a_long_simulation_
     """32 replicas of one request each: sixteen million requests wait 31.4 ms at p99; half a million told 21% more."""
     server = BatchServer((8.2,), 1, 0.0, 1, 0.0)
     rate_rps = 0.923 * 32 * server.capacity_rps
-    found = BatchQueue().pool(Arrivals.from_process(Lognormal(rate_rps, 4.0), rate_rps), [server] * 32).whole
+    found = BatchQueue().pool(Arrivals.from_process(LognormalArrivals(rate_rps, 4.0), rate_rps), [server] * 32).whole
     assert found.percentile(99.0) == pytest.approx(31.4, rel=0.05)
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import (
     ArrivalProcess,
-    Batched,
-    Gamma,
-    Hyperexponential,
-    Lognormal,
+    BatchPoissonArrivals,
+    GammaArrivals,
+    HyperexponentialArrivals,
+    LognormalArrivals,
     RecordedArrivals,
-    at_rate,
+    scale_to_rate,
 )
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.pool_simulation import simulate_pool
@@ -109,11 +109,19 @@ def test_between_the_loads_that_are_kept_certain_times_stay_as_they_are(load: fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Hyperexponential(1.0, 4.0), Batched(1.0, 6)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GammaArrivals(1.0, 4.0),
+        LognormalArrivals(1.0, 4.0),
+        HyperexponentialArrivals(1.0, 4.0),
+        BatchPoissonArrivals(1.0, 6),
+    ],
+)
 def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     servers, load = (server(4),) * 3, 0.7
     rate = load * capacity_rps(servers)
-    times = at_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
+    times = scale_to_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
     spent = play_pool(times, servers, 6)[0][4_000:]
     found = QUEUE.pool(Arrivals.from_process(shape, rate), servers).whole
     assert found.percentile(99) == near_tail(spent)
@@ -124,7 +132,7 @@ def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
     rate = 0.7 * 3 * server(4).capacity_rps
     tails = [
         QUEUE.pool(Arrivals.from_process(shape, rate), (server(4),) * 3).whole.percentile(99)
-        for shape in (Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Batched(1.0, 5))
+        for shape in (GammaArrivals(1.0, 4.0), LognormalArrivals(1.0, 4.0), BatchPoissonArrivals(1.0, 5))
     ]
     assert min(abs(a / b - 1.0) for a, b in itertools.combinations(tails, 2)) > 0.03
 

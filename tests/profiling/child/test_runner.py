@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, save
 from gpuprof.errors import InputError
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
-from gpuprof.profiling.child.runner import nvtx_missing, open_run, outputs_differ
+from gpuprof.profiling.child.runner import nvtx_unavailable_reason, open_run, outputs_differ
 from gpuprof.profiling.child.task import RecordedTask, write_task
 from gpuprof.profiling.gpu import recorded_run
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
@@ -102,4 +102,4 @@ def test_pytorch_for_cuda_marks_runs_where_nvtx_is_not_installed(
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nvtx" else found(name))
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert (nvtx_missing() is None) == works
+    assert (nvtx_unavailable_reason() is None) == works

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.profiling.child.statistics import median_interval, median_is_known, percentile, summarize
+from gpuprof.profiling.child.statistics import is_median_known, median_interval, percentile, summarize
 
 
 def test_the_interval_holds_the_median_of_a_skewed_distribution_95_times_in_100() -> None:
@@ -20,12 +20,12 @@ def test_the_interval_holds_the_median_of_a_skewed_distribution_95_times_in_100(
 
 def test_fewer_than_six_values_have_no_interval() -> None:
     assert median_interval([1.0] * 5) is None
-    assert not median_is_known([1.0] * 5, 0.02)
+    assert not is_median_known([1.0] * 5, 0.02)
 
 
 def test_equal_values_are_known_and_spread_ones_are_not() -> None:
-    assert median_is_known([5.0] * 6, 0.02)
-    assert not median_is_known(sorted([5.0, 9.0] * 10), 0.02)
+    assert is_median_known([5.0] * 6, 0.02)
+    assert not is_median_known(sorted([5.0, 9.0] * 10), 0.02)
 
 
 def test_percentiles_that_a_sample_cannot_show_are_not_measured() -> None:
@@ -37,7 +37,7 @@ def test_percentiles_that_a_sample_cannot_show_are_not_measured() -> None:
 
 def test_a_neighbour_that_wakes_up_halfway_is_noticed_though_the_interval_is_narrow() -> None:
     quiet, disturbed = [10.0] * 100, [10.0, 10.0, 11.0, 11.0, 11.0] * 20
-    assert median_is_known(sorted(quiet + disturbed), 0.02)
+    assert is_median_known(sorted(quiet + disturbed), 0.02)
     assert not summarize(quiet + disturbed, 0.02).stable
     assert summarize(quiet, 0.02).stable
 

@@ -63,7 +63,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "find_nsys", lambda: nsys)
     for module in (collectors, ncu_tool):
         monkeypatch.setattr(module, "find_ncu", lambda: ncu)
-    monkeypatch.setattr(collectors, "gpu_provider_missing", lambda: None)
+    monkeypatch.setattr(collectors, "gpu_unavailable_reason", lambda: None)
     monkeypatch.setattr(GpuCollector, "provider", ORT_CPU)
     monkeypatch.setattr(collectors, "idle_figures", lambda **_: NvmlFigures(50.0, 1000.0, 30.0, 2**30, 5))
     return tmp_path

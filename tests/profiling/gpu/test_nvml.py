@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuprof.profiling.gpu.nvml import NvmlSampler, idle_figures, nvml_missing, visible_gpu
+from gpuprof.profiling.gpu.nvml import NvmlSampler, idle_figures, nvml_unavailable_reason, visible_gpu
 from tests.profiling.fake_nvml import GIB, FakeNvml
 from tests.reruns import measures_in_real_time
 
@@ -83,9 +83,9 @@ def test_what_a_gpu_does_not_say_is_null() -> None:
 
 def test_without_a_driver_nothing_is_sampled_and_the_reason_is_said() -> None:
     nvml = FakeNvml("nvmlInit")
-    assert nvml_missing(nvml) == "no NVIDIA GPU: Not Supported"
-    assert nvml_missing(FakeNvml(gpus=0)) == "the driver has no GPU"
-    assert nvml_missing(FakeNvml()) is None
+    assert nvml_unavailable_reason(nvml) == "no NVIDIA GPU: Not Supported"
+    assert nvml_unavailable_reason(FakeNvml(gpus=0)) == "the driver has no GPU"
+    assert nvml_unavailable_reason(FakeNvml()) is None
     figures = idle_figures(nvml=nvml, seconds=0.0)
     assert figures.samples == 0 and figures.power_w is None and figures.memory_bytes is None
 

@@ -16,7 +16,7 @@ from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.per_op import op_backend
 from gpuprof.profiling.per_op.op_backend import GpuOpBackend
 from gpuprof.profiling.per_op.op_model import distinct_ops
-from gpuprof.profiling.per_op.per_op import PerOp
+from gpuprof.profiling.per_op.per_op import OpProfiler
 from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import TORCH_CPU
 from tests.profiling.kineto_files import trace_of_nodes, write
@@ -75,7 +75,7 @@ def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
         yield ({},)
 
     monkeypatch.setattr(op_backend, "bind_shares", unbound)
-    plan = PerOp(KernelDb.create(tmp_path / "db"), GPU, OrtCollector(), Share())
+    plan = OpProfiler(KernelDb.create(tmp_path / "db"), GPU, OrtCollector(), Share())
     missing, _ = plan.pending([NamedModel("m", write_mlp(tmp_path / "m.onnx"))], [2])
     rows = [outcome.row for outcome in plan.run(missing)]
     assert len(rows) == len(missing) == 3

@@ -17,7 +17,7 @@ from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.task import Effort
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.per_op import op_backend
-from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
+from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
 from gpuprof.profiling.sweep.planning import NamedModel
 from tests.profiling.models import write_convs, write_mlp
 from tests.profiling.requests import CPU
@@ -33,11 +33,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_backend, "EFFORT", Effort(time_s=0.01, min_repeats=4, max_repeats=20))
 
 
-def _plan(path: Path, share: float = 100.0) -> PerOp:
-    return PerOp(KernelDb.create(path / "db"), CPU, OrtCollector(), Share(share))
+def _plan(path: Path, share: float = 100.0) -> OpProfiler:
+    return OpProfiler(KernelDb.create(path / "db"), CPU, OrtCollector(), Share(share))
 
 
-def _measure(plan: PerOp, models: list[NamedModel], batches: list[int]) -> tuple[list[OpOutcome], list[OpOutcome]]:
+def _measure(plan: OpProfiler, models: list[NamedModel], batches: list[int]) -> tuple[list[OpOutcome], list[OpOutcome]]:
     missing, known = plan.pending(models, batches)
     return list(plan.run(missing)), known
 

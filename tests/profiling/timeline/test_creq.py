@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device
-from gpuprof.profiling.timeline.creq import compute_requirement, overlapping
+from gpuprof.profiling.timeline.creq import compute_requirement, sum_overlapping
 
 V100 = device("v100")
 
@@ -124,7 +124,7 @@ def test_intervals_are_what_counting_every_nanosecond_gives(spans: list[tuple[in
     starts = np.array([start for start, *_ in spans], dtype=np.int64)
     ends = starts + np.array([length for _, length, _ in spans], dtype=np.int64)
     values = np.array([value for *_, value in spans], dtype=np.float64)
-    lengths, sums, counts = overlapping(starts, ends, values)
+    lengths, sums, counts = sum_overlapping(starts, ends, values)
     moments = range(int(starts.min()), int(ends.max()))
     expected = [sum(v for s, e, v in zip(starts, ends, values, strict=True) if s <= t < e) for t in moments]
     assert np.repeat(sums, lengths) == pytest.approx(expected)

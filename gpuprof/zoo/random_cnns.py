@@ -1,6 +1,6 @@
 """Convolutional networks drawn at random: layers of every common kind in combinations that nobody published.
 
-What is learnt from published networks alone knows few shapes of layers; these fill the space between.
+Regressors trained on published networks alone see few layer shapes; these cover the range between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_CHANNELS = 1536
 
 
 @dataclass(frozen=True, slots=True)
-class _Map:
+class _FeatureMap:
     """An image of features: the tensor's name, its channels and its side in pixels."""
 
     name: str
@@ -45,7 +45,9 @@ class _RandomCnn:
         """Return one of the values."""
         return int(self.random.choice(values))
 
-    def conv(self, x: _Map, channels: int, side: int, stride: int = 1, group: int = 1, active: bool = True) -> _Map:
+    def conv(
+        self, x: _FeatureMap, channels: int, side: int, stride: int = 1, group: int = 1, active: bool = True
+    ) -> _FeatureMap:
         """Convolve by side × side, with batch normalisation or a bias, and activate."""
         weight = self.net.weight(channels, x.channels // group, side, side)
         bias = () if self.normalised else (self.net.weight(channels),)
@@ -55,10 +57,10 @@ class _RandomCnn:
             name = self.net.add("BatchNormalization", name, *(self.net.weight(channels) for _ in range(4)))
         small = (x.side - 1) // stride + 1
         self.flops += 2.0 * small * small * channels * x.channels // group * side * side
-        made = _Map(name, channels, small)
+        made = _FeatureMap(name, channels, small)
         return self.activate(made) if active else made
 
-    def activate(self, x: _Map) -> _Map:
+    def activate(self, x: _FeatureMap) -> _FeatureMap:
         """Apply the network's activation."""
         if self.activation == "silu":
             return replace(x, name=self.net.add("Mul", x.name, self.net.add("Sigmoid", x.name)))
@@ -66,20 +68,20 @@ class _RandomCnn:
             return replace(x, name=self.net.add("Clip", x.name, self.net.scalar(0.0), self.net.scalar(6.0)))
         return replace(x, name=self.net.add(self.activation, x.name))
 
-    def pool(self, x: _Map, op_type: str = "MaxPool", stride: int = 2) -> _Map:
+    def pool(self, x: _FeatureMap, op_type: str = "MaxPool", stride: int = 2) -> _FeatureMap:
         """Pool by 3×3, or by 2×2 where the stride is 2 and the side even."""
         side = 2 if stride == 2 and x.side % 2 == 0 and self.random.random() < 0.5 else 3
         window = {"kernel_shape": [side] * 2, "pads": [side // 2 if side == 3 else 0] * 4, "strides": [stride] * 2}
-        return _Map(self.net.add(op_type, x.name, **window), x.channels, (x.side - 1) // stride + 1)
+        return _FeatureMap(self.net.add(op_type, x.name, **window), x.channels, (x.side - 1) // stride + 1)
 
-    def add(self, x: _Map, y: _Map) -> _Map:
+    def add(self, x: _FeatureMap, y: _FeatureMap) -> _FeatureMap:
         """Add two maps of one shape."""
         return replace(x, name=self.net.add("Add", x.name, y.name))
 
-    def concat(self, *maps: _Map) -> _Map:
+    def concat(self, *maps: _FeatureMap) -> _FeatureMap:
         """Put maps of one size behind one another."""
         joined = self.net.add("Concat", *(x.name for x in maps), axis=1)
-        return _Map(joined, sum(x.channels for x in maps), maps[0].side)
+        return _FeatureMap(joined, sum(x.channels for x in maps), maps[0].side)
 
 
 def draw_cnn(net: Network, seed: int) -> ModelProto:
@@ -88,19 +90,19 @@ def draw_cnn(net: Network, seed: int) -> ModelProto:
     # Uniform in the logarithm: most networks would be near the upper end otherwise.
     budget = float(np.exp(drawn.random.uniform(np.log(_LEAST_FLOPS), np.log(_MOST_FLOPS))))
     side = drawn.pick(*_RESOLUTIONS)
-    x = drawn.conv(_Map("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
+    x = drawn.conv(_FeatureMap("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
     x = drawn.pool(x) if drawn.random.random() < 0.5 else x
     kinds = drawn.random.choice(len(_BLOCKS), size=drawn.pick(1, 2, 3), replace=False)
     # Blocks of thin layers alone may never reach the budget.
     while drawn.flops < budget and len(net.nodes) < 150:
         for _ in range(drawn.pick(1, 2, 3, 4)):
             x = _BLOCKS[int(drawn.random.choice(kinds))](drawn, x)
-        x = _smaller(drawn, x)
+        x = _downsample(drawn, x)
     classes = _head(drawn, x)
     return net.finish("random_cnn", TensorProto.FLOAT, ["batch", 3, side, side], ["batch", classes], seed)
 
 
-def _smaller(drawn: _RandomCnn, x: _Map) -> _Map:
+def _downsample(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     """Halve the side, while there is something to halve, and let the channels grow."""
     channels = min(_MOST_CHANNELS, round(x.channels * drawn.random.uniform(1.3, 2.2) / 8) * 8 or 8)
     if x.side < 6:
@@ -111,7 +113,7 @@ def _smaller(drawn: _RandomCnn, x: _Map) -> _Map:
     return drawn.conv(drawn.pool(x, "MaxPool" if how == 1 else "AveragePool"), channels, drawn.pick(1, 3))
 
 
-def _head(drawn: _RandomCnn, x: _Map) -> int:
+def _head(drawn: _RandomCnn, x: _FeatureMap) -> int:
     """Classify, from the mean of each channel or from all pixels; return the number of classes."""
     classes = drawn.pick(10, 100, 365, 1000)
     features = x.channels
@@ -126,22 +128,22 @@ def _head(drawn: _RandomCnn, x: _Map) -> int:
     return classes
 
 
-def _plain(drawn: _RandomCnn, x: _Map) -> _Map:
+def _plain(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     return drawn.conv(x, x.channels, drawn.pick(3, 3, 5))
 
 
-def _bottleneck(drawn: _RandomCnn, x: _Map) -> _Map:
+def _bottleneck(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     thin = max(8, x.channels // drawn.pick(2, 4))
     y = drawn.conv(drawn.conv(x, thin, 1), thin, 3)
     return drawn.activate(drawn.add(x, drawn.conv(y, x.channels, 1, active=False)))
 
 
-def _basic(drawn: _RandomCnn, x: _Map) -> _Map:
+def _basic(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     y = drawn.conv(drawn.conv(x, x.channels, 3), x.channels, 3, active=False)
     return drawn.activate(drawn.add(x, y))
 
 
-def _inverted_residual(drawn: _RandomCnn, x: _Map) -> _Map:
+def _inverted_residual(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     wide = min(_MOST_CHANNELS, x.channels * drawn.pick(2, 3, 4, 6))
     y = drawn.conv(drawn.conv(x, wide, 1), wide, drawn.pick(3, 3, 5), group=wide)
     if drawn.random.random() < 0.4:
@@ -149,26 +151,26 @@ def _inverted_residual(drawn: _RandomCnn, x: _Map) -> _Map:
     return drawn.add(x, drawn.conv(y, x.channels, 1, active=False))
 
 
-def _squeeze_and_excite(drawn: _RandomCnn, x: _Map) -> _Map:
-    """Weigh the channels by what their means say (squeeze and excitation)."""
-    mean = _Map(drawn.net.add("GlobalAveragePool", x.name), x.channels, 1)
+def _squeeze_and_excite(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    """Scale the channels by gates computed from their means (squeeze and excitation)."""
+    mean = _FeatureMap(drawn.net.add("GlobalAveragePool", x.name), x.channels, 1)
     squeezed = drawn.conv(mean, max(4, x.channels // 16), 1)
     weights = drawn.net.add("Sigmoid", drawn.conv(squeezed, x.channels, 1, active=False).name)
     return replace(x, name=drawn.net.add("Mul", x.name, weights))
 
 
-def _grouped_convolution(drawn: _RandomCnn, x: _Map) -> _Map:
+def _grouped_convolution(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     group = drawn.pick(2, 4, 8)
     return drawn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _plain(drawn, x)
 
 
-def _dense(drawn: _RandomCnn, x: _Map) -> _Map:
+def _dense(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     growth = drawn.pick(12, 24, 32)
     y = drawn.conv(drawn.conv(x, 4 * growth, 1), growth, 3)
     return drawn.concat(x, y) if x.channels + growth <= _MOST_CHANNELS else drawn.conv(x, x.channels, 1)
 
 
-def _inception(drawn: _RandomCnn, x: _Map) -> _Map:
+def _inception(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     part = max(8, x.channels // 4)
     three = drawn.conv(drawn.conv(x, max(8, part // 2), 1), part, 3)
     five = drawn.conv(drawn.conv(x, max(8, part // 4), 1), part, 5)
@@ -176,7 +178,7 @@ def _inception(drawn: _RandomCnn, x: _Map) -> _Map:
     return drawn.concat(drawn.conv(x, part, 1), three, five, pooled)
 
 
-def _fire(drawn: _RandomCnn, x: _Map) -> _Map:
+def _fire(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     thin = drawn.conv(x, max(8, x.channels // 8), 1)
     return drawn.concat(drawn.conv(thin, max(8, x.channels // 2), 1), drawn.conv(thin, max(8, x.channels // 2), 3))
 

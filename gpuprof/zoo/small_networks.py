@@ -1,4 +1,4 @@
-"""Small networks of our own, built node by node: kinds of layers that the published ones of the zoo lack.
+"""Small networks built node by node, with kinds of layers that the zoo's published networks lack.
 
 They follow no paper and have no published figures; they are there for variety, and they need nothing but ``onnx``.
 """
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 from onnx import ModelProto, TensorProto
 
-from gpuprof.zoo.drawn_images import draw_cnn
-from gpuprof.zoo.drawn_sequences import draw_mlp, draw_rnn, draw_transformer
 from gpuprof.zoo.network import Network
+from gpuprof.zoo.random_cnns import draw_cnn
+from gpuprof.zoo.random_sequence_nets import draw_mlp, draw_rnn, draw_transformer
 
 _WORDS, _LENGTH = 4096, 64
 
 
-def build_ours(stem: str, seed: int = 0) -> ModelProto:
+def build_small_network(stem: str, seed: int = 0) -> ModelProto:
     """Return one of our networks with random weights and a free batch."""
     return _BUILDERS[stem](Network(), seed)
 

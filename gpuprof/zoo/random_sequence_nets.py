@@ -1,4 +1,4 @@
-"""Transformers, recurrent networks and perceptrons drawn at random, for the same end as those of images."""
+"""Random transformers, recurrent networks and perceptrons, for the same purpose as `gpuprof.zoo.random_cnns`."""
 
 from __future__ import annotations
 
