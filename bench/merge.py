@@ -34,7 +34,7 @@ from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.merging.gain import device_rates
-from gpuprof.merging.normal import normalise
+from gpuprof.merging.normalisation import normalise
 from gpuprof.merging.operators import weighted_operators
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import MergeProposal, propose_merges

@@ -45,7 +45,7 @@ def read_map(path: Path) -> DeploymentMap:
 def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object. Raises `ValueError` for a repeated key, of which readers differ in the value they take."""
     if (twin := find_duplicate(key for key, _ in pairs)) is not None:
-        raise ValueError(f"the key {twin!r} occurs twice in one object")
+        raise ValueError(f"the key {twin!r} occurs in one object twice")
     return dict(pairs)
 
 

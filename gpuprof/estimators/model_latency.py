@@ -18,7 +18,7 @@ from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.figures import blend_figures, figure_within, widen_by, widen_interval
 from gpuprof.estimators.measured.known_models import KnownModels, require_readable
 from gpuprof.estimators.measured.measured import MeasuredModel, Point
-from gpuprof.estimators.measured.sized import blend_measured
+from gpuprof.estimators.measured.size_selection import blend_measured
 from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
 

@@ -12,8 +12,8 @@ from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
-from gpuprof.estimators.measured.sized import blend_measured
-from gpuprof.estimators.memory.reserved import predict_reserved
+from gpuprof.estimators.measured.size_selection import blend_measured
+from gpuprof.estimators.memory.reserved_memory import predict_reserved
 from gpuprof.estimators.roofline.roofline import source_of
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import

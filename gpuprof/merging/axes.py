@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto
 
-from gpuprof.merging.normal import whole
+from gpuprof.merging.normalisation import whole
 from gpuprof.merging.product_axes import (
     attention_axes,
     einsum_axes,

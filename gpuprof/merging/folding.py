@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
-from gpuprof.merging.normal import add_weight, attribute, whole
+from gpuprof.merging.normalisation import add_weight, attribute, whole
 from gpuprof.merging.source import SourceModel
 
 _EPSILON = 1e-5

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
-from gpuprof.merging.normal import whole
+from gpuprof.merging.normalisation import whole
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import Matrix
 

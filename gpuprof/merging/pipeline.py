@@ -23,7 +23,7 @@ from gpuprof.merging.gain import TYPICAL_CPU, MergeGain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
-from gpuprof.merging.normal import normalise
+from gpuprof.merging.normalisation import normalise
 from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.merging.axes import output_axes
 from gpuprof.merging.groups import Grouping, NodeGroup
-from gpuprof.merging.held import shareable_constants
+from gpuprof.merging.shareable_constants import shareable_constants
 from gpuprof.merging.slots import Axes, OpInput, UnmergeableError
 from gpuprof.merging.source import Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator

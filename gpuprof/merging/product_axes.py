@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from gpuprof.merging.normal import attribute, whole
+from gpuprof.merging.normalisation import attribute, whole
 from gpuprof.merging.slots import Axes, Outputs, Rule, Slots, UnmergeableError, first_two_inputs, only_data_input
 from gpuprof.merging.source import Size
 

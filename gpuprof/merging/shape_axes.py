@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto
 
-from gpuprof.merging.normal import attribute, whole
+from gpuprof.merging.normalisation import attribute, whole
 from gpuprof.merging.slots import (
     Axes,
     Outputs,

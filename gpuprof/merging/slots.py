@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from onnx import NodeProto
 
-from gpuprof.merging.normal import attribute
+from gpuprof.merging.normalisation import attribute
 from gpuprof.merging.source import Array, Size
 
 

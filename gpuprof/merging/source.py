@@ -62,7 +62,7 @@ class SourceModel:
     sha256: str
     opsets: dict[str, int]  #: Version by domain.
     ir_version: int
-    nodes: list[NodeProto]  #: In topological order, cleaned up by `gpuprof.merging.normal`.
+    nodes: list[NodeProto]  #: In topological order, cleaned up by `gpuprof.merging.normalisation`.
     weights: dict[str, TensorProto]  #: Constants by name, with their data.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

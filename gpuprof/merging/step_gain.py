@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from gpuprof.merging.gain import MergeGain, Rates
-from gpuprof.merging.held import is_lookup
 from gpuprof.merging.plan import MergePlan, Step
+from gpuprof.merging.shareable_constants import is_lookup
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator, bias_of
 

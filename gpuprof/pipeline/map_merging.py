@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.proposal import MergeProposal, Proposals
-    from gpuprof.placement.merged import Merging, Spot
+    from gpuprof.placement.map_merger import MapMerger, PartitionIndex
     from gpuprof.placement.problem import Problem
 
 _LONGEST_NAME = 80
@@ -39,9 +39,9 @@ def merge_replicas(
     is, with the reason. What ops were measured to take stands in ``db``. Raises `InputError` when the files cannot be
     written there.
     """
-    from gpuprof.placement.merged import Merging, shared_spots
+    from gpuprof.placement.map_merger import MapMerger, shared_spots
 
-    merging, notes = Merging(problem, deployment), list[str]()
+    merging, notes = MapMerger(problem, deployment), list[str]()
     for spot, models in shared_spots(deployment):
         notes += _merge_at_spot(merging, spot, models, output, db)
     if not notes:
@@ -50,7 +50,7 @@ def merge_replicas(
 
 
 def _merge_at_spot(
-    merging: Merging, spot: Spot, models: Sequence[str], output: Path, db: KernelDb | None
+    merging: MapMerger, spot: PartitionIndex, models: Sequence[str], output: Path, db: KernelDb | None
 ) -> Iterator[str]:
     gpu = merging.deployment.nodes[spot.node].gpus[spot.gpu]
     replicas = gpu.partitions[spot.partition].replicas
@@ -160,11 +160,11 @@ def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
 
 
 def _place_merge(
-    merging: Merging, spot: Spot, members: Sequence[str], proposal: MergeProposal, output: Path
+    merging: MapMerger, spot: PartitionIndex, members: Sequence[str], proposal: MergeProposal, output: Path
 ) -> str | None:
     """Write a merged file and put it into the map; return why not, and leave no file, where that cannot be."""
     from gpuprof.domain.deployment import Merge
-    from gpuprof.placement.merged import MergeOffer
+    from gpuprof.placement.map_merger import MergeOffer
 
     name = _choose_name(members, merging.deployment)
     file = output.parent / f"{output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
@@ -190,7 +190,7 @@ def _place_merge(
     return reason
 
 
-def _find_broken_rule(merging: Merging) -> str | None:
+def _find_broken_rule(merging: MapMerger) -> str | None:
     """Return the first rule that the map with its merges breaks."""
     from gpuprof.placement.feasibility import check
     from gpuprof.placement.problem import collect_evidence

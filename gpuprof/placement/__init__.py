@@ -1,1 +1,1 @@
-"""Decides which replicas run where: the problem, the policies that solve it, and the check that none of them wrote."""
+"""Decides which replicas run where: the problem, the policies that solve it, and an independent check of their maps."""

@@ -1,4 +1,4 @@
-"""Which demands are alike: they ask the same of models of which the estimator says the same.
+"""Finds equivalent demands: equal requirements of models with equal estimates.
 
 Tenants often ask the same of one model under many names. What is worked out for the first of them holds for all.
 """

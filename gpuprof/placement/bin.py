@@ -1,4 +1,4 @@
-"""A device while it is being filled."""
+"""A bin of bin packing: a device that a policy is filling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bin:
     unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:
-        """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; say whether they did."""
+        """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; return whether they did."""
         if replica.share.mig is None:
             return self._add_shared(replica, segments)
         return self._add_instance(replica, segments)
@@ -84,7 +84,7 @@ class Bin:
         return True
 
     def free_start(self, profile: MigProfile) -> int | None:
-        """Return the slot where an instance of ``profile`` stands least in the way of others, None if all are taken."""
+        """Return the slot where an instance of ``profile`` blocks the fewest other placements, None if none is free."""
         present = [self.device.mig_profile(str(partition.mig)) for partition in self.partitions]
         if sum(one.name == profile.name for one in present) >= profile.max_count:
             return None

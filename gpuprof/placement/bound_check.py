@@ -1,4 +1,4 @@
-"""Checks what no map is said to do better: neither a part of the map itself may do so, nor a plan that it tells of."""
+"""Checks a map's bounds: neither the map, nor a part of it, nor a plan recorded in it may contradict them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ _OF_INTERVALS = 0.9  # what the intervals in a map hold
 
 
 def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield each bound of a map that the map, a part of it, or a plan that it tells of exceeds."""
+    """Yield each bound of a map that the map, a part of it, or a plan recorded in it contradicts."""
     predicted = deployment.predicted
     rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
     most = predicted.upper_bound_goodput_rps
     if most is not None and rate_rps > most * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield _wrong(f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}")
+        yield _make_violation(
+            f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}"
+        )
     if not _serves_all(deployment):
         return
     used = sum(any(part.replicas for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus)
     if predicted.lower_bound_gpus is not None and predicted.lower_bound_gpus > used:
-        yield _wrong(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
+        yield _make_violation(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
     least, cost = predicted.lower_bound_cost_per_hour, _cost(deployment, evidence)
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
+        yield _make_violation(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
     yield from _between_ends(deployment, used)
     if evidence.demands is None and not deployment.merges:
         yield from _without_one(deployment, evidence, used)
@@ -74,7 +76,9 @@ def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
     for name, bound in bounds:
         for of, gpus in plans:
             if bound is not None and gpus is not None and bound > gpus and (name or of):
-                yield _wrong(f"{name or 'the map'} needs at least {bound} devices, and {of or 'the map'} has {gpus}")
+                yield _make_violation(
+                    f"{name or 'the map'} needs at least {bound} devices, and {of or 'the map'} has {gpus}"
+                )
 
 
 def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
@@ -94,7 +98,7 @@ def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> It
                 return
             if _suffices(_leave_out(deployment, number, gpu), evidence):
                 where = f"{node.name} gpu {gpu.index}"
-                yield _wrong(f"no map is said to need less, and without {where} the others serve everything")
+                yield _make_violation(f"no map is said to need less, and without {where} the others serve everything")
                 return
 
 
@@ -142,5 +146,5 @@ def _at_upper_end(replica: Replica, server: BatchServer) -> BatchServer:
     return replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms))
 
 
-def _wrong(message: str) -> Violation:
+def _make_violation(message: str) -> Violation:
     return Violation("figures", "predicted", message)

@@ -1,4 +1,4 @@
-"""What an export consists of: texts, and files of models that are linked or copied into it."""
+"""An export: text files, and model files that are linked or copied into it."""
 
 from __future__ import annotations
 

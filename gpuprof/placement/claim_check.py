@@ -1,4 +1,4 @@
-"""Checks what a map says of its making: who made it and when, by whose times, from which files, on which devices."""
+"""Checks a map's provenance: policy, time, estimator, model files and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs policies on one problem and measures what each makes of it."""
+"""Runs policies on one problem and measures their maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.placement.problem import Problem, collect_evidence
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one policy made of a problem."""
+    """The outcome of one policy on a problem."""
 
     policy: str
     deployment: DeploymentMap | None  #: None when the policy cannot work on the problem; then ``reason`` says why.

@@ -1,4 +1,4 @@
-"""What every policy must do, as tests that a plug-in's own test suite subclasses.
+"""The contract of policies, as tests that a plug-in's test suite subclasses.
 
     class TestMyPolicy(PolicyContract):
         def policy(self) -> Policy:

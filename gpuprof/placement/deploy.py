@@ -44,7 +44,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         unplaced=placement.unplaced,
     )
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    figures, bounds = measure(drawn, devices), _unrefuted_bounds(problem, placement)
+    figures, bounds = measure(drawn, devices), _drop_refuted_bounds(problem, placement)
     predicted = MapPrediction(
         gpus=figures.gpus,
         cost_per_hour=_cost(problem, placement.gpus),
@@ -59,7 +59,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     return drawn.model_copy(update={"predicted": predicted})
 
 
-def _unrefuted_bounds(problem: Problem, placement: Placement) -> Placement:
+def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
     """Return the placement without the bounds that it refutes itself: whoever said them was wrong."""
     gpus, cost, most = (
         placement.lower_bound_gpus,

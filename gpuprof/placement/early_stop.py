@@ -1,4 +1,4 @@
-"""Tells that a time limit ended the search for a map, and how far from the best the map may be."""
+"""Reports that a time limit stopped the search for a map, and its optimality gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment map is checked against, and what is said of one that breaks a rule."""
+"""What a deployment map is checked against, and the violations found."""
 
 from __future__ import annotations
 

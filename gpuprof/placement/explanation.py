@@ -1,4 +1,4 @@
-"""Says why a model of a map got its batch, share and place, and what would change them."""
+"""Explains why a model of a map got its batch size, share and device, and what would change them."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def _find_unlisted(
     for entry in problem.fleet.entries:
         listed = [one.segment.share for one in alternatives if one.segment.device == entry.device.name]
         smallest = min((share.sm_pct for share in listed if share.mig is None), default=0.0)
-        steps = segments.menu.steps(demand.model, entry.device, None)
+        steps = segments.search_space.steps(demand.model, entry.device, None)
         wanted |= {(entry.device.name, Share(step)): None for step in steps if step < smallest}
     for name, percent, mig in chosen:
-        steps = segments.menu.steps(demand.model, problem.device(name), mig)
+        steps = segments.search_space.steps(demand.model, problem.device(name), mig)
         below = [step for step in steps if step < percent][-1:]
         above = [step for step in steps if step > percent][:1]
         wanted |= {(name, Share(size, mig)): None for size in (*below, percent, *above)}

@@ -1,4 +1,4 @@
-"""Writes a deployment map in the words of other tools."""
+"""Exports a deployment map to the formats of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that no replica of a map asks for what is known to fail, alone or beside its neighbours."""
+"""Checks that no replica of a map is known to fail, alone or beside its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks a deployment map without knowing who made it: geometry, shares, memory, rates and SLOs.
+"""Checks the feasibility of a deployment map from any source: geometry, shares, memory, rates and SLOs.
 
 Shares no code with any policy, so that a mistake in one is not made here again: it starts from the map alone, asks
 the estimator and the queueing model anew, and reads the geometry off the device.
@@ -281,7 +281,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             continue
         is_pool = all(serving[model] == {replica.model} for model in replica.rates())
         if replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or not is_pool):
-            yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
+            yield Violation("rate", where, _describe_excess_rate(replica, server.capacity_rps))
         elif is_pool:
             pools.setdefault(replica.model, []).append((replica, server))
         else:  # a model has replicas of its own beside merged ones: who of them gets a request is not known
@@ -325,10 +325,10 @@ def _within_budget(
     if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
         yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
     if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
-        yield Violation("rate", where, _too_fast(replica, throughput))
+        yield Violation("rate", where, _describe_excess_rate(replica, throughput))
 
 
-def _too_fast(replica: Replica, most_rps: float) -> str:
+def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
     return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {most_rps:.4g}"
 
 

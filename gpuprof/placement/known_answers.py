@@ -1,4 +1,4 @@
-"""What estimators said, remembered across the policies that work on one problem.
+"""Caches estimates across the policies that work on one problem.
 
 Each policy asks much the same questions; where every answer is a prediction they take longer than the policy itself.
 """

@@ -1,4 +1,4 @@
-"""The time that a search may take."""
+"""Time limits of searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest load under which a tail keeps its limit, asked for at the loads at which queues are solved."""
+"""Searches the largest load at which a percentile keeps its limit, on the grid of loads that queues are solved at."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
         index = (low + high) // 2 if len(tails) % _HALVED == 0 else _guess_index(tails, low, high, limit_ms)
     if low < 0:
         return 0.0
-    return grid_to_load(low) if high == LAST_LOAD else _cross(tails, low, high, limit_ms)
+    return grid_to_load(low) if high == LAST_LOAD else _interpolate_crossing(tails, low, high, limit_ms)
 
 
 def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> int:
     """Return the number of the load up to which the tail is likely in time."""
     if low in tails and high in tails:
-        return low + 1 if math.isinf(tails[high]) else int(load_to_grid(_cross(tails, low, high, limit_ms)))
+        return (
+            low + 1 if math.isinf(tails[high]) else int(load_to_grid(_interpolate_crossing(tails, low, high, limit_ms)))
+        )
     known = low if low in tails else high
     if math.isinf(tails[known]) or tails[known] <= 0.0:
         return (low + high) // 2
@@ -58,7 +60,7 @@ def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: floa
     return int(load_to_grid(1.0 - 1.0 / stretch))
 
 
-def _cross(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
+def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
     """Return the load between two known ones at which the tail reaches the limit."""
     first, last = (1.0 / (1.0 - grid_to_load(one)) for one in (low, high))
     part = (limit_ms - tails[low]) / (tails[high] - tails[low])

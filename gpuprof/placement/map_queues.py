@@ -1,4 +1,4 @@
-"""The replicas of a deployment map as queues: by an estimator, or by the times that stand in the map."""
+"""The replicas of a deployment map as queues, with times by an estimator or those recorded in the map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on the devices of a deployment map, in the words of an estimator, and what the estimator says of it."""
+"""The replicas of a deployment map as workloads of an estimator, and its estimates of them."""
 
 from __future__ import annotations
 

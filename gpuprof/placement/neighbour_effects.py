@@ -1,4 +1,4 @@
-"""Says what each neighbour of a replica adds to the time of its batches, and what is known of it."""
+"""Explains how much each neighbour of a replica adds to its batch time, and on what evidence."""
 
 from __future__ import annotations
 

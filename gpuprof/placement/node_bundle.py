@@ -1,4 +1,4 @@
-"""What exports have in common whose servers are ``gpuprof serve MAP --node NODE``: the map as these servers see it."""
+"""Shared by exports whose servers run ``gpuprof serve MAP --node NODE``: the map as these servers see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy decides: replicas in partitions on devices, and what found no place."""
+"""The result of a policy: replicas in partitions on devices, and unplaced demands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PlacedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The answer of a policy."""
+    """The result of a policy."""
 
     policy: str
     gpus: tuple[PlacedGpu, ...]  #: Only devices that hold something.

@@ -1,4 +1,4 @@
-"""What workloads take and serve as planned: estimates asked once, at the end of their intervals that is planned on."""
+"""Cached estimates of workloads, at the end of their intervals that the plan uses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def planned_ms(latency: Figure, confidence: float | None) -> float:
 
 
 class PlannedWorkloads:
-    """Answers what workloads take, hold and serve on devices; remembers what the estimator said.
+    """Times, memory and throughput of workloads on devices, with the estimates cached.
 
     Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
     fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.

@@ -1,4 +1,4 @@
-"""What the pod of a node asks of its machine: devices, processor time and memory.
+"""Resource requests of a node's pod: devices, CPU time and memory.
 
 A map knows how busy each worker process is and, where a model was measured on a CPU, what it holds of the host's
 memory. The rest are assumptions, which the texts say of themselves.

@@ -1,4 +1,4 @@
-"""The policies by name, and what each of them must be."""
+"""The protocol of policies, and the policies by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the replicas of a model do together: the router sees all of them as one queue."""
+"""Pooled queues: the replicas of a model share one queue at the router."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_RATE = 1e-4
 
 @dataclass(slots=True)
 class Pools:
-    """Judges maps by the queues that the models' replicas have in common."""
+    """Evaluates maps by the pooled queues of the models' replicas."""
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Of the same problem.

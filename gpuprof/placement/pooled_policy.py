@@ -1,4 +1,4 @@
-"""Any policy, planned for the queue that the router really makes of all replicas of a model."""
+"""Adapts any policy to the pooled queue that the router forms of all replicas of a model."""
 
 from __future__ import annotations
 

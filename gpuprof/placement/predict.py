@@ -50,7 +50,7 @@ class _Pool:
 
 
 class Predictor:
-    """Predicts on the means, whatever confidence was planned with; the intervals tell the rest.
+    """Predicts with mean times, whatever confidence was planned with, and gives intervals.
 
     The requests of a model go to the replica that is expected to answer first, so that `pool_replicas` must know all
     of them before `replica` is asked about one; without, each is taken to be alone.

@@ -1,4 +1,4 @@
-"""Checks what a map says of itself: the router and the simulator live by its predictions, and must not be misled.
+"""Checks the predictions of a map, which the router and the simulator rely on.
 
 Against an estimator each figure that follows from it is computed anew; without one the figures must follow from one
 another.

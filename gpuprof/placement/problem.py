@@ -1,4 +1,4 @@
-"""What a placement is asked to do: demands, devices, and the models of latency that it must believe."""
+"""The placement problem: demands, devices, estimator and queueing model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANS = 0.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How carefully to plan; every policy obeys all of it."""
+    """Planning options, which every policy obeys."""
 
     #: Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
     #: the mean of what was measured or interpolated, at the upper ends of all other estimates.

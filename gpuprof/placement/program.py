@@ -1,4 +1,4 @@
-"""An integer program, solved by HiGHS over scaled rows, and verified by arithmetic of its own.
+"""An integer program, solved by HiGHS over scaled rows, and verified independently of the solver.
 
 Memory in bytes stands beside counts: coefficients of 1e10 in a row whose solver allows itself errors of 1e-6 of one
 make it call wrong optima optimal. So every row, every real column and the objective are scaled to about one

@@ -1,4 +1,4 @@
-"""Checks what a map says of its queues: rates, percentiles, goodput and busy times are worked out anew.
+"""Checks the queueing predictions of a map: rates, percentiles, goodput and utilisation are recomputed.
 
 By an estimator's times where there is one, else by those that stand in the map, which router and simulator live by.
 """

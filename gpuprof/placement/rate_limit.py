@@ -1,4 +1,4 @@
-"""The largest rate that a replica serves within an SLO, found with as few queues solved as can be.
+"""The largest rate that a replica serves within an SLO, found by solving as few queues as possible.
 
 Answers are remembered across the policies that work on one problem. A rate below one that is in time is in time, one
 above another that is not is not; so most questions are answered by what was asked before. The search is a bisection
@@ -56,7 +56,7 @@ class _KnownRates:
 
 @dataclass(slots=True)
 class RateLimits:
-    """Remembers what replicas can do; one object serves every policy that looks at the same problem."""
+    """Caches the largest rates of replicas; one object serves all policies on the same problem."""
 
     _known: dict[tuple[int, BatchServer, Slo], _KnownRates] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Gives the replicas of a map the times that another estimator says."""
+"""Recomputes the times of a map's replicas by another estimator."""
 
 from __future__ import annotations
 

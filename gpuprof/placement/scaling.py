@@ -1,4 +1,4 @@
-"""Scales of a linear program, and what can be said of its solutions without its solver."""
+"""Scaling of a linear program, and verification of its solutions without the solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica of a model can do under a share: the pieces that every policy chooses from and packs."""
+"""Segments: possible replicas of a model under a share, which every policy chooses from and packs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
+from gpuprof.placement.search_space import SearchSpace
 
 #: A tail is shorter when it is below this part of the other.
 SHORTER = 0.98
@@ -25,7 +25,7 @@ SHORTER = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A replica that could be: a share of a device with a batch size and a number of processes.
+    """A possible replica: a share of a device with a batch size and a number of processes.
 
     ParvaGPU (SC'24) §III calls a MIG instance with processes in it a segment; here a share without MIG is one too.
     """
@@ -65,7 +65,7 @@ class Segments(PlannedWorkloads):
 
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
         super().__init__(problem)
-        self.menu = Menu(problem)
+        self.search_space = SearchSpace(problem)
         self._capped = capped
         self._reasons = problem.answers.of(problem.estimator).reasons
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
@@ -130,8 +130,8 @@ class Segments(PlannedWorkloads):
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
         """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""
-        for processes in self.menu.processes(share):
-            for batch in self.menu.listed_batches(model, device, share):
+        for processes in self.search_space.processes(share):
+            for batch in self.search_space.listed_batches(model, device, share):
                 yield Workload(model, batch, share, processes)
 
     def make(
@@ -187,7 +187,7 @@ class Segments(PlannedWorkloads):
             known[share] = None if of_first is None else replace(of_first, model=demand.model)
         if share not in known:
             best = self._best_listed(demand, device, share)
-            if self.menu.is_dense(demand.model, device, share):
+            if self.search_space.is_dense(demand.model, device, share):
                 best = self._best_between(demand, device, share, best)
             known[share] = best
         return known[share]
@@ -219,8 +219,8 @@ class Segments(PlannedWorkloads):
 
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
         """Return the best segment of any batch, given the best of those listed."""
-        listed = self.menu.listed_batches(demand.model, device, share)
-        for processes in self.menu.processes(share):
+        listed = self.search_space.listed_batches(demand.model, device, share)
+        for processes in self.search_space.processes(share):
             gaps = list(zip((0, *listed), listed, strict=False))
             while gaps:
                 low, high = gaps.pop()

@@ -1,4 +1,4 @@
-"""How large a plan may become: a mistyped rate is refused, not planned for minutes."""
+"""Limits the size of a plan, so that a mistyped rate is an error instead of minutes of planning."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
-from gpuprof.placement.menu import Menu
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.search_space import SearchSpace
 
 #: Devices that a demand may take at least. Policies look at each replica beside others, so that times grow faster.
 MOST_DEVICES = 2000
@@ -27,11 +27,11 @@ def refuse_oversized(problem: Problem) -> None:
     `InputError` when a demand would take more than `MOST_DEVICES`.
     """
     endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
-    menu = Menu(problem)
+    search_space = SearchSpace(problem)
     for demand in problem.demands:
         if demand.rate_rps <= _PLAIN_RPS or not endless:
             continue
-        most_rps = max(_most_rps(problem, menu, demand, device) for device in endless)
+        most_rps = max(_most_rps(problem, search_space, demand, device) for device in endless)
         if most_rps > 0.0 and demand.rate_rps / most_rps > MOST_DEVICES:
             raise InputError(
                 f"{demand.rate_rps:,.0f} requests/s of {demand.model} would take at least "
@@ -40,12 +40,12 @@ def refuse_oversized(problem: Problem) -> None:
             )
 
 
-def _most_rps(problem: Problem, menu: Menu, demand: Demand, device: Device) -> float:
+def _most_rps(problem: Problem, search_space: SearchSpace, demand: Demand, device: Device) -> float:
     """Return what the device answers at most of batches that are always full, cut into any one kind of share."""
     most = 0.0
     for share in problem.estimator.shares(demand.model, device):
         copies = 100.0 / share.sm_pct * (1 if share.mig is None else _MOST_INSTANCES)
-        for batch in menu.listed_batches(demand.model, device, share):
+        for batch in search_space.listed_batches(demand.model, device, share):
             with suppress(InputError):
                 found = problem.estimator.estimate(demand.model, device, batch, share)
                 most = max(most, copies * 1000.0 * batch / planned_ms(found.latency_ms, problem.options.confidence))

@@ -1,4 +1,4 @@
-"""The loads that replicas sustained within their SLOs, from which the limit of one much like them is guessed."""
+"""The loads that replicas sustained within their SLOs, from which the limit of a similar one is guessed."""
 
 from __future__ import annotations
 

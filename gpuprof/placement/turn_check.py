@@ -1,4 +1,4 @@
-"""Checks what a map says of replicas that take turns: who does, in which share, and how long a cycle is."""
+"""Checks replicas of a map that take turns: their groups, their shares, and the length of their cycles."""
 
 from __future__ import annotations
 

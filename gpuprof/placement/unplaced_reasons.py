@@ -1,4 +1,4 @@
-"""Says why a demand cannot be met, and the nearest thing that could be."""
+"""Explains why a demand cannot be met, and the nearest feasible demand."""
 
 from __future__ import annotations
 

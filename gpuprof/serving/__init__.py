@@ -1,1 +1,1 @@
-"""The serving runtime: a router, one worker process for each replica process, and the Open Inference Protocol."""
+"""The serving runtime: router, worker processes, and the Open Inference Protocol."""

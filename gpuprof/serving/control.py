@@ -1,4 +1,4 @@
-"""How a running server is told what to do: a socket that only its user can reach."""
+"""The control socket of a running server, which only its user can reach."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.core_sharing import CoreSharing
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.change.adapt import Adapter
-from gpuprof.serving.change.shadow import Shadows
-from gpuprof.serving.change.workforce import Move, Workforce
+from gpuprof.serving.change.shadow import StandbyController
+from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
 from gpuprof.serving.listening import ConnectionIntake, HandshakeTurns, stop_listening
@@ -81,7 +81,7 @@ class Server:
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
         self._engine.on_moved = lambda: self._decide(self._follow_machines())
-        self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
+        self._workforce = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         guarded = bool(settings.security.token) or not is_loopback(settings.host)
         self._api = HttpApi(
             self.router,
@@ -217,7 +217,7 @@ class Server:
     def _start_deciding(self) -> None:
         """Start what changes the workers by itself."""
         if self._settings.shadow:
-            self._decide(Shadows(self.router, self._workforce).watch())
+            self._decide(StandbyController(self.router, self._workforce).watch())
         if self._settings.adapt is not None:
             self._adapter = Adapter(self.router, self._source.deployment, self._settings.adapt, self._apply)
             self._decide(self._adapter.watch())
@@ -250,7 +250,7 @@ class Server:
         else:
             LOGGER.info("moved to other machines", extra=asdict(move))
 
-    async def _move(self, source: MapSource) -> Move:
+    async def _move(self, source: MapSource) -> PlanChange:
         """Plan the workers of a map on the machines as they are, and have exactly these."""
         parts = await self._engine.parts(self._planner.nodes(source))
         plan = await asyncio.to_thread(self._planner.plan, source, parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuprof.rules.routing import argmin_in_turn, expect_rows, finish_ms, makes_oldest_late, next_live_replica
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,
     do_all_settle_first,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 

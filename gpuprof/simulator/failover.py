@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpuprof.rules.routing import is_retry_limit_reached
 from gpuprof.simulator.choice import choose_replica, update_rank
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.departure import FAILED, give_up
 from gpuprof.simulator.replica_queue import must_be_alone
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 
 #: Bits of the id in a code; the priority stands above them, so that it is compared first.
 _ID_BITS = 40

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 
 #: Longer times, beyond 19 hours, are counted as this one.
 LONGEST_NS = 2**46 - 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuprof.rules.host_work import STAYS, HostWork, cores_of
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import Replica

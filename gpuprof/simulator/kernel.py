@@ -29,7 +29,7 @@ from gpuprof.simulator.choice import (
     makes_oldest_late_at,
     update_rank,
 )
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
 from gpuprof.simulator.heap import (
     ARRIVAL,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

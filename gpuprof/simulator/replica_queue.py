@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuprof.rules import routing
-from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.state import State
 
 must_be_alone = jit(routing.must_be_alone)

@@ -25,7 +25,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.pooled import PooledPlanner
+from gpuprof.placement.optimal.pooled_planner import PooledPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments, most_within_rps

@@ -10,7 +10,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure, Workload
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import MeasuredModel
-from gpuprof.estimators.measured.sized import blend_measured
+from gpuprof.estimators.measured.size_selection import blend_measured
 
 
 def figure_within(value: float, source: str, error: float | None) -> Figure:

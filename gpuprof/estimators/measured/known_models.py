@@ -16,7 +16,7 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
 from gpuprof.estimators.measured.groups import read_groups
 from gpuprof.estimators.measured.measured import MeasuredModel, Point, read_measured
-from gpuprof.estimators.measured.sized import choose_sizes, group_by_model, unmeasured_at
+from gpuprof.estimators.measured.size_selection import choose_sizes, group_by_model, unmeasured_at
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.kernel_db.store import COPIES, KernelDb
 

@@ -1,1 +1,1 @@
-"""The policy of our own: integer programs over patterns, with a bound."""
+"""gpuprof's own policy: integer programs over patterns, with a bound."""

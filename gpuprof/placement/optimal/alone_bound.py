@@ -1,4 +1,4 @@
-"""A lower bound in no time: what demands take of devices if nobody slows anybody down, by tables of all workloads.
+"""A fast lower bound: the devices that demands take without interference, by tables of all workloads.
 
 A demand is served by whole replicas, each of which takes its share of a device: no less than the cheapest shares whose
 replicas can serve all of its pieces together, and no less than its rate takes where a share does most for its price.
@@ -66,7 +66,7 @@ class LeastCosts:
         """Return what each class costs at least by its rate and number of demands; 0 where nothing serves it."""
         # Whoever serves more pieces can serve fewer.
         costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
-        whole, _ = cover_cheapest(costs)
+        whole, _ = find_cheapest_covers(costs)
         known = np.isfinite(self.per_rps)
         totals = np.maximum(np.where(known, self.per_rps, 0.0) * needed, whole * demands)
         return np.where(np.isfinite(totals), totals, 0.0)
@@ -223,12 +223,12 @@ def _list_series(segments: Segments, entry: FleetEntry, model: str, steps: Seque
     """Yield for each share and number of processes which batches a replica may form."""
     for percent in steps:
         share = Share(percent)
-        largest = max(segments.menu.listed_batches(model, entry.device, share), default=0)
-        for processes in segments.menu.processes(share) if largest else ():
+        largest = max(segments.search_space.listed_batches(model, entry.device, share), default=0)
+        for processes in segments.search_space.processes(share) if largest else ():
             yield _Series(share, processes, largest)
 
 
-def cover_cheapest(costs: Floats) -> tuple[Floats, Integers]:
+def find_cheapest_covers(costs: Floats) -> tuple[Floats, Integers]:
     """Return the least costs of pieces that make whole demands, and how often each number of pieces is taken.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Works the bound with neighbours out in a process of its own, while maps are searched for.
+"""Computes the bound with interference in a child process, in parallel with the search for maps.
 
 That process imports numba, and compiles what no process of this machine compiled before, beside the search as well.
 Bounds are read as they come: when the time is up, the highest so far holds. A process that still compiles then is left

@@ -1,4 +1,4 @@
-"""The linear program of the bound with neighbours, kept in its solver from round to round.
+"""The linear program of the bound with interference, kept in the solver between rounds.
 
 Columns come and their entries change as boxes are split; each solution begins with the basis of the one before. What is
 read off are duals alone: whatever they are, what is bounded with them holds, so that nothing has to be verified here.
@@ -13,14 +13,14 @@ import highspy
 import numpy as np
 
 from gpuprof.domain.interference_table import Floats
-from gpuprof.placement.optimal.neighbour_box import PIECES, Worths
+from gpuprof.placement.optimal.neighbour_box import PIECES, DualPrices
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDuals:
     """The optimum of the program."""
 
-    worths: Worths  #: Of rates and pieces.
+    worths: DualPrices  #: Of rates and pieces.
     of_demands: Floats  #: By class: of one demand more.
     taken: Floats  #: By column, in the order in which they came: how many devices of it.
 
@@ -47,8 +47,8 @@ class BoundProgram:
         for _ in range(len(self.needed) * (PIECES + 2)):
             self._add_row(0.0)
 
-    def ask_for_whole_demands(self) -> None:
-        """Let pieces make all demands; until then rates are enough."""
+    def require_whole_demands(self) -> None:
+        """Require that pieces make up all demands; until then rates suffice."""
         for group, count in enumerate(self.demands):
             self._solver.changeRowBounds(self._demand_row(group), float(count), highspy.kHighsInf)
 
@@ -71,8 +71,8 @@ class BoundProgram:
         takes = {self.piece_row(group, pieces): -float(count) for pieces, count in split.items()}
         self._add_column(0.0, {self._demand_row(group): 1.0, **takes})
 
-    def let_more_serve_less(self, group: int, most: int) -> None:
-        """Let whoever serves more pieces serve one less, up to the most that a replica serves."""
+    def let_larger_replace_smaller(self, group: int, most: int) -> None:
+        """Let a replica that serves more pieces serve one less, up to the most that a replica serves."""
         for pieces in range(2, most + 1):
             rows = self.piece_row(group, pieces), self.piece_row(group, pieces - 1)
             self._add_column(0.0, {rows[0]: -1.0, rows[1]: 1.0})
@@ -100,7 +100,7 @@ class BoundProgram:
         of_pieces = np.maximum.accumulate(duals[classes : -classes or None].reshape(classes, PIECES + 1), axis=1)
         of_pieces[:, 0] = 0.0
         taken = np.array(solution.col_value)[self._columns]
-        return BoundDuals(Worths(duals[:classes], of_pieces), duals[-classes:], taken)
+        return BoundDuals(DualPrices(duals[:classes], of_pieces), duals[-classes:], taken)
 
     def piece_row(self, group: int, pieces: int) -> int:
         """Return the row of replicas of a class that serve so many pieces."""

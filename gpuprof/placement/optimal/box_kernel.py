@@ -24,7 +24,7 @@ def _bound_box(
     steps: Floats,
     items: Integers,
 ) -> tuple[float, int]:
-    """Return what no devices of a box are worth more than, and how many replicas that was found for.
+    """Return an upper bound of the value of a box's devices, and how many replicas attain it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Maps by queues, through maps by half of the SLO: those are quick to make, and queues then judge them.
+"""Maps by queues from maps by half of the SLO, which are quick to make and are then evaluated by queues.
 
 A replica whose batches take less than half of the SLO mostly answers in time as long as it is not too busy. How busy it
 may be differs by demand: each is planned for more than its rate by a factor of its own, which is raised where a replica
@@ -29,7 +29,7 @@ _MOST_ROUNDS = 12
 
 
 @dataclass(slots=True)
-class _Factor:
+class _RateFactor:
     """How much more than its rate a demand is planned for: what was too little, what was enough."""
 
     now: float = _FIRST
@@ -37,14 +37,14 @@ class _Factor:
     enough: float = math.inf
 
     def raise_(self) -> None:
-        """Take what was planned for to be too little."""
+        """Mark the planned factor as too small."""
         self.little = max(self.little, self.now)
         if self.enough <= self.little:  # neighbours have changed
             self.enough = math.inf
         self.now = min(_MOST, self.now * _STEP, self.enough)
 
     def lower(self) -> None:
-        """Take what was planned for to be enough, and try less."""
+        """Mark the planned factor as sufficient, and try a smaller one."""
         self.enough = min(self.enough, self.now)
         self.little = min(self.little, self.enough)
         if self.enough > self.little * _NEAR:
@@ -57,10 +57,10 @@ class BudgetPlans:
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Of the same problem.
-    _factors: dict[str, _Factor] = field(init=False)
+    _factors: dict[str, _RateFactor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._factors = {demand.model: _Factor() for demand in self.problem.demands}
+        self._factors = {demand.model: _RateFactor() for demand in self.problem.demands}
 
     def plan(self, limit: Limit) -> Iterator[Gpus]:
         """Yield maps whose replicas serve all demands in time, until the time is up or factors have settled."""

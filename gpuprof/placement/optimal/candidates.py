@@ -1,4 +1,4 @@
-"""Which segments the optimal policy chooses from, and which might exist beside them.
+"""The segments that the optimal policy chooses from, and optimistic guesses of those not yet evaluated.
 
 An estimator lists shares worth considering, and may answer for others too: parts of a MIG instance, and percentages
 between the listed ones. Of those, some are offered at once, and the rest as guesses: segments whose capacity is only
@@ -23,11 +23,11 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.menu import PARTS
 from gpuprof.placement.optimal.memory_grid import is_binding
 from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, share_units
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import RATE_PRECISION
+from gpuprof.placement.search_space import PARTS
 from gpuprof.placement.segment import Segment, Segments
 
 #: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.
@@ -63,7 +63,7 @@ class CandidateSegments:
                 if few:
                     segments += self._parts(demand, entry.device, tuple(segments))
                 if self._is_guessed(demand, entry.device, segments):
-                    steps = self.segments.menu.steps(demand.model, entry.device, None)
+                    steps = self.segments.search_space.steps(demand.model, entry.device, None)
                     segments += self._between(demand, entry.device, steps, tuple(segments))
                 sure += segments
             self._sure[demand.model] = sure
@@ -112,7 +112,7 @@ class CandidateSegments:
         self, demand: Demand, device: Device, best: Segment, leaner: Sequence[Segment]
     ) -> tuple[Segment, ...]:
         """Return what no batch under the share of ``best`` exceeds in capacity with as little memory."""
-        if not self.segments.menu.is_dense(demand.model, device, best.share):
+        if not self.segments.search_space.is_dense(demand.model, device, best.share):
             return (*leaner, best)
         segments = []
         for workload, larger in self._pair_with_next_batch(demand.model, device, best.share, dense=True):
@@ -163,8 +163,8 @@ class CandidateSegments:
             {
                 model: _drop_dominated(
                     tuple(
-                        self._at_best(one, rates[model])
-                        for one in self._could_be(model, guessing=guessing)
+                        self._optimistic_segment(one, rates[model])
+                        for one in self._list_optimistic(model, guessing=guessing)
                         if one.capacity_rps > _NOTHING * rates[model]
                     )
                 )
@@ -173,7 +173,7 @@ class CandidateSegments:
             }
         )
 
-    def _could_be(self, model: str, *, guessing: bool) -> Iterator[Segment]:
+    def _list_optimistic(self, model: str, *, guessing: bool) -> Iterator[Segment]:
         """Yield the segments that no other under their shares exceeds, and the guesses."""
         for place in dict.fromkeys((model, one.device, one.share) for one in self._sure[model]):
             if place in self._by_memory:
@@ -184,8 +184,8 @@ class CandidateSegments:
         if guessing:
             yield from self._guesses[model].values()
 
-    def work_out(self, used: Mapping[str, Sequence[tuple[str, Share]]]) -> bool:
-        """Replace the guesses among the (device, share) that are used by what is true of them; whether any was."""
+    def resolve_guesses(self, used: Mapping[str, Sequence[tuple[str, Share]]]) -> bool:
+        """Evaluate the guesses among the used (device, share); return whether there were any."""
         worked = False
         for model, places in used.items():
             if model not in self._sure:
@@ -202,11 +202,11 @@ class CandidateSegments:
             self._offer_leaner()
         return worked
 
-    def work_out_all(self) -> bool:
-        """Replace all guesses by what is true of them; whether there were any."""
-        return self.work_out({model: tuple(guesses) for model, guesses in self._guesses.items()})
+    def resolve_all_guesses(self) -> bool:
+        """Evaluate all guesses; return whether there were any."""
+        return self.resolve_guesses({model: tuple(guesses) for model, guesses in self._guesses.items()})
 
-    def _at_best(self, segment: Segment, rate_rps: float) -> Segment:
+    def _optimistic_segment(self, segment: Segment, rate_rps: float) -> Segment:
         wider = segment.capacity_rps
         if self.problem.options.latency_budget is None and not self.segments.bounds_any_map:
             wider = min(max(rate_rps, wider), wider * (1.0 + RATE_PRECISION))
@@ -224,8 +224,11 @@ class CandidateSegments:
         return min(self._lean[key], segment.memory_bytes)
 
     def _memories(self, model: str, device: Device, share: Share) -> Iterator[int]:
-        menu = self.segments.menu
-        for batch in {*menu.listed_batches(model, device, share), *menu.sizes(model, device, share)[:1]}:
+        search_space = self.segments.search_space
+        for batch in {
+            *search_space.listed_batches(model, device, share),
+            *search_space.sizes(model, device, share)[:1],
+        }:
             try:
                 estimate = self.segments.estimate(device, Workload(model, batch, share))
             except InputError:
@@ -246,7 +249,7 @@ class CandidateSegments:
             low, high, smallest = 0, len(PARTS), None
             while low < high:
                 middle = (low + high) // 2
-                part = self._serving(demand, device, Share(PARTS[middle], mig))
+                part = self._find_serving(demand, device, Share(PARTS[middle], mig))
                 if part is None:
                     low = middle + 1
                 else:
@@ -254,7 +257,7 @@ class CandidateSegments:
             if smallest is not None:
                 yield smallest
 
-    def _serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+    def _find_serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the segment under ``share`` if it serves all that is asked for."""
         if self.problem.options.latency_budget is None:
             return self.segments.serving_all(demand, device, share)
@@ -283,7 +286,7 @@ class CandidateSegments:
                 middle = (low + high) // 2
                 percent = inside[middle]
                 if percent not in met:
-                    segment = self._looked_at(demand, device, Share(percent), rest)
+                    segment = self._evaluate_segment(demand, device, Share(percent), rest)
                     met[percent] = 0.0 if segment is None else segment.capacity_rps
                     if segment is not None:
                         yield segment
@@ -292,7 +295,7 @@ class CandidateSegments:
                 else:
                     low = middle + 1
 
-    def _looked_at(self, demand: Demand, device: Device, share: Share, rest_rps: float) -> Segment | None:
+    def _evaluate_segment(self, demand: Demand, device: Device, share: Share, rest_rps: float) -> Segment | None:
         """Return the segment under ``share``; of many demands only one that serves what is left, which is quicker."""
         if len(self.problem.demands) > _MOST_DEMANDS and self.problem.options.latency_budget is None:
             rest = replace(demand, rate_rps=rest_rps)
@@ -318,7 +321,7 @@ class CandidateSegments:
         for mig in dict.fromkeys(one.share.mig for one in known):
             whole = {one.share.sm_pct: one for one in known if one.share.mig == mig}
             enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
-            for percent in self.segments.menu.steps(demand.model, device, mig):
+            for percent in self.segments.search_space.steps(demand.model, device, mig):
                 # A guess needs a larger known share above it: only that bounds what it could do.
                 larger = min((pct for pct in whole if pct > percent), default=None)
                 useless = percent >= enough and (device.name, mig) not in binding
@@ -334,7 +337,7 @@ class CandidateSegments:
     ) -> Iterator[tuple[Workload, int]]:
         """Yield the workloads, each with the next larger batch where those between may run too, else its own."""
         for workload in self.segments.workloads(model, device, share):
-            sizes = self.segments.menu.listed_batches(model, device, share)
+            sizes = self.segments.search_space.listed_batches(model, device, share)
             larger = [size for size in sizes if size > workload.batch] if dense else []
             yield workload, min(larger, default=workload.batch)
             if dense and workload.batch == sizes[0] > 1:
@@ -349,7 +352,7 @@ class CandidateSegments:
         """
         options = self.problem.options
         limit = demand.slo.latency_ms * (options.latency_budget or 1.0)
-        dense = self.segments.menu.is_dense(demand.model, device, share)
+        dense = self.segments.search_space.is_dense(demand.model, device, share)
         most, memory, slower = 0.0, [], 1.0 if dense else math.inf
         for workload, next_batch in self._pair_with_next_batch(demand.model, device, share, dense=dense):
             shortest = workload if options.latency_budget else replace(workload, batch=1)

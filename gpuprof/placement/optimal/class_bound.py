@@ -1,4 +1,4 @@
-"""The lower bound of a map for many demands of few classes: with what neighbours cost, and with memory."""
+"""The lower bound of a map for many demands of few classes: with interference and memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bound_classes(
     if known or task is None:
         with problem.limits.until(limit), suppress(TimeUpError):
             offers = CandidateSegments(problem, segments)
-            offers.work_out_all()
+            offers.resolve_all_guesses()
             bounded = raise_bounds(problem, bounded, bound_relaxed(problem, problem.demands, offers, limit))
     if not bounded.lower_bound_cost_per_hour:
         bounded = with_cost_bound(problem, segments, placement, limit)

@@ -1,4 +1,4 @@
-"""The program of a few devices that are shared whole, with a variable for each segment on each device.
+"""The integer program of a few devices without MIG, with a variable for each segment on each device.
 
 Without patterns nothing has to be generated, and memory is counted in bytes. Devices are interchangeable here, so that
 it is for a few of them; there it finds what patterns of a relaxation do not add up to.

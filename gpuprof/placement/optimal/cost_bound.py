@@ -1,4 +1,4 @@
-"""A lower bound on the cost that needs no queues: what the demands take of devices that are always busy."""
+"""A lower bound on the cost without queues: the devices that the demands take at full utilisation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.menu import PARTS
 from gpuprof.placement.optimal.alone_bound import bound_queues_alone
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.search_space import PARTS
 from gpuprof.placement.segment import Segments
 
 #: Seconds that a bound may take in any case.
@@ -76,7 +76,7 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iter
         device = entry.device
         listed = problem.estimator.shares(demand.model, device)
         migs = dict.fromkeys((None, *(share.mig for share in listed))) if few else (None,)
-        between = (Share(pct, mig) for mig in migs for pct in segments.menu.steps(demand.model, device, mig))
+        between = (Share(pct, mig) for mig in migs for pct in segments.search_space.steps(demand.model, device, mig))
         for share in (*listed, *between):
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most > 0.0:
@@ -87,11 +87,11 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iter
 
 def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
     """Yield requests/s that no replica under ``share`` exceeds, for each batch up to the next that is listed."""
-    listed = segments.menu.listed_batches(demand.model, entry.device, share)
-    dense = segments.menu.is_dense(demand.model, entry.device, share)
+    listed = segments.search_space.listed_batches(demand.model, entry.device, share)
+    dense = segments.search_space.is_dense(demand.model, entry.device, share)
     sizes = sorted({1, *listed}) if dense else listed
     for batch, larger in zip(sizes, (*sizes[1:], 0), strict=False):
-        for processes in segments.menu.processes(share):
+        for processes in segments.search_space.processes(share):
             try:
                 most = segments.throughput_rps(entry.device, Workload(demand.model, batch, share, processes))
             except InputError:

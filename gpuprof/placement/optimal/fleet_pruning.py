@@ -1,4 +1,4 @@
-"""Leaves kinds of devices out of which one alone costs as much as a map that serves everything.
+"""Prunes kinds of devices of which a single one costs as much as a known map that serves everything.
 
 Of a fleet of every GPU that has a price most are of no use to a small demand: whatever map they are part of costs at
 least as much as the one that is known. Which kinds that one is made of is guessed from what their whole devices do at
@@ -19,7 +19,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value
-from gpuprof.placement.optimal.pooled import PooledPlanner
+from gpuprof.placement.optimal.pooled_planner import PooledPlanner
 from gpuprof.placement.optimal.quick_plan import place_first_fit
 from gpuprof.placement.optimal.whole_device_bound import bound_whole_devices
 from gpuprof.placement.placement import Placement
@@ -237,7 +237,7 @@ def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
 
 def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:
     """Return how many whole devices a demand likely fills, infinity where no batch is in time."""
-    problem, sizes = segments.problem, segments.menu.listed_batches(demand.model, entry.device, Share())
+    problem, sizes = segments.problem, segments.search_space.listed_batches(demand.model, entry.device, Share())
     try:
         times = batch_times(problem.estimator, demand.model, entry.device, sizes, Share(), 1)
     except InputError:

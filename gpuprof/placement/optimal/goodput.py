@@ -1,4 +1,4 @@
-"""Serves as much as possible where not everything can be served, and says how much any map could."""
+"""Maximises goodput where not everything can be served, and bounds the goodput of any map."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def solve_for_goodput(
     """
     served = master.served_columns()
     if fair:
-        _level(problem, master, served, limit)
+        _maximise_minima(problem, master, served, limit)
     solution = None
     for level in sorted({demand.priority for demand, _ in served}, reverse=True):
         of_level = [(demand, column) for demand, column in served if demand.priority == level]
@@ -129,7 +129,7 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     return min(total, -least * (1.0 + 1e-9))
 
 
-def _level(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> None:
+def _maximise_minima(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> None:
     """Maximise the smallest served fraction, then the next, and keep each from then on (leximin)."""
     rising: _Served = list(served)
     for _ in range(_MOST_LEVELS):

@@ -1,4 +1,4 @@
-"""Headroom for interference: plans with times longer than those alone, by as much as neighbours may cost.
+"""Headroom for interference: plans with times that are longer than alone by a factor.
 
 The program counts with what replicas do alone. Told that each is slower by some factor it chooses other shares and
 batches, which still keep their SLOs beside neighbours that cost no more than that.

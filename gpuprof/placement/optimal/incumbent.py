@@ -1,4 +1,4 @@
-"""The incumbent: what makes one placement better than another, and when none can be better still."""
+"""The incumbent: how placements are compared, and when one is proven optimal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may run on each kind of device, with its pressures and what it serves: the tables of bounds and of pricing."""
+"""Tables of the workloads of each kind of device, with their pressures and throughput, for bounds and pricing."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
 
 def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> Iterator[Workload]:
     """Yield all that may run on a kind of device."""
-    planner, menu = PartitionPlanner(problem, segments), segments.menu
+    planner, search_space = PartitionPlanner(problem, segments), segments.search_space
     for model in number_classes(problem, segments):
         for percent in planner.steps(entry.device, None, model):
             share = Share(percent)
-            for processes in menu.processes(share):
-                for batch in menu.sizes(model, entry.device, share):
+            for processes in search_space.processes(share):
+                for batch in search_space.sizes(model, entry.device, share):
                     yield Workload(model, batch, share, processes)
 
 

@@ -1,4 +1,4 @@
-"""The unbounded knapsack: what of some sizes, each as often as wanted, is worth most within one capacity or two."""
+"""The unbounded knapsack problem with one or two capacities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units in which the memory of a partition is counted, so that what it holds together is a matter of whole numbers."""
+"""Integer units of a partition's memory, for knapsacks."""
 
 from __future__ import annotations
 

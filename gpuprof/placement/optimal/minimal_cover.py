@@ -1,4 +1,4 @@
-"""All minimal ways to serve a rate with segments of a few capacities."""
+"""Enumerates the minimal covers of a rate by segments of a few capacities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheapest way to serve all demands, and a bound below which no way costs."""
+"""Minimises the cost of serving all demands, with a lower bound."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def _rounds(problem: Problem) -> int:
 
 def _resolve_guesses(problem: Problem, offers: CandidateSegments, bound: _Bound) -> bool:
     """Work out what the bound rests on; without queues that is so quick that everything is."""
-    return offers.work_out(bound.used) if problem.options.latency_budget is None else offers.work_out_all()
+    return (
+        offers.resolve_guesses(bound.used) if problem.options.latency_budget is None else offers.resolve_all_guesses()
+    )
 
 
 def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _MasterSolution:

@@ -1,4 +1,4 @@
-"""A lower bound on what demands cost that knows that neighbours slow one another.
+"""A lower bound on the cost of demands that accounts for interference.
 
 The program has a column for what could stand on a device, and rows for each class of demands that are alike: their
 rates must be served, by whatever replicas, and demands must be whole: of pieces of a demand, into which what a replica
@@ -23,14 +23,14 @@ import numpy as np
 
 from gpuprof.domain.interference_table import Floats
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.alone_bound import cover_cheapest
+from gpuprof.placement.optimal.alone_bound import find_cheapest_covers
 from gpuprof.placement.optimal.bound_program import BoundProgram
 from gpuprof.placement.optimal.neighbour_box import (
     PIECES,
+    DualPrices,
     Items,
     KindTable,
     PressureBox,
-    Worths,
     root_boxes,
 )
 
@@ -84,7 +84,7 @@ class NeighbourBound:
         self._program = BoundProgram(self.task.needed, self.task.demands, self.task.seed)
         for group, own in enumerate(self.most_pieces):
             self._splits.append([])
-            self._program.let_more_serve_less(group, own)
+            self._program.let_larger_replace_smaller(group, own)
             for split in _list_splits(own):
                 self._add_split(group, split)
 
@@ -96,7 +96,7 @@ class NeighbourBound:
             self._add(number, items)
         classes = len(self.task.needed)
         highest, weight, whole = 0.0, 0.0, False
-        centre = Worths(np.zeros(classes), np.zeros((classes, PIECES + 1)))
+        centre = DualPrices(np.zeros(classes), np.zeros((classes, PIECES + 1)))
         for _ in range(_MOST_ROUNDS) if limit.seconds is None else count():
             solved = self._solve(limit, whole=whole)
             if solved is None:
@@ -115,14 +115,14 @@ class NeighbourBound:
             split = self._split(used)
             if not whole and self._bound(duals) < highest * (1.0 + _NEAR):
                 whole = True
-                self._program.ask_for_whole_demands()
+                self._program.require_whole_demands()
             elif settled and not added and not split and not weight:
                 break
             weight = _STABLE if added else 0.0
 
-    def _bound(self, worths: Worths) -> float:
+    def _bound(self, worths: DualPrices) -> float:
         """Return what all demands are worth at least, whichever replicas serve them."""
-        whole, _ = cover_cheapest(self._limit_pieces(worths.of_pieces))
+        whole, _ = find_cheapest_covers(self._limit_pieces(worths.of_pieces))
         return float(worths.per_rps @ self.task.needed + whole @ self.task.demands)
 
     def _limit_pieces(self, of_pieces: Floats) -> Floats:
@@ -155,7 +155,7 @@ class NeighbourBound:
         self._splits[group].append(split)
         self._program.add_split(group, split)
 
-    def _add_worth(self, duals: Worths) -> int:
+    def _add_worth(self, duals: DualPrices) -> int:
         """Add what is worth more than its device, and return how much that is."""
         before = len(self._columns)
         for box in self.boxes:
@@ -164,7 +164,7 @@ class NeighbourBound:
                 self._add(self.task.kinds.index(box.kind), box.items)
         return len(self._columns) - before
 
-    def _solve(self, limit: Limit, *, whole: bool) -> tuple[Worths, list[_Column], bool] | None:
+    def _solve(self, limit: Limit, *, whole: bool) -> tuple[DualPrices, list[_Column], bool] | None:
         """Return what replicas of each class are worth, the columns that are taken, most first, and whether it settled.
 
         Ways to split a demand are added while one is worth less than the program says that a demand is; where that
@@ -182,7 +182,7 @@ class NeighbourBound:
     def _add_splits(self, of_pieces: Floats, demands: Floats) -> int:
         """Add the ways to split a demand that are worth less than the demand, and return how many there are."""
         added = 0
-        least, counts = cover_cheapest(self._limit_pieces(of_pieces))
+        least, counts = find_cheapest_covers(self._limit_pieces(of_pieces))
         for group in np.flatnonzero(least < demands * (1.0 - _TOLERANCE)).tolist():
             split = {pieces: count for pieces, count in enumerate(counts[group].tolist(), 1) if count}
             if split not in self._splits[group]:

@@ -1,4 +1,4 @@
-"""What a device could serve at most with so many replicas whose pressures on one another come to so much in sum.
+"""Upper bounds of what a device serves, by the number of its replicas and the sums of their pressures.
 
 A box holds all devices of a kind on which a certain number of replicas stand and the sum of each pressure lies between
 two ends. As less pressure makes nothing slower, none of them is quicker there than at the lower ends, and what all of
@@ -81,8 +81,8 @@ class KindTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Worths:
-    """What replicas are worth: for what they serve, and for the pieces of a demand that this comes to, rounded up."""
+class DualPrices:
+    """Dual prices: of the rate that a replica serves, and of the pieces of a demand that this makes, rounded up."""
 
     per_rps: Floats  #: By class.
     of_pieces: Floats  #: By class, and by the number of pieces, from none on; never falling.
@@ -92,14 +92,14 @@ class Worths:
         classes = box.kind.classes[rows]
         return self.per_rps[classes] * box.rates[rows] + self.of_pieces[classes, box.pieces[rows]]
 
-    def mix(self, other: Worths, weight: float) -> Worths:
+    def mix(self, other: DualPrices, weight: float) -> DualPrices:
         """Return the average with other worths, these by their weight."""
         kept = (1.0 - weight) * other.per_rps, (1.0 - weight) * other.of_pieces
-        return Worths(weight * self.per_rps + kept[0], weight * self.of_pieces + kept[1])
+        return DualPrices(weight * self.per_rps + kept[0], weight * self.of_pieces + kept[1])
 
-    def scale(self, factor: float) -> Worths:
+    def scale(self, factor: float) -> DualPrices:
         """Return so many times these worths."""
-        return Worths(factor * self.per_rps, factor * self.of_pieces)
+        return DualPrices(factor * self.per_rps, factor * self.of_pieces)
 
 
 def count_pieces(fractions: Floats) -> Integers:
@@ -149,7 +149,7 @@ class PressureBox:
             box = first if all(own <= high for own, high in zip(sums, first.highs, strict=True)) else second
         return box
 
-    def evaluate(self, worths: Worths, goal: float) -> None:
+    def evaluate(self, worths: DualPrices, goal: float) -> None:
         """Find what no device of the box is worth more than; to be below the goal is good enough."""
         from gpuprof.placement.optimal.box_kernel import bound_box  # numba takes long to import
 

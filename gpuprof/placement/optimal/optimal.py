@@ -1,4 +1,4 @@
-"""The cheapest placement, or on a fleet that is too small the one of most goodput, with a bound that proves it."""
+"""The cheapest placement, or on a fleet that is too small the one with the most goodput, with a bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuprof.placement.optimal.incumbent import (
 )
 from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
-from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
+from gpuprof.placement.optimal.pooled_planner import PooledPlanner, raise_demands
 from gpuprof.placement.optimal.portfolio import QUICKEST, run_heuristics, run_portfolio, run_quickest
 from gpuprof.placement.optimal.program_plan import (
     MOST_SLOWED,
@@ -67,7 +67,7 @@ class Optimal:
     Of every share the segment of largest capacity is considered, and where memory may not suffice those that hold less
     and serve less. Demands that can all be met are met at the least cost; else as much as possible is
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
-    the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
+    the `SearchSpace`, which all policies obey; demands that fill over a hundred devices only use the listed shares.
     That program ignores neighbours: interference among models that share a partition is seen when the chosen segments
     are packed. Where the result is then above the bound, few demands are combined anew with their
     interference (`PatternSearch`): where all patterns can be listed, the map is the best there is and the bound that of

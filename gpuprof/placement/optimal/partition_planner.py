@@ -31,7 +31,7 @@ _PATIENCE = 4
 
 @dataclass(slots=True)
 class PartitionPlanner:
-    """Finds out what can stand in one partition together, and remembers it."""
+    """Plans the replicas of one partition, and caches the results."""
 
     problem: Problem
     segments: Segments  #: Of the same problem.
@@ -59,7 +59,7 @@ class PartitionPlanner:
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
         """Return the least percentage of the partition under which a task can be done alone, infinity if none."""
-        index = self._first(device, mig, task)
+        index = self._find_least_step(device, mig, task)
         return math.inf if index is None else self.steps(device, mig, task[0])[index]
 
     def steps(self, device: Device, mig: str | None, model: str) -> tuple[float, ...]:
@@ -67,7 +67,7 @@ class PartitionPlanner:
         key = (device.name, mig, model)
         if key not in self._steps:
             listed = {one.sm_pct for one in self.problem.estimator.shares(model, device) if one.mig == mig}
-            between = self.segments.menu.steps(model, device, mig) if listed else ()
+            between = self.segments.search_space.steps(model, device, mig) if listed else ()
             self._steps[key] = tuple(sorted(listed | set(between)))
         return self._steps[key]
 
@@ -86,29 +86,29 @@ class PartitionPlanner:
                 known.append(shares.index(same.share.sm_pct))
                 running.append(same.workload)
                 continue
-            index = self._first(device, mig, task)
-            alone = None if index is None else self._at(device, Share(shares[index], mig), task)
+            index = self._find_least_step(device, mig, task)
+            alone = None if index is None else self._find_workload(device, Share(shares[index], mig), task)
             if index is None or alone is None:
                 return None
             known.append(index)
             running.append(alone)
         rounds = 0
         while math.fsum(one.share.sm_pct for one in running) <= 100.0 + _EPSILON:
-            broken = [i for i, task in enumerate(tasks) if not self._settle(device, task, running, i)]
+            broken = [i for i, task in enumerate(tasks) if not self._find_feasible_batch(device, task, running, i)]
             if not broken:
                 return self._partition(device, mig, tasks, running)
             for i in broken:
                 if known[i] + 1 >= len(steps[i]):
                     return None
                 known[i] = min(known[i] + 2 ** (rounds // _PATIENCE), len(steps[i]) - 1)
-                again = self._at(device, Share(steps[i][known[i]], mig), tasks[i])
+                again = self._find_workload(device, Share(steps[i][known[i]], mig), tasks[i])
                 if again is None:
                     return None
                 running[i] = again
             rounds += 1
         return None
 
-    def _settle(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
+    def _find_feasible_batch(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
         """Whether a task is done beside the others, if need be in another batch, which it then gets in ``running``."""
         beside = (*running[:index], *running[index + 1 :])
         workload = self._workload(device, running[index].share, task, beside, running[index])
@@ -134,16 +134,18 @@ class PartitionPlanner:
         # Whoever changed its batch changed what the others stand beside.
         return partition if self.segments.holds(device, partition) else None
 
-    def _first(self, device: Device, mig: str | None, task: Task) -> int | None:
+    def _find_least_step(self, device: Device, mig: str | None, task: Task) -> int | None:
         """Return which is the least step under which the task can be done alone."""
         key = (device.name, mig, task)
         if key not in self._least:
             steps = self.steps(device, mig, task[0])
-            index = bisect_left(steps, True, key=lambda pct: self._at(device, Share(pct, mig), task) is not None)
+            index = bisect_left(
+                steps, True, key=lambda pct: self._find_workload(device, Share(pct, mig), task) is not None
+            )
             self._least[key] = index if index < len(steps) else None
         return self._least[key]
 
-    def _at(self, device: Device, share: Share, task: Task) -> Workload | None:
+    def _find_workload(self, device: Device, share: Share, task: Task) -> Workload | None:
         """Return a workload under the share that does the task alone, None where there is none."""
         key = (device.name, share, task)
         if key not in self._alone:
@@ -172,15 +174,17 @@ class PartitionPlanner:
 
         if now is not None and does(now):
             return now
-        for processes in self.segments.menu.processes(share):
-            sizes = self.segments.menu.sizes(task[0], device, share)
-            able = self._able(device, [Workload(task[0], size, share, processes) for size in sizes], task[1], beside)
+        for processes in self.segments.search_space.processes(share):
+            sizes = self.segments.search_space.sizes(task[0], device, share)
+            able = self._list_sufficient(
+                device, [Workload(task[0], size, share, processes) for size in sizes], task[1], beside
+            )
             found = next((one for one in able if does(one)), None)
             if found is not None:
                 return found
         return None
 
-    def _able(
+    def _list_sufficient(
         self, device: Device, workloads: Sequence[Workload], rate_rps: float, beside: Sequence[Workload]
     ) -> Sequence[Workload]:
         """Return the smallest whose full batches serve the rate, and by queues one that is larger: bursts fill it."""

@@ -1,4 +1,4 @@
-"""Everything that can stand in the partitions of a fleet, where that is little enough to be listed.
+"""Enumerates all patterns of the partitions of a fleet, where they are few enough.
 
 Where an estimator answers for a few shares and batches only (a CPU's cores, percentages that were measured), every
 combination of workloads that one partition can hold is looked at, each with what it serves beside the others. The
@@ -79,8 +79,8 @@ class PatternEnumeration:
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
             for demand in self.demands
             for pct in self.planner.steps(device, mig, demand.model)
-            for batch in self.segments.menu.sizes(demand.model, device, Share(pct, mig))
-            for processes in self.segments.menu.processes(Share(pct, mig))
+            for batch in self.segments.search_space.sizes(demand.model, device, Share(pct, mig))
+            for processes in self.segments.search_space.processes(Share(pct, mig))
         ]
         if len(tried) > self._left:
             return None

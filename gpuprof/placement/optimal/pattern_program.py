@@ -139,14 +139,14 @@ def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]
 
     Where a demand limits the replicas, it needs no more of them either.
     """
-    merits = {kind: _Merits() for kind in dict.fromkeys(one.kind for one in patterns)}
+    merits = {kind: _DominanceFilter() for kind in dict.fromkeys(one.kind for one in patterns)}
     # By falling sums, so that no pattern comes before one that dominates it: one pass is enough.
     ranked = sorted(((_dominance_key(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
     return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 
 
 @dataclass(slots=True)
-class _Merits:
+class _DominanceFilter:
     """What the patterns of a partition do that were kept so far."""
 
     _rows: np.ndarray[tuple[int, int], np.dtype[np.float64]] | None = None

@@ -1,4 +1,4 @@
-"""Maps assembled from patterns: exact where all that can stand together is listed, else the best of many."""
+"""Maps assembled from patterns: exact where all patterns are listed, else the best of many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maps of the quick policies, for `optimal` to start from and never to fall behind."""
+"""The maps of fast heuristics, from which `optimal` starts so that it is never worse."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_quickest(problem: Problem) -> Placement | None:
     if (
         problem.options.latency_budget is not None
         or not _is_meant_for(QUICKEST, problem)
-        or not _is_told_at_once(problem)
+        or not _has_fast_late_bounds(problem)
     ):
         return None
     with suppress(GpuprofError):
@@ -82,10 +82,10 @@ def _is_quick(name: str, problem: Problem) -> bool:
     many = len(problem.demands)
     if problem.options.latency_budget is not None and (many <= _FEW or name == QUICKEST):
         return True
-    return many <= _FEW_LOOKED_UP and _are_looked_up(problem)
+    return many <= _FEW_LOOKED_UP and _are_figures_measured(problem)
 
 
-def _are_looked_up(problem: Problem) -> bool:
+def _are_figures_measured(problem: Problem) -> bool:
     """Whether the figures of every demand were measured or lie between such, on each kind that is known to run it."""
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
@@ -96,7 +96,7 @@ def _are_looked_up(problem: Problem) -> bool:
     return True
 
 
-def _is_told_at_once(problem: Problem) -> bool:
+def _has_fast_late_bounds(problem: Problem) -> bool:
     """Whether replicas are told to be late without their queues, and neighbours act through sums, on every kind."""
     first = problem.demands[0]
     with suppress(InputError):

@@ -1,4 +1,4 @@
-"""The map that the integer program makes: it decides segments and devices together and knows of no neighbours."""
+"""The map of the integer program, which chooses segments and devices together without interference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plan_by_program(problem: Problem, segments: Segments, limit: Limit, *, fair:
     choice, choices = result.choice, result.choices
     if choice is None and demands and not limit.is_over:
         if problem.options.latency_budget is not None:
-            offers.work_out_all()
+            offers.resolve_all_guesses()
         choices = offers.listed_segments()
         choice = maximise_goodput(problem, group_demands(demands, choices), limit, fair=fair)
     gpus, whole = _build_placement(problem, segments, choices, _make_covers(demands, choices, choice), choice)

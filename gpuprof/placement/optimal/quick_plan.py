@@ -1,4 +1,4 @@
-"""A first-fit heuristic: a sound plan from few questions to the estimator, to have one whatever the time limit is."""
+"""A first-fit heuristic that needs few estimates, so that there is a feasible plan within any time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas of a demand take of a kind of device, and serve at most whatever stands beside them: for bounds.
+"""Shares of a demand's replicas on a kind of device, and the most they serve beside any neighbours, for bounds.
 
 A replica that has a part of a partition shares it with others, which slow it down at least as much as the estimator
 says of any neighbours, or leaves the rest of it idle and so takes all of it.
@@ -48,7 +48,7 @@ def list_options(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
         parts = [(device.fraction(Share(mig=share.mig)), True)]
         if share.sm_pct < _WHOLE:
             parts.append((device.fraction(share), False))
-        for processes in segments.menu.processes(share):
+        for processes in segments.search_space.processes(share):
             for part, is_alone in parts:
                 candidate = _Candidate(share, processes, is_alone)
                 most = max(_bound_rates(segments, demand, entry, candidate), default=0.0)
@@ -78,7 +78,7 @@ def _solve_queues(
 ) -> ReplicaOption:
     """Return the option with what it serves: a little less than the demand where all its candidates are too late."""
     for candidate in reversed(option.candidates):  # of the same part a larger share is likelier to suffice
-        for batch in segments.menu.listed_batches(demand.model, entry.device, candidate.share):
+        for batch in segments.search_space.listed_batches(demand.model, entry.device, candidate.share):
             with suppress(InputError):
                 if segments.serves_alone(demand, _make_server(segments, demand, entry, candidate, batch)):
                     return ReplicaOption(option.part, demand.rate_rps)
@@ -101,7 +101,7 @@ def _list_shares(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
     listed = segments.problem.estimator.shares(demand.model, entry.device)
     yield from listed
     for mig in dict.fromkeys((None, *(share.mig for share in listed))):
-        for percent in segments.menu.steps(demand.model, entry.device, mig):
+        for percent in segments.search_space.steps(demand.model, entry.device, mig):
             yield Share(percent, mig)
 
 
@@ -113,7 +113,7 @@ def _bound_rates(
     A replica forms smaller batches, too, so that of times that do not vary those of the largest batch in time say all;
     measured ones vary by batch, each in its own way.
     """
-    slo, listed = demand.slo, segments.menu.listed_batches(demand.model, entry.device, candidate.share)
+    slo, listed = demand.slo, segments.search_space.listed_batches(demand.model, entry.device, candidate.share)
     try:
         figures = batch_times(
             segments.problem.estimator, demand.model, entry.device, listed, candidate.share, candidate.processes

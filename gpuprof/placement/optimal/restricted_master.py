@@ -57,7 +57,7 @@ class DemandClass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _ResourceUse:
     """What segments take of a device."""
 
     device: str
@@ -65,7 +65,7 @@ class _Use:
     memory: int
 
     @classmethod
-    def of(cls, segment: Segment) -> _Use:
+    def of(cls, segment: Segment) -> _ResourceUse:
         """Return what ``segment`` takes; one whose memory nobody knows takes none."""
         return cls(segment.device, segment.share, segment.memory_bytes or 0)
 
@@ -134,7 +134,7 @@ class RestrictedMaster:
     _served: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        used = list(dict.fromkeys(_Use.of(one) for group in self.classes for one in group.segments))
+        used = list(dict.fromkeys(_ResourceUse.of(one) for group in self.classes for one in group.segments))
         for entry in self.entries:
             own = (use for use in used if use.device == entry.device.name)
             self._add_device(entry, sorted(own, key=lambda use: (use.share.mig or "", use.share.sm_pct, use.memory)))
@@ -147,7 +147,7 @@ class RestrictedMaster:
         """Whether all memory is counted in bytes."""
         return all(grid.is_exact for grid in self.grids.values())
 
-    def _add_device(self, entry: FleetEntry, used: Sequence[_Use]) -> None:
+    def _add_device(self, entry: FleetEntry, used: Sequence[_ResourceUse]) -> None:
         for mig in dict.fromkeys(use.share.mig for use in used):
             self._add_kind(entry, (entry.device.name, mig), [use for use in used if use.share.mig == mig])
         count = {}
@@ -160,7 +160,7 @@ class RestrictedMaster:
             cost = 0.0 if self.partial else entry.price_per_hour
             self._configurations.append((configuration, self.program.column(cost, {**kind_rows, **count})))
 
-    def _add_kind(self, entry: FleetEntry, kind: PartitionKind, used: Sequence[_Use]) -> None:
+    def _add_kind(self, entry: FleetEntry, kind: PartitionKind, used: Sequence[_ResourceUse]) -> None:
         self.kind_rows[kind] = self.program.row(low=0.0)
         capacity = entry.device.memory_bytes(Share(100.0, kind[1]))
         packer, listed = self._count_memory(kind, used, capacity)
@@ -176,7 +176,7 @@ class RestrictedMaster:
             self.add_pattern(pattern)
 
     def _count_memory(
-        self, kind: PartitionKind, used: Sequence[_Use], capacity: int
+        self, kind: PartitionKind, used: Sequence[_ResourceUse], capacity: int
     ) -> tuple[PatternPacker, tuple[SharePattern, ...] | None]:
         """Settle how memory is counted: not at all, in bytes where the patterns can then be listed, else in steps."""
         units = [share_units(use.share) for use in used]

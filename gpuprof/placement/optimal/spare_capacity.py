@@ -1,4 +1,4 @@
-"""Gives the capacity that a plan leaves over to the replicas whose estimates are least sure.
+"""Gives spare capacity to the replicas with the least certain estimates.
 
 A replica's risk is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
 leaves: at 1 the upper end just keeps the SLO. Shares and MIG instances grow, step by step, always that of the

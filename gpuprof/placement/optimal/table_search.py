@@ -115,7 +115,7 @@ class TableSearch:
             self._pricings[entry.device.name, None] = pricing
         splits: list[Split] = []
         for model, demands in self._classes.items():
-            kept = _drop_dear({p: float(c) for p, c in zip(parts, costs, strict=True) if p.model == model})
+            kept = _drop_expensive({p: float(c) for p, c in zip(parts, costs, strict=True) if p.model == model})
             most = demands[0].max_replicas or math.inf
             own = {split for split in _list_splits(kept, pieces, most_unequal) if len(split) <= most}
             if not own:
@@ -248,7 +248,7 @@ class TableSearch:
         return memory <= device.dram_bytes and self.segments.holds(device, partition)
 
 
-def _drop_dear(costs: Mapping[DemandPart, float]) -> list[DemandPart]:
+def _drop_expensive(costs: Mapping[DemandPart, float]) -> list[DemandPart]:
     """Return the parts that cost little for what they serve, or for a demand that is split into equal ones of them."""
     of_rate = {part: cost / part.fraction for part, cost in costs.items()}
     of_demand = {part: cost * _count_equal(part) for part, cost in costs.items()}

@@ -1,4 +1,4 @@
-"""Warm start from what runs: the replicas of an older map at the rates that are asked for now."""
+"""Warm start from the running map: its replicas at the present rates."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
         serves, which may take fewer devices than both apart.
     """
     try:
-        old = list(_old_gpus(problem, previous))
+        old = list(_list_previous_gpus(problem, previous))
     except InputError:
         return None
     # By identity: equal replicas on different devices are different replicas.
     found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
     needed = _drop_unneeded(problem, _within_fleet(problem, old), found)
-    gpus = _share_out_rates(problem, _drop_idlest(problem, needed, found, freed), found)
+    gpus = _share_out_rates(problem, _drop_least_used(problem, needed, found, freed), found)
     if not all(_is_sound(problem, segments, gpu) for gpu in gpus):
         return None
     return WarmStart(tuple(gpus), _remaining_problem(problem, gpus))
@@ -59,7 +59,7 @@ def keep_previous_gpus(problem: Problem, segments: Segments, previous: Deploymen
     Nothing is said of SLOs.
     """
     try:
-        old = _within_fleet(problem, list(_old_gpus(problem, previous)))
+        old = _within_fleet(problem, list(_list_previous_gpus(problem, previous)))
         counts = Counter(one.model for gpu in old for one in gpu.replicas())
         if any(counts[one.model] > one.max_replicas for one in problem.demands if one.max_replicas is not None):
             return ()
@@ -84,7 +84,7 @@ def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
     instances = [part for part in gpu.partitions if part.mig is not None]
     planned = all(
         one.batch <= options.max_batch
-        and one.processes <= segments.menu.processes(one.share)[-1]
+        and one.processes <= segments.search_space.processes(one.share)[-1]
         and not one.max_wait_ms
         for one in gpu.replicas()
     )
@@ -118,7 +118,7 @@ def _copy_replicas(gpu: PlacedGpu) -> PlacedGpu:
     return PlacedGpu(gpu.device, tuple(parts))
 
 
-def _old_gpus(problem: Problem, previous: DeploymentMap) -> Iterator[PlacedGpu]:
+def _list_previous_gpus(problem: Problem, previous: DeploymentMap) -> Iterator[PlacedGpu]:
     kinds = {entry.device.name for entry in problem.fleet.entries}
     asked = {demand.model for demand in problem.demands}
     for node in previous.nodes:
@@ -143,7 +143,7 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
     """Yield what each replica can do that still keeps its SLO and obeys the options."""
     device, options = problem.device(gpu.device), problem.options
     for replica in gpu.replicas():
-        most = segments.menu.processes(replica.share)[-1]
+        most = segments.search_space.processes(replica.share)[-1]
         if replica.batch > options.max_batch or replica.processes > most or replica.max_wait_ms:
             continue  # what waits for its batch to fill is not planned any more
         segment = segments.make(problem.demand(replica.model), device, replica.workload)
@@ -151,7 +151,7 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
             yield replica, segment
 
 
-def _drop_idlest(
+def _drop_least_used(
     problem: Problem, gpus: list[PlacedGpu], by_replica: Mapping[int, Segment], freed: int
 ) -> list[PlacedGpu]:
     """Return the devices but for the ``freed`` of which most is paid for and not used."""

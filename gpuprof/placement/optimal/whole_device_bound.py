@@ -1,4 +1,4 @@
-"""A lower bound among devices of several kinds that knows that devices are whole, and of few demands that replicas are.
+"""A lower bound for several kinds of devices with integer numbers of devices and, for few demands, of replicas.
 
 Of a kind of device a demand takes at least a certain part: its rate times the smallest part of a device per request a
 second, over all replicas on the menu (`replica_options`), at what none of them exceeds whatever stands beside it.

@@ -1,1 +1,1 @@
-"""The policies that others published."""
+"""Policies from the literature."""

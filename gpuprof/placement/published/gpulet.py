@@ -73,7 +73,7 @@ class Gpulet:
     def place(self, problem: Problem) -> Placement:
         """Return the placement."""
         segments = Segments(problem, capped=False)
-        filling = _Filling(problem, segments, self.temporal, self.aware)
+        filling = _OpenGpus(problem, segments, self.temporal, self.aware)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
             filling.serve(demand)
         placed = (PlacedGpu(gpu.entry.device.name, (gpu.partition,)) for gpu in filling.gpus)
@@ -81,7 +81,7 @@ class Gpulet:
 
 
 @dataclass(slots=True)
-class _Filling:
+class _OpenGpus:
     """The GPUs in use; those that are split and have a free part stand in ``_halves``, the fullest first."""
 
     problem: Problem
@@ -192,7 +192,7 @@ class _Filling:
 
     def _turn_demand(self, device: Device, share: Share, model: str, rate_rps: float) -> TurnDemand:
         times = {}
-        for batch in self.segments.menu.listed_batches(model, device, share):
+        for batch in self.segments.search_space.listed_batches(model, device, share):
             try:
                 times[batch] = self.segments.latency_ms(device, Workload(model, batch, share))
             except InputError:
@@ -299,7 +299,7 @@ def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missin
     """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
     rate_rps = min(missing_rps, segment.capacity_rps)
     demand, device = segments.problem.demand(segment.model), entry.device
-    for batch in segments.menu.listed_batches(segment.model, device, segment.share):
+    for batch in segments.search_space.listed_batches(segment.model, device, segment.share):
         workload = Workload(segment.model, batch, segment.share)
         if batch < segment.batch and segments.meets(demand, device, workload, rate_rps):
             memory = segments.memory_bytes(segments.estimate(device, workload))

@@ -1,4 +1,4 @@
-"""GSLICE+: every workload tunes its own share and batch by what is seen of it (Dhakal et al., SoCC'20)."""
+"""GSLICE+: every workload tunes its share and batch by its observed latency (Dhakal et al., SoCC'20)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Gslice:
         placed: list[PlacedGpu] = []
         apart: list[tuple[str, PlacedReplica]] = []
         for gpu in Igniter(unit_pct=self.unit_pct).place(problem).gpus:
-            tuning = _Tuning(segments, problem.device(gpu.device), self)
+            tuning = _ShareTuner(segments, problem.device(gpu.device), self)
             kept, evicted = tuning.settle(tuple(map(tuning.alone, gpu.replicas())))
             placed.append(PlacedGpu(gpu.device, (PlacedPartition(kept),)))
             apart += [(gpu.device, replica) for replica in evicted]
@@ -68,7 +68,7 @@ class Gslice:
 
 
 @dataclass(slots=True)
-class _Tuning:
+class _ShareTuner:
     """The adjustments on one device."""
 
     segments: Segments
@@ -149,7 +149,7 @@ class _Tuning:
     def _sizes(self, replica: PlacedReplica) -> tuple[int, ...]:
         key = (replica.model, replica.share)
         if key not in self._batches:
-            listed = self.segments.menu.listed_batches(replica.model, self.device, replica.share)
+            listed = self.segments.search_space.listed_batches(replica.model, self.device, replica.share)
             self._batches[key] = tuple(sorted({*listed, replica.batch}))
         return self._batches[key]
 

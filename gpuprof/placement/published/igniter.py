@@ -153,7 +153,7 @@ class _Cluster:
         if options.latency_budget is not None:
             # The batch that just meets the rate when it takes all of its part of the SLO (equation 17).
             rate, time = rate_rps / 1000.0, options.latency_budget * demand.slo.latency_ms
-            sizes = self.segments.menu.sizes(demand.model, self.device, Share())
+            sizes = self.segments.search_space.sizes(demand.model, self.device, Share())
             if not sizes:
                 return []
             try:
@@ -162,7 +162,7 @@ class _Cluster:
                 return []
             batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
             return [size for size in sizes if size >= batch][:1] or [sizes[-1]]
-        return self.segments.menu.sizes(demand.model, self.device, Share())
+        return self.segments.search_space.sizes(demand.model, self.device, Share())
 
     def _workload(self, model: str, batch: int, units: int) -> Workload:
         return Workload(model, batch, Share(min(100.0, units * self.unit_pct)))

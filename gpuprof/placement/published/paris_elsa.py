@@ -61,7 +61,7 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
         able: list[Segment] = []
         most = 0.0
         with suppress(InputError):
-            for batch in segments.menu.listed_batches(demand.model, entry.device, share):
+            for batch in segments.search_space.listed_batches(demand.model, entry.device, share):
                 workload = Workload(demand.model, batch, share)
                 segment = segments.make(demand, entry.device, workload)
                 with suppress(InputError):

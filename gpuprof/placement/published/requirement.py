@@ -1,4 +1,4 @@
-"""What a model at a batch size requires of a device: compute (Creq) and memory (Mreq), as USHER sees it."""
+"""USHER's requirements of a model at a batch size: compute (Creq) and memory (Mreq)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.menu import SHARE_STEP
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.placement.segment import Segment, Segments
 
 _EPSILON = 1e-9
@@ -58,7 +58,7 @@ def requirements(
     by_batch: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
     whole = Share()
-    for batch in segments.menu.listed_batches(demand.model, device, whole):
+    for batch in segments.search_space.listed_batches(demand.model, device, whole):
         try:
             estimate = segments.estimate(device, Workload(demand.model, batch, whole))
         except InputError:

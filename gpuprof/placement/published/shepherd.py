@@ -1,4 +1,4 @@
-"""Shepherd's idea for a plan that stands: every device serves one model (Zhang et al., NSDI'23)."""
+"""Shepherd's idea as a static plan: every device serves one model (Zhang et al., NSDI'23)."""
 
 from __future__ import annotations
 

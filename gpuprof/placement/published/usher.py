@@ -16,7 +16,14 @@ from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.published.usher_groups import balanced_groups
-from gpuprof.placement.published.usher_placement import Ablation, Ground, Option, Space, Trial, order_models
+from gpuprof.placement.published.usher_placement import (
+    Ablation,
+    FreeCapacity,
+    OpenedDevices,
+    Option,
+    Trial,
+    order_models,
+)
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -82,11 +89,11 @@ class Usher:
         require_metric(bool(means), self.creq)
         demands = {demand.model: demand for demand in problem.by_priority() if known.get(demand.model)}
         entries = sorted(problem.fleet.entries, key=lambda entry: entry.price_per_hour)
-        spaces: list[Space] = []
+        spaces: list[FreeCapacity] = []
         hosts: list[tuple[Option, int]] = []
         for group in balanced_groups({model: means[model] for model in demands}, self.group_size):
             options = [self._options(problem, demands[model], known[model]) for model in group]
-            trial = self._best(Ground(entries, spaces), [choice for choice in options if choice])
+            trial = self._best(OpenedDevices(entries, spaces), [choice for choice in options if choice])
             if trial is not None:
                 spaces = trial.spaces()
                 hosts += trial.hosts
@@ -131,7 +138,7 @@ class Usher:
                     options.append(option)
         return options
 
-    def _best(self, ground: Ground, options: Sequence[Sequence[Option]]) -> Trial | None:
+    def _best(self, ground: OpenedDevices, options: Sequence[Sequence[Option]]) -> Trial | None:
         """Algorithm 1: keep the configuration of most goodput, of these the cheapest, of equally good ones the first.
 
         Configurations that cannot be better than the best so far, because too few devices can host their replicas,
@@ -158,7 +165,7 @@ class Usher:
         return best
 
     def _placement(
-        self, problem: Problem, segments: Segments, spaces: Sequence[Space], hosts: Sequence[tuple[Option, int]]
+        self, problem: Problem, segments: Segments, spaces: Sequence[FreeCapacity], hosts: Sequence[tuple[Option, int]]
     ) -> Placement:
         """Put the replicas on real devices, which may refuse for interference, and name what is missing."""
         bins = [Bin(problem.device(space.device), unshared=self.unshared) for space in spaces]

@@ -57,7 +57,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class FreeCapacity:
     """What is free on a device, in percent, and which models of the group at hand stand there."""
 
     device: str
@@ -70,20 +70,20 @@ class Space:
         """C-space + M-space."""
         return self.compute_pct + self.memory_pct
 
-    def after(self, model: str, requirement: Requirement) -> Space | None:
+    def after(self, model: str, requirement: Requirement) -> FreeCapacity | None:
         """Return the device with one replica more, None when it does not fit. A device holds one replica of a model."""
         compute, memory = self.compute_pct - requirement.creq_pct, self.memory_pct - requirement.mreq_pct
         if compute < -_EPSILON or memory < -_EPSILON or model in self.models:
             return None
-        return Space(self.device, compute, memory, self.models | {model})
+        return FreeCapacity(self.device, compute, memory, self.models | {model})
 
 
 @dataclass(slots=True)
-class Ground:
+class OpenedDevices:
     """The devices that the groups before have opened, as the configurations of a group find them."""
 
     entries: Sequence[FleetEntry]  #: Cheapest first.
-    spaces: Sequence[Space]
+    spaces: Sequence[FreeCapacity]
     used: Counter[str] = field(init=False)
     _fits: dict[Option, list[tuple[float, int]]] = field(init=False)
 
@@ -129,19 +129,19 @@ class Ground:
 class Trial:
     """One configuration of a group being placed (what PLACEMENT returns)."""
 
-    ground: Ground
+    ground: OpenedDevices
     #: Each replica, and the index of its device: those of the ground first, then those opened.
     hosts: list[tuple[Option, int]] = field(default_factory=list)
     #: ``cost``, ``goodput_rps``: Of the devices opened; of the group's models.
     cost: float = 0.0
     goodput_rps: float = 0.0
-    _changed: dict[int, Space] = field(default_factory=dict)
-    _opened: list[Space] = field(default_factory=list)
+    _changed: dict[int, FreeCapacity] = field(default_factory=dict)
+    _opened: list[FreeCapacity] = field(default_factory=list)
 
-    def spaces(self) -> list[Space]:
+    def spaces(self) -> list[FreeCapacity]:
         """Return all devices as this configuration leaves them."""
         kept = [self._changed.get(index, space) for index, space in enumerate(self.ground.spaces)]
-        return [Space(space.device, space.compute_pct, space.memory_pct) for space in (*kept, *self._opened)]
+        return [FreeCapacity(space.device, space.compute_pct, space.memory_pct) for space in (*kept, *self._opened)]
 
     def rank(self) -> tuple[float, float]:
         """Return what configurations are compared by: most goodput, then least cost."""
@@ -157,7 +157,7 @@ class Trial:
         served = sum(option.by_device[self._space(i).device].segment.capacity_rps for _, i in self.hosts[first:])
         self.goodput_rps += min(served, option.demand.rate_rps)
 
-    def _space(self, index: int) -> Space:
+    def _space(self, index: int) -> FreeCapacity:
         there = len(self.ground.spaces)
         if index >= there:
             return self._opened[index - there]
@@ -180,7 +180,7 @@ class Trial:
         return sorted(fits)
 
     def _taking(
-        self, option: Option, indices: Iterator[int] | Sequence[int] | Mapping[int, Space]
+        self, option: Option, indices: Iterator[int] | Sequence[int] | Mapping[int, FreeCapacity]
     ) -> Iterator[tuple[float, int]]:
         for index in indices:
             requirement = option.by_device.get(self._space(index).device)
@@ -198,7 +198,7 @@ class Trial:
                 self.hosts.append((option, index))
         return missing - min(missing, len(fits))
 
-    def _put_space(self, index: int, space: Space) -> None:
+    def _put_space(self, index: int, space: FreeCapacity) -> None:
         there = len(self.ground.spaces)
         if index >= there:
             self._opened[index - there] = space
@@ -211,7 +211,7 @@ class Trial:
             name = entry.device.name
             used = self.ground.used[name] + sum(space.device == name for space in self._opened)
             if name in option.by_device and (entry.count is None or used < entry.count):
-                fresh = Space(name).after(option.demand.model, option.by_device[name])
+                fresh = FreeCapacity(name).after(option.demand.model, option.by_device[name])
                 if fresh is not None:
                     self._opened.append(fresh)
                     self.hosts.append((option, len(self.ground.spaces) + len(self._opened) - 1))

@@ -1,4 +1,4 @@
-"""Adapts the map to the load: what was measured goes to the placer when it leaves the plan's bounds.
+"""Adapts the map to the load: replans when the measured load leaves the plan's bounds.
 
 Changing maps costs, and what is measured is noisy. So a model must be out of bounds for several periods, longer when
 it has too much than when it has too little; after a move nothing is judged until the new workers have settled; the
@@ -20,9 +20,9 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError
-from gpuprof.serving.change.apart import run_in_process
-from gpuprof.serving.change.bounds import Bounds, Departure, Observed, find_departure, read_planned
-from gpuprof.serving.change.window import Counted
+from gpuprof.serving.change.bounds import Bounds, Departure, ObservedLoad, find_departure, read_planned
+from gpuprof.serving.change.child_process import run_in_process
+from gpuprof.serving.change.window import ServiceCounts
 from gpuprof.serving.router.neighbour_times import (
     BatchTimes,
     NeighbourCost,
@@ -112,7 +112,7 @@ class Adapter:
         self._deployment = deployment
         self._streaks.clear()
 
-    async def decide(self, seen: Mapping[str, Observed]) -> None:
+    async def decide(self, seen: Mapping[str, ObservedLoad]) -> None:
         """Judge what was seen in a period, and move to another map if it is time.
 
         Raises `GpuprofError` when planning or moving fails; the old map goes on.
@@ -135,7 +135,7 @@ class Adapter:
             return
         await self._move(wanted, load)
 
-    def _out_of_bounds(self, seen: Mapping[str, Observed]) -> dict[str, Departure]:
+    def _out_of_bounds(self, seen: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
         """Return the models that have been out of bounds for long enough, and how."""
         departures = {}
         for model, observed in seen.items():
@@ -149,7 +149,7 @@ class Adapter:
                 departures[model] = how
         return departures
 
-    def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Departure]) -> Load:
+    def _load(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> Load:
         """Return planned figures, replaced by measured ones for the models that are out of bounds."""
         rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
@@ -168,7 +168,7 @@ class Adapter:
                     beside[model, other] = max(1.0, factor) * beside.get((model, other), 1.0)
         return Load(rates, slowdowns, beside)
 
-    def _own_slowdown(self, model: str, observed: Observed, how: Departure) -> float | None:
+    def _own_slowdown(self, model: str, observed: ObservedLoad, how: Departure) -> float | None:
         """Return by how much a model by itself is slower than was said; None: its neighbours are the cause.
 
         They are where its times alone were measured or it has replicas without neighbours to compare with. That it is
@@ -192,7 +192,7 @@ class Adapter:
             for model in out
         )
 
-    def _describe_leaving(self, seen: Mapping[str, Observed], out: Mapping[str, Departure]) -> dict[str, object]:
+    def _describe_leaving(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> dict[str, object]:
         models = {
             model: {
                 "why": str(how),
@@ -239,26 +239,26 @@ def _alike(new: float, old: float) -> bool:
 
 
 class LoadMeter:
-    """Gives, each time it is asked, what happened since it was asked last."""
+    """Measures the load between successive calls."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._at = time.monotonic()
-        self._counted: dict[str, Counted] = {}
+        self._counted: dict[str, ServiceCounts] = {}
         self._batches: dict[str, BatchTimes] = {}
 
-    def take(self) -> dict[str, Observed]:
+    def take(self) -> dict[str, ObservedLoad]:
         """Return what each model did; models that were not there the last time are left out."""
         now = time.monotonic()
         seconds, self._at = max(1e-6, now - self._at), now
         models = self._router.all()
-        before, self._counted = self._counted, {model.name: Counted.of(model.counts()) for model in models}
+        before, self._counted = self._counted, {model.name: ServiceCounts.of(model.counts()) for model in models}
         slowdowns = {model.name: self._slowdown(model) for model in models}
         neighbours = attribute_times(list_replica_times(models, self._batches))
         replicas = [replica for model in models for replica in model.replicas]
         self._batches = {replica.plan.name: count_batches(replica) for replica in replicas}
         return {
-            name: Observed(before[name].until(counted, seconds), slowdowns[name], neighbours.get(name))
+            name: ObservedLoad(before[name].until(counted, seconds), slowdowns[name], neighbours.get(name))
             for name, counted in self._counted.items()
             if name in before
         }

@@ -31,7 +31,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a plan bears, as parts of what it says."""
+    """The bounds of a plan, as fractions of its predictions."""
 
     #: ``more``, ``less``: The rate may be so many times the planned one.
     more: float = 1.2
@@ -41,7 +41,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedLoad:
     """What a map says of a model: its rate, its percentile, and the upper end of its batches' time over the mean."""
 
     rate_rps: float
@@ -50,7 +50,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedLoad:
     """What a model did in a window."""
 
     window: ServiceWindow
@@ -59,7 +59,7 @@ class Observed:
     neighbours: NeighbourCost | None = None  #: What of it its neighbours cause; None: not looked at, or no batches.
 
 
-def read_planned(deployment: DeploymentMap, model: str) -> Planned:
+def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
     """Return what a map says of a model."""
     asked = deployment.models[model]
     slowest = 1.0
@@ -68,10 +68,10 @@ def read_planned(deployment: DeploymentMap, model: str) -> Planned:
             said = replica.predicted
             upper = 1.0 if said.latency_ms_interval is None else said.latency_ms_interval[1] / (said.latency_ms or 1.0)
             slowest = max(slowest, upper, said.pause_factor)
-    return Planned(asked.rate_rps, asked.percentile, slowest)
+    return PlannedLoad(asked.rate_rps, asked.percentile, slowest)
 
 
-def find_departure(plan: Planned, seen: Observed, bounds: Bounds) -> Departure | None:
+def find_departure(plan: PlannedLoad, seen: ObservedLoad, bounds: Bounds) -> Departure | None:
     """Return how a model leaves its plan's bounds by more than chance; None when it stays within."""
     window = seen.window
     chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds

@@ -1,4 +1,4 @@
-"""Watches whether models keep their SLO, and lets standbys take over from replicas of those that do not.
+"""Monitors the models' SLOs, and activates the standbys of replicas that miss them.
 
 iGniter (section 4.2) looks at p99 every second; when it passes the SLO it looks half a second longer, and if it still
 does, the process with the larger share takes over. Here the replica of the model that was late most often is replaced;
@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuprof.serving.change.window import Counted, ServiceWindow
-from gpuprof.serving.change.workforce import Workforce
+from gpuprof.serving.change.window import ServiceCounts, ServiceWindow
+from gpuprof.serving.change.worker_fleet import WorkerFleet
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.watch.logs import LOGGER
@@ -29,14 +29,14 @@ class _Snapshot:
     """Counts at a moment."""
 
     at: float
-    models: Mapping[str, Counted]
-    replicas: Mapping[str, Counted]
+    models: Mapping[str, ServiceCounts]
+    replicas: Mapping[str, ServiceCounts]
 
 
-class Shadows:
+class StandbyController:
     """Decides when a standby takes over. ``workforce``: has the standbys."""
 
-    def __init__(self, router: Router, workforce: Workforce) -> None:
+    def __init__(self, router: Router, workforce: WorkerFleet) -> None:
         self._router = router
         self._workforce = workforce
         self._without: set[str] = set()
@@ -102,14 +102,14 @@ class Shadows:
         models = self._router.all()
         return _Snapshot(
             time.monotonic(),
-            {model.name: Counted.of(model.counts()) for model in models},
-            {r.plan.name: Counted.of([r.statistics]) for model in models for r in model.replicas},
+            {model.name: ServiceCounts.of(model.counts()) for model in models},
+            {r.plan.name: ServiceCounts.of([r.statistics]) for model in models for r in model.replicas},
         )
 
 
 def _since(
-    before: Mapping[str, Counted], name: str, after: Iterable[ModelStatistics], at: float
+    before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
     """Return what happened since a look; None for what was not there then."""
     then = before.get(name)
-    return None if then is None else then.until(Counted.of(after), time.monotonic() - at)
+    return None if then is None else then.until(ServiceCounts.of(after), time.monotonic() - at)

@@ -50,7 +50,7 @@ class ServiceWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ServiceCounts:
     """Counts at a moment, cheap to take: it is done while requests wait."""
 
     arrived: int
@@ -60,7 +60,7 @@ class Counted:
     buckets: tuple[int, ...]
 
     @classmethod
-    def of(cls, parts: Iterable[ModelStatistics]) -> Counted:
+    def of(cls, parts: Iterable[ModelStatistics]) -> ServiceCounts:
         """Return the sum of one or more counts."""
         each = list(parts)
         return cls(
@@ -71,7 +71,7 @@ class Counted:
             buckets=tuple(map(sum, zip(*(part.buckets for part in each), strict=True))),
         )
 
-    def until(self, after: Counted, seconds: float) -> ServiceWindow:
+    def until(self, after: ServiceCounts, seconds: float) -> ServiceWindow:
         """Return what ``after`` has counted beyond this."""
         return ServiceWindow(
             seconds=seconds,

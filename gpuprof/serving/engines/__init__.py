@@ -1,1 +1,1 @@
-"""Who keeps the machine processes: this machine itself, or Ray."""
+"""Engines that start and restart the machine processes: locally, or through Ray."""

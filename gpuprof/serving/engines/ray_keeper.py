@@ -1,4 +1,4 @@
-"""The process that speaks with Ray, so that its threads and its memory stay out of the router.
+"""The process that talks to Ray, so that Ray's threads and memory stay out of the router.
 
     python -m gpuprof.serving.engines.ray_keeper ADDRESS
 

@@ -1,1 +1,1 @@
-"""The other end: sending traffic to a server, and setting what came back beside what was predicted."""
+"""The load generator: sends traffic to a server, and compares the results with predictions."""

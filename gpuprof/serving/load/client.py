@@ -1,4 +1,4 @@
-"""A client that sends requests when they are due, whatever the answers do, and takes little time for itself.
+"""An open-loop client that sends requests when they are due, with little CPU time.
 
 It waits with select, whose time-outs are exact to microseconds; event loops round theirs to milliseconds. What it
 waits for is one epoll object: select itself would go through all connections at every event, and under overload there

@@ -1,4 +1,4 @@
-"""What a closed loop sends next: a request for each that is answered, sequences of them in their order."""
+"""A closed loop: sends a request for each that is answered, and sequences in order."""
 
 from __future__ import annotations
 

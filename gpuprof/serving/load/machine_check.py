@@ -1,4 +1,4 @@
-"""Before a load: whether this machine is as fast as when it was profiled, and has nothing else to do.
+"""Checks before a load test that this machine is as fast as when it was profiled, and idle.
 
 Latencies that come out longer than predicted are the machine's as often as the prediction's. A second or two tell.
 """

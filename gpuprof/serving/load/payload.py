@@ -1,4 +1,4 @@
-"""A request as it goes over the wire, again and again: a large one lies where the kernel sends it from uncopied.
+"""A request's bytes, which are sent repeatedly; a large one is sent without copies.
 
 Beside workers whose models fill the caches, copying half a megabyte for each request takes more of a core than all else
 that the client does. Where the caches are free, as between a client and a model that does nothing, copying is sooner.

@@ -1,4 +1,4 @@
-"""Percentiles of a sample with what it can say of them: an interval, or that it is too small."""
+"""Percentiles of a sample with confidence intervals; none where the sample is too small."""
 
 from __future__ import annotations
 

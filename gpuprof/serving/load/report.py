@@ -1,4 +1,4 @@
-"""What came of a load: for each model what was sent, answered in time, how fast, and what had been predicted."""
+"""Results of a load test: for each model requests, goodput, latency and predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``load`` knows of the server it is to load: its address, its models, and requests for them."""
+"""The server under load: its address, its models, and requests for them."""
 
 from __future__ import annotations
 

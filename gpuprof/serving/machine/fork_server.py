@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported what every worker needs, and forks a worker whenever it is asked to.
+"""The fork server: a process with all of a worker's imports, which forks workers on request.
 
     python -m gpuprof.serving.machine.fork_server SOCKET_FD PADDING < WHAT-THEY-SHARE
 

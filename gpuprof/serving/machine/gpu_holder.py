@@ -15,7 +15,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 
 
 class GpuHolder:
-    """Starts a daemon for each GPU or MIG instance that needs one, cuts GPUs when told, and undoes both in the end.
+    """Starts an MPS daemon for each GPU or MIG instance that needs one, applies MIG layouts, and undoes both on exit.
 
     ``changed``: told when `legacy` has changed.
     """

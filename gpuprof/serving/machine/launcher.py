@@ -1,4 +1,4 @@
-"""What a worker is told to be, and how its process is started."""
+"""The order for a worker, and how its process is started."""
 
 from __future__ import annotations
 

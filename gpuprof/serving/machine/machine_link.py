@@ -1,4 +1,4 @@
-"""The router's end of a machine: the workers that it is to keep, whichever process keeps them at the moment."""
+"""The router's end of a machine: the workers that it must run, whichever process runs them at present."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuprof.serving.watch.logs import LOGGER
 _NUMBERS = itertools.count()
 
 
-class Posted(ExpectedPeer, Protocol):
+class WorkerSlot(ExpectedPeer, Protocol):
     """The router's end of a worker that a machine keeps."""
 
     @property
@@ -38,9 +38,9 @@ class Posted(ExpectedPeer, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Post:
+class _WorkerEntry:
     order: WorkerOrder
-    posted: Posted
+    posted: WorkerSlot
 
 
 class MachineLink:
@@ -52,7 +52,7 @@ class MachineLink:
     def __init__(self, node: str, rendezvous: Rendezvous) -> None:
         self.node = node
         self._rendezvous = rendezvous
-        self._posts: dict[str, _Post] = {}
+        self._posts: dict[str, _WorkerEntry] = {}
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._connection: FrameConnection | None = None
         self._legacy: dict[str, Any] | None = None
@@ -89,10 +89,10 @@ class MachineLink:
         self.parts = MachineParts.from_message(answer)
         return self.parts
 
-    def post(self, order: WorkerOrder, posted: Posted) -> str:
+    def post(self, order: WorkerOrder, posted: WorkerSlot) -> str:
         """Let the machine keep a worker from now on; return its id."""
         number = f"worker:{self.node}/{order.model}/{next(_NUMBERS)}"
-        self._posts[number] = _Post(order, posted)
+        self._posts[number] = _WorkerEntry(order, posted)
         self._rendezvous.expect(number, posted)
         if self._connection is not None:
             self._connection.send(FrameKind.POST, [number, order.to_machine(), None])

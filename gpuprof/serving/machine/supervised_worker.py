@@ -1,4 +1,4 @@
-"""The place of one worker on a machine: it is filled again whenever its process ends, until the worker is dismissed."""
+"""Supervises one worker: restarts its process whenever it ends, until the worker is stopped."""
 
 from __future__ import annotations
 

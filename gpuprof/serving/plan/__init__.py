@@ -1,1 +1,1 @@
-"""From a deployment map to the processes that serve it."""
+"""Plans the processes that serve a deployment map."""

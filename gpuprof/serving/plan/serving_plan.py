@@ -17,7 +17,7 @@ from gpuprof.serving.machine.gpu_places import find_gpu
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
-from gpuprof.serving.plan.shadow_plan import Spare, Standby
+from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.merged_replica import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
@@ -83,7 +83,7 @@ def plan_workers(
     everywhere = node is None and (simulated or parts is not None)
     nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
     here = MachineParts.here() if parts is None else MachineParts(())
-    planning = _Planning(deployment, base, group, shadow_pct, allow_changed)
+    planning = _OrderBuilder(deployment, base, group, shadow_pct, allow_changed)
     planned: list[PlannedReplica] = []
     for planned_node in nodes:
         machine = here if parts is None else parts.get(planned_node.name, here)
@@ -120,7 +120,7 @@ _Part = CpuSlice | _GpuPart | None
 _Placed = tuple[str, str, Replica, _Part]
 
 
-class _Planning:
+class _OrderBuilder:
     """Turns the replicas of one node after another into orders."""
 
     def __init__(
@@ -137,7 +137,7 @@ class _Planning:
     def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
         """Yield the replicas of a node; ``node`` names the machine that is to keep their workers."""
         shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
-        spare = Spare(shares, machine.cores)
+        spare = SpareResources(shares, machine.cores)
         for place, mig, replica, part in placed:
             name = self._next_name(replica.model)
             order = self._order(replica, part, f"{self._group}-{name}", node)

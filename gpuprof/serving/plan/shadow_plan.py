@@ -22,7 +22,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a standby takes of something when it takes over: a core, or a percentage of a GPU or MIG instance."""
+    """The resources that a standby takes when it is activated: a core, or a percentage of a GPU or MIG instance."""
 
     resource: str
     #: ``amount``, ``spare``: What it takes, and what the plan leaves over for everybody.
@@ -39,8 +39,8 @@ class Standby:
     claims: tuple[Claim, ...]
 
 
-class Spare:
-    """What a plan leaves over of each device and MIG instance.
+class SpareResources:
+    """The resources of each device and MIG instance that a plan does not use.
 
     ``placed``: place, MIG instance, share in percent and number of turns of every replica; ``cores``: of this machine.
     """

@@ -1,4 +1,4 @@
-"""What the server says of itself and of its models: metadata, configuration, statistics, index."""
+"""Descriptions of the server and its models: metadata, configuration, statistics, index."""
 
 from __future__ import annotations
 

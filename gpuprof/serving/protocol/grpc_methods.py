@@ -77,7 +77,7 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
         await _abort_with(context, refusal)
 
 
-class _Collected:
+class _HandlerCollector:
     """Stands where grpc's generated code expects a server, and keeps what it registers."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ def standard_methods(health_servicer: health.aio.HealthServicer, limits: CallLim
     for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         pool.AddSerializedFile(described.serialized_pb)
     names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
-    collected = _Collected()
+    collected = _HandlerCollector()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, collected)
     reflected = reflection.aio.ReflectionServicer(names, pool)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, collected)

@@ -36,7 +36,7 @@ _ANY_HEADER = 47
 
 
 @dataclass(slots=True)
-class _Receiving:
+class _IncomingCall:
     """A call whose message has not come yet."""
 
     began: float
@@ -61,7 +61,7 @@ class MessageReader:
         self._arena = arena
         self._connections = ConnectionBytes(max_message_bytes) if connections is None else connections
         self._max_message_bytes = max_message_bytes
-        self._receiving: dict[asyncio.Task[Any], _Receiving] = {}
+        self._receiving: dict[asyncio.Task[Any], _IncomingCall] = {}
         self._charged = 0
         self._empty_bytes = private_bytes()
         self._trimming: asyncio.Future[None] | None = None
@@ -88,7 +88,7 @@ class MessageReader:
         task = asyncio.current_task()
         assert task is not None
         began, uri, message = time.monotonic(), context.peer(), None
-        receiving = self._receiving[task] = _Receiving(began, began + limit_s)
+        receiving = self._receiving[task] = _IncomingCall(began, began + limit_s)
         self._connections.begin_message(uri, usual_bytes)
         try:
             message = await context.read()
@@ -160,7 +160,7 @@ class MessageReader:
         for task, receiving in slowest[: (len(slowest) + 1) // 2]:
             self._end(task, receiving, out_of_memory())
 
-    def _end(self, task: asyncio.Task[Any], receiving: _Receiving, refusal: RefusedError) -> None:
+    def _end(self, task: asyncio.Task[Any], receiving: _IncomingCall, refusal: RefusedError) -> None:
         if receiving.refusal is None:
             receiving.refusal = refusal
             task.cancel()

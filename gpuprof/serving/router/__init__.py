@@ -1,1 +1,1 @@
-"""The router: which replica gets a request, when a batch goes, what becomes of requests whose worker died."""
+"""The router: routing, batch formation, admission control, and retries after a worker's death."""

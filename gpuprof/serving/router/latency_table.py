@@ -1,4 +1,4 @@
-"""How long batches take: what the map predicted, corrected by what is seen lately.
+"""Expected batch times: the map's predictions, corrected by recent measurements.
 
 Two corrections are kept: a factor for batches of all sizes, since what slows one down slows the others, too, and for
 each size by how much it is off that. One observation changes them by a bounded amount, however long a batch took: a

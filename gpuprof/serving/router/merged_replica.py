@@ -189,7 +189,7 @@ class MergedReplica(ServedReplica):
         self, plan: ReplicaPlan, workers: list[WorkerHandle], members: Sequence[tuple[PlannedMember, ReplicaOwner]]
     ) -> None:
         self.members = tuple(MemberReplica(self, member, model) for member, model in members)
-        super().__init__(plan, workers, _Owners(self.members), ModelStatistics())
+        super().__init__(plan, workers, _MemberOwners(self.members), ModelStatistics())
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
         """Return where a request is counted: with its model."""
@@ -205,7 +205,7 @@ class MergedReplica(ServedReplica):
                 member.statistics.add_batch(rows, len(of_member), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
 
-class _Owners:
+class _MemberOwners:
     """Hands what becomes of requests to the models that they are for."""
 
     def __init__(self, members: Sequence[MemberReplica]) -> None:

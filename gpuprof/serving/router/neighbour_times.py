@@ -1,4 +1,4 @@
-"""What neighbours on a device really cost: the time of served batches over what was predicted, by who ran beside."""
+"""Measured interference: the time of served batches over their prediction, by the neighbours that ran."""
 
 from __future__ import annotations
 

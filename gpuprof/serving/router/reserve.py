@@ -1,4 +1,4 @@
-"""The part of a deadline that is kept in hand, learned by the rules that the simulator obeys, too."""
+"""The reserved part of a deadline, learned by the same rules as in the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that takes the time that was predicted and computes nothing: maps of hundreds of replicas on one machine."""
+"""A simulated worker that takes the predicted time and computes nothing, for maps of hundreds of replicas."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What travels between client, router and workers, and how: tensors, frames, shared memory, security."""
+"""Transport between client, router and workers: tensors, frames, shared memory, security."""

@@ -27,7 +27,7 @@ class Slot:
 
 
 class Arena:
-    """Hands out slots of a shared memory file; only the router does, workers map the file and read and write.
+    """Allocates slots of a shared memory file; only the router does, workers map the file and read and write.
 
     A slot has one owner, who gives it back once, when nobody reads or writes it any more. What requests and answers
     hold elsewhere counts, too, where it is charged: together they never have more than the capacity. ``capacity``:

@@ -1,4 +1,4 @@
-"""Which pieces of a range are free: taken where they fit best, split, and joined again when they come back."""
+"""A best-fit allocator: free pieces of a range, which are split when taken and joined when released."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gpuprof.serving.transport.wire import Buffer
 
 
 class RefusedError(Exception):
-    """The server does not answer a request, and says why.
+    """The server refuses a request, with the reason.
 
     Parameters
     ----------

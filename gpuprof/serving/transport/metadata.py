@@ -1,4 +1,4 @@
-"""What a served model takes and gives."""
+"""Inputs and outputs of a served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where machines and workers come to the router: by a socket of this machine, or by TCP from others.
+"""Where machines and workers connect to the router: by a local socket, or by TCP from other machines.
 
 Whoever comes is sent a number that is used once, and says who it is together with that number, hashed with a secret
 that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the rendezvous

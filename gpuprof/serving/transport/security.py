@@ -1,4 +1,4 @@
-"""Who may speak to a server, and how it is kept from others: a shared token and TLS."""
+"""Security of a server: a shared token and TLS."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a running server tells of itself: logs, statistics, traces."""
+"""Observability of a running server: logs, statistics, traces."""

@@ -57,7 +57,7 @@ def test_a_map_of_classes_is_sound_serves_everybody_and_takes_hardly_more_than_t
     assert all(served[one.model] == pytest.approx(one.rate_rps) for one in given.demands)
     price = given.fleet.entries[0].price_per_hour
     offers = CandidateSegments(given, segments)
-    offers.work_out_all()
+    offers.resolve_all_guesses()
     bound = bound_relaxed(given, given.demands, offers, Limit()) / price
     assert len(gpus) >= bound - 1e-6
     assert disturbance or len(gpus) <= bound * 1.1 + 1.0  # the bound knows nothing of neighbours

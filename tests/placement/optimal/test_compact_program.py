@@ -39,7 +39,7 @@ def test_one_device_is_found_that_holds_everything_though_its_memory_is_full(see
 def test_nothing_that_costs_as_much_is_called_cheaper() -> None:
     problem = draw_problem("priced", 510002)  # two devices together, each of which would cost less
     offers = CandidateSegments(problem, Segments(problem))
-    offers.work_out_all()
+    offers.resolve_all_guesses()
     classes = group_demands(problem.demands, offers.known_segments())
     assert find_cheaper(problem, classes, 3.3 * 1.01, Limit()) is not None
     assert find_cheaper(problem, classes, 3.3, Limit()) is None

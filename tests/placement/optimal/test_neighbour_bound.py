@@ -184,7 +184,7 @@ def test_a_map_is_bounded_by_what_neighbours_cost_and_no_map_is_cheaper(
     assert not map_of_igniter.unplaced
     bounded = bound_classes(given, segments, map_of_igniter, Limit())
     offers = CandidateSegments(given, segments)
-    offers.work_out_all()
+    offers.resolve_all_guesses()
     alone = bound_relaxed(given, given.demands, offers, Limit())
     bound = bounded.lower_bound_cost_per_hour
     assert bound is not None

@@ -17,7 +17,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.requirement import Requirement
 from gpuprof.placement.published.usher import Usher
-from gpuprof.placement.published.usher_placement import Ground, Option, Space, Trial, order_models
+from gpuprof.placement.published.usher_placement import FreeCapacity, OpenedDevices, Option, Trial, order_models
 from gpuprof.placement.segment import Segment
 
 CHEAP, DEAR = FleetEntry(plain_device("cheap", 1.0), None), FleetEntry(plain_device("dear", 3.0), None)
@@ -64,7 +64,7 @@ def test_without_classes_only_the_need_counts_and_without_sorting_the_order_give
 
 
 def test_the_groups_own_devices_come_before_those_of_others_and_these_before_new_ones() -> None:
-    trial = Trial(Ground([CHEAP], [Space("cheap", 45.0, 45.0)]))
+    trial = Trial(OpenedDevices([CHEAP], [FreeCapacity("cheap", 45.0, 45.0)]))
     trial.place(option("first", 50.0, 50.0))  # does not fit the other group's device
     trial.place(option("second", 40.0, 40.0))  # the group's own, although the other would be fuller
     trial.place(option("third", 40.0, 40.0))  # only the other group's has room
@@ -73,14 +73,17 @@ def test_the_groups_own_devices_come_before_those_of_others_and_these_before_new
 
 
 def test_the_device_that_is_left_with_least_room_is_chosen() -> None:
-    ground = Ground([CHEAP], [Space("cheap", 90.0, 90.0), Space("cheap", 30.0, 35.0), Space("cheap", 60.0, 20.0)])
+    ground = OpenedDevices(
+        [CHEAP],
+        [FreeCapacity("cheap", 90.0, 90.0), FreeCapacity("cheap", 30.0, 35.0), FreeCapacity("cheap", 60.0, 20.0)],
+    )
     trial = Trial(ground)
     trial.place(option("m", 25.0, 20.0))
     assert [index for _, index in trial.hosts] == [1]  # leaves 5 + 15, the third would be left with 35 + 0
 
 
 def test_replicas_of_a_model_stand_on_different_devices() -> None:
-    trial = Trial(Ground([CHEAP], [Space("cheap")]))
+    trial = Trial(OpenedDevices([CHEAP], [FreeCapacity("cheap")]))
     trial.place(option("m", 10.0, 10.0, replicas=3))
     assert [index for _, index in trial.hosts] == [0, 1, 2]
     assert trial.cost == 2.0
@@ -88,7 +91,7 @@ def test_replicas_of_a_model_stand_on_different_devices() -> None:
 
 def test_the_cheapest_kind_that_can_host_the_model_is_opened() -> None:
     entries = [CHEAP, DEAR]
-    trial = Trial(Ground(entries, []))
+    trial = Trial(OpenedDevices(entries, []))
     trial.place(option("anywhere", 50.0, 50.0))
     trial.place(option("large", 90.0, 90.0, device="dear"))
     assert [space.device for space in trial.spaces()] == ["cheap", "dear"]
@@ -99,7 +102,7 @@ def test_a_fixed_fleet_goes_on_to_the_next_kind_and_serves_less_when_all_are_use
     entries = [FleetEntry(CHEAP.device, 1), FleetEntry(DEAR.device, 1)]
     both = {"cheap": requirement(80.0, 10.0, 30.0), "dear": requirement(80.0, 10.0, 40.0, "dear")}
     asked = Option(Demand("m", 100.0, Slo(100.0)), 4, 3, both)
-    trial = Trial(Ground(entries, []))
+    trial = Trial(OpenedDevices(entries, []))
     trial.place(asked)
     assert [space.device for space in trial.spaces()] == ["cheap", "dear"]
     assert trial.goodput_rps == 70.0

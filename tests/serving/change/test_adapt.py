@@ -22,8 +22,8 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
-from gpuprof.serving.change.apart import run_in_process
-from gpuprof.serving.change.bounds import Observed
+from gpuprof.serving.change.bounds import ObservedLoad
+from gpuprof.serving.change.child_process import run_in_process
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target
@@ -70,7 +70,7 @@ class Played:
         self.applied.append(read_map(path).models["m"].rate_rps)
         return {"kept": (), "started": ("m/1",), "stopped": ("m/0",)}
 
-    def see(self, rate_rps: float, *periods: Observed) -> None:
+    def see(self, rate_rps: float, *periods: ObservedLoad) -> None:
         async def judge() -> None:
             adapter = self.adapter(rate_rps)
             for seen in periods:
@@ -119,7 +119,7 @@ def test_slowdowns_go_to_the_placer_and_add_up(player: Played) -> None:
     assert [load.slowdowns["m"] for load in player.asked] == pytest.approx([1.5, 3.0])
 
 
-def beside(seen: Observed, heavy: float, alone: float | None = None) -> Observed:
+def beside(seen: ObservedLoad, heavy: float, alone: float | None = None) -> ObservedLoad:
     return replace(seen, neighbours=NeighbourCost(alone, {"heavy": heavy}))
 
 

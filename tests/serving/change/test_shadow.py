@@ -19,7 +19,7 @@ from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare
-from gpuprof.serving.plan.shadow_plan import Spare, Standby
+from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from tests.reruns import serves_in_real_time
@@ -33,7 +33,7 @@ pytestmark = serves_in_real_time
 def plan_standby(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
     placed = [("n/d:0", "", share, 0) for share in (share_pct, *others)]
     plan = ReplicaPlan("m/0", 1, 0.0, (10.0,), place="n/d:0", share_pct=share_pct)
-    return Spare(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
+    return SpareResources(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
 
 
 def on_cores(part: CpuSlice) -> WorkerOrder:

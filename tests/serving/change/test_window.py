@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.serving.change.window import Counted, ServiceWindow, percentile_of
+from gpuprof.serving.change.window import ServiceCounts, ServiceWindow, percentile_of
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 
-def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> Counted:
+def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> ServiceCounts:
     statistics = ModelStatistics(arrived=len(latencies_ms) + refused, refused=refused)
     for ms in latencies_ms:
         statistics.add_answer(1, int(1e6 * ms), 0, ms <= slo_ms, 0)
-    return Counted.of([statistics])
+    return ServiceCounts.of([statistics])
 
 
 def make_window(late: int, answered: int, refused: int = 0) -> ServiceWindow:
@@ -30,8 +30,8 @@ def test_counts_of_replicas_add_up() -> None:
     parts = [ModelStatistics(), ModelStatistics()]
     for part in parts:
         part.add_answer(1, 2_000_000, 0, True, 0)
-    assert Counted.of(parts).answered == 2
-    assert sum(Counted.of(parts).buckets) == 2
+    assert ServiceCounts.of(parts).answered == 2
+    assert sum(ServiceCounts.of(parts).buckets) == 2
 
 
 @pytest.mark.parametrize(

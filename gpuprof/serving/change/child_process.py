@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, so that requests do not wait while it computes."""
+"""Runs a function in a child process, so that requests do not wait while it computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica may be: the batches, processes and shares from which every policy chooses.
+"""The search space of every policy: batch sizes, numbers of processes and shares of a replica.
 
 One rule for all of them, so that a bound over what is on the menu is a bound on what any policy can reach.
 """
@@ -27,7 +27,7 @@ _ODD_PERCENT = 13.0
 
 
 @dataclass(slots=True)
-class Menu:
+class SearchSpace:
     """The batches, processes and shares of one problem.
 
     By a latency budget a batch is any up to the largest that the estimator lists, where it answers for those between;

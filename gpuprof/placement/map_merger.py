@@ -1,4 +1,4 @@
-"""Puts merged models into a map: where the replicas of several models stand, one that serves all of them."""
+"""Replaces replicas of several models in a map by one replica of their merged model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpuprof.rules.merged_estimate import MergedEstimator, MergedWork
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PartitionIndex:
     """A partition of a map: positions of its node, its device and itself."""
 
     node: int
@@ -48,7 +48,7 @@ class MergeOffer:
     file: Path  #: Where the file is now.
 
 
-def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, ...]]]:
+def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[PartitionIndex, tuple[str, ...]]]:
     """Yield every partition in which replicas of several models stand that are not merged yet, with the models.
 
     Where replicas take turns all stay as they are: one batch of those runs at a time already.
@@ -58,10 +58,10 @@ def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, .
             for p, partition in enumerate(gpu.partitions):
                 models = tuple(dict.fromkeys(r.model for r in partition.replicas if not r.merged))
                 if len(models) > 1 and not any(r.turns for r in partition.replicas):
-                    yield Spot(n, g, p), models
+                    yield PartitionIndex(n, g, p), models
 
 
-class Merging:
+class MapMerger:
     """Replaces replicas by merged ones, one after another, wherever the SLOs allow it.
 
     ``problem``: that the map answers.
@@ -77,7 +77,7 @@ class Merging:
         """The problem with an estimator that knows the merges made so far: what the map is to be checked against."""
         return replace(self._problem, estimator=MergedEstimator(self._problem.estimator, self._works))
 
-    def accept(self, spot: Spot, offer: MergeOffer) -> str | None:
+    def accept(self, spot: PartitionIndex, offer: MergeOffer) -> str | None:
         """Merge the replicas of an offer that stand at a spot; return why not, and change nothing, or None.
 
         The merged replica has the shares of those that it replaces and one queue for all their requests. Its largest
@@ -99,10 +99,12 @@ class Merging:
         self.deployment = self._with(spot, offer, (*others, merged_replica))
         return None
 
-    def _partition(self, spot: Spot) -> Partition:
+    def _partition(self, spot: PartitionIndex) -> Partition:
         return self.deployment.nodes[spot.node].gpus[spot.gpu].partitions[spot.partition]
 
-    def _best(self, spot: Spot, name: str, chosen: Sequence[Replica], others: Sequence[Replica]) -> Replica | str:
+    def _best(
+        self, spot: PartitionIndex, name: str, chosen: Sequence[Replica], others: Sequence[Replica]
+    ) -> Replica | str:
         """Return the merged replica with the most requests in time, or why none keeps the SLOs."""
         feasible: list[Replica] = []
         reasons: list[str] = []
@@ -117,7 +119,7 @@ class Merging:
         return max(feasible, key=lambda one: (one.predicted.goodput_rps, -(one.predicted.p99_ms or 0.0), -one.batch))
 
     def _replica(
-        self, spot: Spot, workload: Workload, chosen: Sequence[Replica], others: Sequence[Replica]
+        self, spot: PartitionIndex, workload: Workload, chosen: Sequence[Replica], others: Sequence[Replica]
     ) -> Replica | str:
         """Return the merged replica with one batch size, or how it breaks an SLO."""
         problem, partition = self.problem, self._partition(spot)
@@ -125,7 +127,7 @@ class Merging:
         beside = [Workload(r.model, r.batch, share_of(partition, r), r.processes) for r in others]
         # SLOs are kept at the confidence that was planned with; the map tells means, as `Predictor` does.
         careful = Segments(problem).server(device, workload, beside)
-        if broken := self._broken(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
+        if broken := self._find_broken_slo(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
             return broken
         means = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
         server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
@@ -157,7 +159,7 @@ class Merging:
         )
         return merged if problem.options.latency_budget is not None else self._with_queueing(merged, server)
 
-    def _broken(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
+    def _find_broken_slo(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
         """Return which objective the server would break, nothing where it keeps all."""
         if isinstance(self._problem.queueing, ModelQueues):
             return "of how requests of several models arrive together the trace says nothing"
@@ -193,7 +195,7 @@ class Merging:
     def _slo_ms(self, model: str) -> float:
         return self._problem.demand(model).slo.latency_ms
 
-    def _with(self, spot: Spot, offer: MergeOffer, replicas: Sequence[Replica]) -> DeploymentMap:
+    def _with(self, spot: PartitionIndex, offer: MergeOffer, replicas: Sequence[Replica]) -> DeploymentMap:
         """Return the map with these replicas at the spot, and everything that is predicted of it anew."""
         nodes = list(self.deployment.nodes)
         gpus = list(nodes[spot.node].gpus)

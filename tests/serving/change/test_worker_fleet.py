@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from gpuprof.domain.map_file import parse_map
-from gpuprof.serving.change.workforce import Workforce
+from gpuprof.serving.change.worker_fleet import WorkerFleet
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.serving.running import map_of, replica
@@ -16,7 +16,7 @@ def test_a_model_keeps_as_much_in_hand_as_the_percentile_of_its_map_asks_for() -
     async def learn(percentile: float) -> float:
         document = map_of({"m": "null:4"}, [replica("m")])
         document["models"]["m"]["percentile"] = percentile
-        workforce = Workforce(Router(Arena(1 << 16)), None, "fastest", 1.0, 1.0)  # type: ignore[arg-type]
+        workforce = WorkerFleet(Router(Arena(1 << 16)), None, "fastest", 1.0, 1.0)  # type: ignore[arg-type]
         reserve = workforce._model(parse_map(document, "it"), "m")._reserve
         now = time.monotonic()
         for took_ms in (600.0, 300.0) * 20:

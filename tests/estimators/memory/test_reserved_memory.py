@@ -11,7 +11,7 @@ from gpuprof.domain.catalogue import device, v100_profiles
 from gpuprof.domain.estimate import PREDICTED, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.memory.reserved import predict_reserved
+from gpuprof.estimators.memory.reserved_memory import predict_reserved
 
 _MIB = 2.0**20
 

@@ -42,7 +42,7 @@ ProgramSolver = Callable[[PooledSegments, Mapping[str, float]], Gpus]
 
 @dataclass(slots=True)
 class PooledPlanner:
-    """Makes the most of replicas that share their requests."""
+    """Plans maps for pooled queues."""
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Of the same problem, for replicas with requests of their own.

@@ -32,7 +32,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PlanChange:
     """What a move to another plan did, by names of replicas."""
 
     kept: tuple[str, ...]
@@ -41,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _StaffedReplica:
+class _RunningReplica:
     """A replica that has its workers, and each model that it serves as that model sees it."""
 
     planned: PlannedReplica
@@ -49,7 +49,7 @@ class _StaffedReplica:
     members: tuple[tuple[ServedModel, AnyReplica], ...]
 
 
-class Workforce:
+class WorkerFleet:
     """Starts, keeps and ends workers.
 
     Parameters
@@ -70,11 +70,11 @@ class Workforce:
         self._routing = routing
         self._hang_s = hang_s
         self._drain_s = drain_s
-        self._staffed: list[_StaffedReplica] = []
+        self._running: list[_RunningReplica] = []
         self._moving = asyncio.Lock()
         # Loading takes a core: all at once, each model would load as long as all of them together.
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
-        self._standbys: dict[str, _StaffedReplica] = {}
+        self._standbys: dict[str, _RunningReplica] = {}
         self._claimed: dict[str, float] = {}
         self.workers: list[WorkerHandle] = []
 
@@ -82,7 +82,7 @@ class Workforce:
         """Return the cores of this machine that workers compute on."""
         return frozenset(core for worker in self.workers if not worker.order.node for core in worker.order.cores)
 
-    async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
+    async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> PlanChange:
         """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
 
         Raises `GpuprofError` when a new worker cannot hold its share or load its model; nothing has changed then.
@@ -96,18 +96,18 @@ class Workforce:
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
                 model.percentile = deployment.models[name].percentile
-            for staffed in started:
-                _join(staffed)
-            self._staffed = kept + started
+            for running in started:
+                _join(running)
+            self._running = kept + started
             self._claimed.clear()  # what took over is part of the plan now, or goes
             await self._end_standbys()
             for model in models.values():
-                model.spec = _widest(member for s in self._staffed for served, member in s.members if served is model)
+                model.spec = _widest(member for s in self._running for served, member in s.members if served is model)
             # Before old replicas are retired: no request meets a model without one.
             self._router.publish(models.values())
-            await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
+            await asyncio.gather(*(self._retire(running) for running in obsolete))
             await self._start_standbys()
-            return Move(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
+            return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
 
     def standby(self, replica: str) -> ReplicaPlan | None:
         """Return the plan of the standby that could take over from a replica, None where there is none."""
@@ -120,10 +120,10 @@ class Workforce:
             ready = self._standbys.get(replica)
             if ready is None or not ready.replica.is_alive:
                 return None
-            old = next(staffed for staffed in self._staffed if staffed.planned.plan.name == replica)
+            old = next(running for running in self._running if running.planned.plan.name == replica)
             del self._standbys[replica]
             _join(ready)
-            self._staffed[self._staffed.index(old)] = ready
+            self._running[self._running.index(old)] = ready
             assert old.planned.standby is not None
             for claim in old.planned.standby.claims:
                 self._claimed[claim.resource] = self._claimed.get(claim.resource, 0.0) + claim.amount
@@ -136,12 +136,12 @@ class Workforce:
 
     def _compare(
         self, plan: Sequence[PlannedReplica]
-    ) -> tuple[list[_StaffedReplica], list[PlannedReplica], list[_StaffedReplica]]:
+    ) -> tuple[list[_RunningReplica], list[PlannedReplica], list[_RunningReplica]]:
         """Return what goes on, what is new, and what is no longer wanted."""
-        unmatched = list(self._staffed)
+        unmatched = list(self._running)
         kept, fresh = [], []
         for planned in plan:
-            same = next((staffed for staffed in unmatched if _nature(staffed.planned) == _nature(planned)), None)
+            same = next((running for running in unmatched if _nature(running.planned) == _nature(planned)), None)
             if same is None:
                 fresh.append(planned)
             else:
@@ -149,9 +149,9 @@ class Workforce:
                 kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
         return kept, fresh, unmatched
 
-    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_StaffedReplica]) -> list[PlannedReplica]:
+    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_RunningReplica]) -> list[PlannedReplica]:
         """Give new replicas names, and groups, that no replica of this server has."""
-        taken = {staffed.planned.plan.name for staffed in self._staffed}
+        taken = {running.planned.plan.name for running in self._running}
         renamed = []
         for planned in fresh:
             name = planned.plan.name
@@ -168,18 +168,18 @@ class Workforce:
 
     async def _start_standbys(self) -> None:
         """Start the standbys that replicas lack."""
-        lacking = [staffed for staffed in self._staffed if staffed.planned.plan.name not in self._standbys]
+        lacking = [running for running in self._running if running.planned.plan.name not in self._standbys]
         await asyncio.gather(
             *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)
         )
 
-    async def _start_standby(self, staffed: _StaffedReplica, wanted: Standby) -> None:
+    async def _start_standby(self, running: _RunningReplica, wanted: Standby) -> None:
         """Start the standby of a replica; one that cannot start is done without."""
-        planned, name = staffed.planned, staffed.planned.plan.name
+        planned, name = running.planned, running.planned.plan.name
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(wanted.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in wanted.orders)
-        models = {model.name: model for model, _ in staffed.members}
+        models = {model.name: model for model, _ in running.members}
         standby = await self._start_workers(models, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._until_ready([standby])
@@ -190,7 +190,7 @@ class Workforce:
 
     async def _end_standbys(self) -> None:
         """End standbys whose replica has gone or wants another, and those for which there is no longer room."""
-        wanted = {staffed.planned.plan.name: staffed.planned.standby for staffed in self._staffed}
+        wanted = {running.planned.plan.name: running.planned.standby for running in self._running}
         for name, standby in list(self._standbys.items()):
             plan = wanted.get(name)
             if plan is not None and _orders(plan.orders) == _orders(standby.planned.orders) and self._fits(plan):
@@ -212,7 +212,7 @@ class Workforce:
         rule = routing_rule(self._routing)
         return ServedModel(name, asked.slo_ms, rule, self._router.arena, asked.percentile, public)
 
-    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _StaffedReplica:
+    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _RunningReplica:
         workers = [
             WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
@@ -220,21 +220,21 @@ class Workforce:
         self.workers += workers
         if planned.members:
             merged = MergedReplica(planned.plan, workers, [(one, models[one.model]) for one in planned.members])
-            return _StaffedReplica(
+            return _RunningReplica(
                 planned, merged, tuple((models[member.member.model], member) for member in merged.members)
             )
         model = models[planned.model]
         replica = ServedReplica(planned.plan, workers, model, ModelStatistics())
-        return _StaffedReplica(planned, replica, ((model, replica),))
+        return _RunningReplica(planned, replica, ((model, replica),))
 
-    async def _until_ready(self, started: Sequence[_StaffedReplica]) -> None:
+    async def _until_ready(self, started: Sequence[_RunningReplica]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
 
         async def start(worker: WorkerHandle) -> None:
             async with self._start_limit:
                 await worker.start()
 
-        workers = [worker for staffed in started for worker in staffed.replica.workers]
+        workers = [worker for running in started for worker in running.replica.workers]
         tasks = [asyncio.ensure_future(start(worker)) for worker in workers]
         try:
             await asyncio.gather(*tasks)
@@ -245,15 +245,15 @@ class Workforce:
             await self._dismiss(workers)
             raise
 
-    async def _retire(self, staffed: _StaffedReplica) -> None:
+    async def _retire(self, running: _RunningReplica) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
-        replica = staffed.replica
-        for model, member in staffed.members:
+        replica = running.replica
+        for model, member in running.members:
             model.retire_replica(member)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        for model, member in staffed.members:
+        for model, member in running.members:
             model.forget_replica(member)
         await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
@@ -269,9 +269,9 @@ class Workforce:
         return lambda events: WorkerLink(machine, self._router.arena, events)
 
 
-def _join(staffed: _StaffedReplica) -> None:
+def _join(running: _RunningReplica) -> None:
     """Let the models of a replica give it requests."""
-    for model, member in staffed.members:
+    for model, member in running.members:
         model.replicas.append(member)
 
 
