@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -140,10 +141,14 @@ def is_machine_code_cached(compiled: Callable[..., Any]) -> bool:
 
 
 def code_directory(function: Callable[..., Any]) -> Path:
-    """Return where to keep the machine code of a function: by its file, for what is not defined yet, and its code."""
-    digest = hashlib.sha256(f"{numba.__version__} {describe_code(function)}".encode())
-    source = Path(function.__code__.co_filename)
-    digest.update(source.read_bytes() if source.is_file() else b"")
+    """Return where to keep the machine code of a function: by its code, and for what is not defined yet by its file.
+
+    What the file defines further down calls what it has imported by now, which so counts as well.
+    """
+    file = Path(function.__code__.co_filename)
+    source = file.read_bytes() if file.is_file() else b""
+    code = f"{describe_code(function)} {_describe_imports(function, source)}"
+    digest = hashlib.sha256(f"{numba.__version__} {code}".encode() + source)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "gpuprof" / f"code-{digest.hexdigest()[:20]}"
 
@@ -157,6 +162,24 @@ def describe_code(function: Callable[..., Any]) -> str:
     found: dict[str, str] = {}
     _describe(function, found)
     return repr(sorted(found.items()))
+
+
+def _describe_imports(function: Callable[..., Any], source: bytes) -> str:
+    """Return what stands for all that compiled code of the function's file may use of what is there by now."""
+    found: dict[str, str] = {}
+    there = {name: function.__globals__[name] for name in _names_in(source) & function.__globals__.keys()}
+    usable = {name: value for name, value in there.items() if hasattr(value, "py_func") or _is_constant(value)}
+    values = [(name, _describe_value(value, set(), found)) for name, value in sorted(usable.items())]
+    return repr((values, sorted(found.items())))
+
+
+@lru_cache(maxsize=64)
+def _names_in(source: bytes) -> frozenset[str]:
+    return frozenset(_names(compile(source, "", "exec")))
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, int | float | str | tuple) or hasattr(value, "_fields")
 
 
 def _describe(function: Callable[..., Any], described: dict[str, str]) -> None:

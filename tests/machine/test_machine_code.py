@@ -75,6 +75,18 @@ def test_machine_code_is_kept_apart_by_the_file_for_what_is_defined_further_down
     assert found[0] != found[1]
 
 
+def test_machine_code_is_kept_apart_by_what_is_called_further_down(tmp_path: Path) -> None:
+    file = tmp_path / "further_down.py"
+    file.write_text("def rule(a):\n    return later(a)\n\n\ndef later(a):\n    return imported(a, a)\n")
+    found = set()
+    for source in _SOURCES[::2]:
+        imported = compile_function(_define(source, LIMIT=1.0))
+        inside: dict[str, Any] = {"__name__": "further_down", "imported": imported}
+        exec(compile(file.read_text().split("\n\n\n")[0], str(file), "exec"), inside)
+        found.add(code_directory(inside["rule"]))
+    assert len(found) == 2
+
+
 def _add_one(value: float) -> float:
     return value + 1.0
 
