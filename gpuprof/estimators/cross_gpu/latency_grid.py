@@ -27,12 +27,16 @@ _MANY_BATCHES, _MANY_SHARES = 2, 4
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
 _STEP, _INSTANCE_STEP = 2.5, 5.0
+#: Percentages that no smaller one is quicker than; few, since each is predicted beside the share that is asked for.
+_COMPARED_SHARES = (10.0, 25.0, 50.0, 75.0, 100.0)
 
 
 class LatencyGrid:
-    """Times of one model on one device under any share at any batch: a batch takes no less than a smaller one.
+    """Times of one model on one device: a batch takes no less than a smaller one, a share no less than larger ones.
 
-    What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there.
+    What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there: on
+    half of a V100 by 15%. A share is compared with those of `_COMPARED_SHARES`, one of an instance with the whole
+    device, too.
     ``model``: moved to what was measured of the device, where something was.
     """
 
@@ -51,17 +55,24 @@ class LatencyGrid:
 
     def series(self, share: Share, batches: Sequence[int]) -> list[Figure]:
         """Return the times of several batches, as `at` one by one. Raises `InputError` as `at` does."""
-        known, told = self._known.setdefault(share, {}), self._told.setdefault(share, {})
+        told = self._told.setdefault(share, {})
+        shares = (share, *_list_larger(share))
         asked = [one for one in batches if one not in told]
         grids = {one: self._kernels.grid(one) for one in asked}
         needed = {one for grid in grids.values() for one in grid}
         needed |= set(self._list_smaller(max(needed, default=1)))
-        if missing := sorted(needed.difference(known)):
-            self._predict(share, missing, len(asked))
+        known_to_all = set.intersection(*(set(self._known.get(one, {})) for one in shares))
+        if missing := sorted(needed - known_to_all):
+            self._predict(shares, missing, len(asked))
         for batch, grid in grids.items():
-            ends = [self._raise(known, one) for one in grid]
-            told[batch] = ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
+            each = [self._read(one, grid, batch) for one in shares]
+            told[batch] = _scale_to(each[0], max(one.value for one in each))
         return [told[one] for one in batches]
+
+    def _read(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
+        """Return the time of a batch of the grid or between two, by what is known of the share alone."""
+        ends = [self._raise(self._known[share], one) for one in grid]
+        return ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
 
     def _list_smaller(self, batch: int) -> tuple[int, ...]:
         """Return the batches of the grid up to ``batch``; where each needs a graph of its own, the powers of two."""
@@ -81,22 +92,32 @@ class LatencyGrid:
 
     def _raise(self, known: Mapping[int, Figure], batch: int) -> Figure:
         """Return the time of a batch of the grid, or of the smaller one that takes longest."""
-        own = known[batch]
-        longest = max((known[one].value for one in self._list_smaller(batch)), default=own.value)
-        return own.scale_by(longest / own.value) if longest > own.value > 0.0 else own
+        return _scale_to(known[batch], max((known[one].value for one in self._list_smaller(batch)), default=0.0))
 
-    def _predict(self, share: Share, missing: Sequence[int], asked: int) -> None:
-        """Predict what is missing; for whoever makes a plan also what it is going to ask for."""
+    def _predict(self, compared: Sequence[Share], missing: Sequence[int], asked: int) -> None:
+        """Predict what is missing of shares, the first of which was asked for; for a plan also what it will ask for."""
+        share = compared[0]
         self._asked[share] = self._asked.get(share, 0) + asked
-        shares, batches = [share], tuple(missing)
+        shares, batches = list(compared), tuple(missing)
         many = len(self._asked) >= _MANY_SHARES
         if many or self._asked[share] >= _MANY_BATCHES:
             batches = self._kernels.list_grid(max(*missing, _MOST_BATCH)) or batches
         if many:
-            shares = list(dict.fromkeys((share, *_list_shares(share.mig))))
+            shares = list(dict.fromkeys((*compared, *_list_shares(share.mig))))
         wanted = [one for one in shares if not self._known.get(one, {}).keys() >= set(batches)]
         for (one, batch), figure in self._model.latencies(self._kernels, batches, self._device, wanted).items():
             self._known.setdefault(one, {})[batch] = figure
+
+
+def _scale_to(figure: Figure, longest: float) -> Figure:
+    """Return a time, raised to ``longest`` where that is longer, with its interval in proportion."""
+    return figure.scale_by(longest / figure.value) if longest > figure.value > 0.0 else figure
+
+
+def _list_larger(share: Share) -> list[Share]:
+    """Return larger parts of the same instance or device, and of an instance the whole device."""
+    larger = [Share(part, share.mig) for part in _COMPARED_SHARES if part > share.sm_pct]
+    return larger if share.mig is None else [*larger, Share()]
 
 
 def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
@@ -103,3 +104,26 @@ def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path, is_linear: boo
     values = [one.value for one in found]
     assert values == pytest.approx(sorted(values), rel=1e-12)  # sums are rounded
     assert all(one.low < one.value < one.high for one in found if one.low is not None and one.high is not None)
+
+
+@pytest.mark.parametrize("gpu", ["v100", "a100-80"])
+def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> None:
+    # Depthwise convolutions of few channels: what was learned of small kernels makes half of the SMs look quicker.
+    depthwise = [helper.make_node("Conv", [f"t{one}", "w"], [f"t{one + 1}"], group=64) for one in range(16)]
+    weights = {"w": np.ones((64, 1, 1, 1), np.float32)}
+    path = write_model(tmp_path / "m.onnx", depthwise, {"t0": ["batch", 64, 14, 14]}, {"t16": None}, weights)
+    precision = "float32" if gpu == "v100" else "tfloat32"
+    kernels = KernelsByBatch(lambda batch: load_graph(path, batch), precision, LaunchMode.FUSED)
+    board, parts, batches = device(gpu), (10.0, 20.0, 25.0, 50.0, 75.0, 100.0), (1, 2, 4, 8, 32)
+    alone = {
+        (part, batch): shipped_model().latency(kernels.at(batch), board, Share(part), precision, LaunchMode.FUSED).value
+        for part in parts
+        for batch in batches
+    }
+    assert any(alone[part, batch] < alone[100.0, batch] for part in parts for batch in batches), "nothing to mend"
+    grid = LatencyGrid(kernels, board, shipped_model())
+    for batch in batches:
+        values = [grid.at(Share(part), batch).value for part in parts]
+        assert values == pytest.approx(sorted(values, reverse=True), rel=1e-12)
+        if board.mig_slices:
+            assert grid.at(Share(100.0, "4g.40gb"), batch).value >= values[-1] * (1 - 1e-12)
