@@ -116,13 +116,13 @@ class _Clock:
         """Return a function each of whose calls is a phase; the last name is that of all further calls."""
         left = list(names)
 
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def time_call(*arguments: Any, **named: Any) -> Any:
             if self._inside:
                 return function(*arguments, **named)
             with self.phase(left.pop(0) if len(left) > 1 else left[0]):
                 return function(*arguments, **named)
 
-        return timed
+        return time_call
 
 
 def _add(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

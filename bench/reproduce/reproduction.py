@@ -100,7 +100,7 @@ def lines(title: str, x: Axis, y: Axis, series: Mapping[str, Mapping[float, floa
     for number, (name, points) in enumerate(series.items()):
         known = {at: value for at, value in points.items() if value is not None}
         if known:
-            drawn.append(Line(name, tuple(known), tuple(known.values()), number % 8, dashed=number % 2 == 1))
+            drawn.append(Line(name, tuple(known), tuple(known.values()), number % 8, is_dashed=number % 2 == 1))
     return Chart(title, x, y, lines=tuple(drawn), note=note)
 
 

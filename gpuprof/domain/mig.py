@@ -10,7 +10,7 @@ often than the driver allows (NVIDIA MIG User Guide, "Partitioning"; ``nvidia-sm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -105,7 +105,7 @@ def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...
 
     def extend(slot: int, chosen: Layout) -> None:
         if slot == memory:
-            if not any(_fits(chosen, profile, start, compute) for profile, start in _list_starts(profiles)):
+            if not any(_fits(chosen, one, start, compute) for one in profiles for start in one.start_slots):
                 layouts.append(chosen)
             return
         # Slots are filled in ascending order, so that each layout is found once.
@@ -158,10 +158,6 @@ def _fits(chosen: Layout, profile: MigProfile, start: int, compute: int) -> bool
         and profile.compute_slices + sum(item.profile.compute_slices for item in chosen) <= compute
         and sum(item.profile == profile for item in chosen) < profile.max_count
     )
-
-
-def _list_starts(profiles: Sequence[MigProfile]) -> Iterator[tuple[MigProfile, int]]:
-    return ((profile, start) for profile in profiles for start in profile.start_slots)
 
 
 def _mask(placements: Sequence[MigPlacement]) -> int:

@@ -17,7 +17,8 @@ from onnx import TensorProto, TensorShapeProto, ValueInfoProto
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
-from gpuprof.graph.file import MOST_ELEMENTS, dtype_name
+from gpuprof.graph.element_types import dtype_name
+from gpuprof.graph.file import MOST_ELEMENTS
 
 #: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3

@@ -20,6 +20,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.content_hash import ContentHash
+from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.light_file import read_light
 from gpuprof.graph.nodes import graphs_of, sort_nodes
 
@@ -50,10 +51,6 @@ _OTHER_FORMATS = (
     (b"\x1f\x8b", "compressed by gzip", "decompress it: gunzip"),
     (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself: git lfs pull"),
 )
-_RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
-_ELEMENT_TYPES: dict[int, str] = {
-    int(number): _RENAMED.get(name, name.lower()) for name, number in TensorProto.DataType.items() if number
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +103,6 @@ def read_onnx(path: Path) -> OnnxFile:
             _files.pop(next(iter(_files)))
         known = _files[resolved] = _read_file(resolved)
     return known
-
-
-def dtype_name(elem_type: int) -> str:
-    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
-
-    Raises `InputError` if ONNX has no such type.
-    """
-    name = _ELEMENT_TYPES.get(elem_type)
-    if name is None:
-        raise InputError(f"ONNX has no element type {elem_type}", "the model is damaged: export it again")
-    return name
-
-
-def elem_type(dtype: str) -> int:
-    """Return the ONNX element type of a `Tensor`'s dtype, the inverse of `dtype_name`."""
-    return next(number for number, name in _ELEMENT_TYPES.items() if name == dtype)
 
 
 _files: dict[Path, OnnxFile] = {}

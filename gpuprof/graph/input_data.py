@@ -25,7 +25,8 @@ from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.dims import declared_dims, list_free_dims
-from gpuprof.graph.file import dtype_name, elem_type, read_onnx
+from gpuprof.graph.element_types import dtype_name, elem_type
+from gpuprof.graph.file import read_onnx
 
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]

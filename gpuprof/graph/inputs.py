@@ -12,7 +12,8 @@ from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.graph.file import elem_type, read_onnx
+from gpuprof.graph.element_types import elem_type
+from gpuprof.graph.file import read_onnx
 
 Array = npt.NDArray[np.generic]
 

@@ -26,7 +26,8 @@ from gpuprof.graph.dims import (
     past_dims,
     sequence_dims,
 )
-from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
+from gpuprof.graph.element_types import dtype_name
+from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.nodes import list_captured, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError

@@ -54,7 +54,7 @@ class MergedMember:
         import numpy as np
         from onnx.helper import tensor_dtype_to_np_dtype
 
-        from gpuprof.graph.file import elem_type
+        from gpuprof.graph.element_types import elem_type
 
         rows = self.absent_rows if self.fixed_batch is None else self.fixed_batch
         return {

@@ -19,7 +19,8 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.file import MOST_ELEMENTS, dtype_name, elem_type
+from gpuprof.graph.element_types import dtype_name, elem_type
+from gpuprof.graph.file import MOST_ELEMENTS
 from gpuprof.graph.nodes import constant_tensor, label, list_captured, used_names
 from gpuprof.graph.runtime_types import runtime_types
 from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES

@@ -24,7 +24,7 @@ class Defect:
 
     path: Path  #: File or directory.
     what: str
-    harmless: bool = False  #: True for what a killed process left and readers pass over; ``repair`` removes it.
+    is_harmless: bool = False  #: True for what a killed process left and readers pass over; ``repair`` removes it.
 
 
 def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
@@ -41,11 +41,12 @@ def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
         remove_replaced(database)
         database.clear_leftovers()
     defects = [
-        Defect(path, "left behind by a writer that was killed, or one at work", harmless=True)
+        Defect(path, "left behind by a writer that was killed, or one at work", is_harmless=True)
         for path in sorted(database.path.glob(f"{TEMPORARY_PREFIX}*"))
     ]
     defects += [
-        Defect(path, "already compacted, but not yet removed", harmless=True) for path in database.replaced_segments()
+        Defect(path, "already compacted, but not yet removed", is_harmless=True)
+        for path in database.replaced_segments()
     ]
     seen: dict[str, Path] = {}
     for segment in database.segments():

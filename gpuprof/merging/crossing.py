@@ -79,7 +79,7 @@ def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches:
         for m, name in zip(crossing.models, crossing.names, strict=True)
     )
     passes = 1
-    if setting.rates.blocked_images and _between_images(plan, crossing):
+    if setting.rates.blocked_images and _is_between_images(plan, crossing):
         passes += 2
     if _breaks_fusion(plan, crossing):
         passes += 1
@@ -88,7 +88,7 @@ def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches:
     )
 
 
-def _between_images(plan: MergePlan, crossing: Crossing) -> bool:
+def _is_between_images(plan: MergePlan, crossing: Crossing) -> bool:
     """Return whether convolutions make the value or take it."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     maker = source.maker(name)

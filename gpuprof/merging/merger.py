@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.file import elem_type
+from gpuprof.graph.element_types import elem_type
 from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, write_description
 from gpuprof.graph.nodes import graphs_of
 from gpuprof.merging.plan import MergePlan, Step

@@ -96,7 +96,7 @@ def batch_axis(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> 
 
 def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
-    if group.operators and not _same_constants(plan, step):
+    if group.operators and not _has_same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
         step.input_axes = (_slot(plan, step, 0).axis,)
         _check_super(plan, step)
@@ -134,7 +134,7 @@ def _check_super(plan: MergePlan, step: Step) -> None:
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
 
 
-def _same_constants(plan: MergePlan, step: Step) -> bool:
+def _has_same_constants(plan: MergePlan, step: Step) -> bool:
     """Return whether every constant input of the nodes is the same within the tolerance the blocks were found with."""
     group = plan.group(step)
     nodes = {m: plan.sources[m].nodes[p] for m, p in group.nodes.items()}
@@ -149,14 +149,14 @@ def _same_constants(plan: MergePlan, step: Step) -> bool:
         if len(constant) < len(step.models):
             return False
         if name == group.operators[first].weight:
-            if not _same_weight(plan, group):
+            if not _has_same_weight(plan, group):
                 return False
         elif len({plan.sources[m].digest(names[m]) for m in step.models}) > 1:
             return False
     return True
 
 
-def _same_weight(plan: MergePlan, group: NodeGroup) -> bool:
+def _has_same_weight(plan: MergePlan, group: NodeGroup) -> bool:
     """Return whether the members of a group have one weight, within the tolerance."""
     # A common block as large as either weight is all of both.
     if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
@@ -166,7 +166,7 @@ def _same_weight(plan: MergePlan, group: NodeGroup) -> bool:
 
 
 def _share_weight(plan: MergePlan, group: NodeGroup, step: Step) -> None:
-    step.shares_weight = _same_weight(plan, group)
+    step.shares_weight = _has_same_weight(plan, group)
     if step.shares_weight:
         first, *others = step.models
         kept = plan.shared.get((first, group.operators[first].weight), (first, group.operators[first].weight))

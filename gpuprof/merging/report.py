@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import ModelProto
 
 from gpuprof.domain.model import Tensor
-from gpuprof.graph.file import dtype_name
+from gpuprof.graph.element_types import dtype_name
 from gpuprof.merging.gain import MergeGain, Rates
 from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.plan import MergePlan, Step

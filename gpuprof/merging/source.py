@@ -16,7 +16,8 @@ from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.dims import bind_inputs, bound_dims, declared_dims
-from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
+from gpuprof.graph.element_types import dtype_name
+from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.nodes import constant_tensor, list_captured, used_names
 from gpuprof.graph.shapes import Shapes
 

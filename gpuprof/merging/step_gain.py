@@ -141,7 +141,7 @@ def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: Gai
         if not shared.takes_all(m):  # cut, rest, sum
             copied = rates.copied_bytes(taken) + rates.copied_bytes(rest_in) + rates.copied_bytes(out)
             gain += MergeGain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
-        if not shared.gives_all(m):  # other outputs, put in place
+        if not shared.is_complete(m):  # other outputs, put in place
             gain += MergeGain(added_bytes=round(rates.copied_bytes(written)), added_launches=2)
         if bias_of(group, m) is not None:
             gain += MergeGain(

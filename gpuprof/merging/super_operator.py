@@ -42,7 +42,7 @@ class SuperOperator:
         """Return whether the block spans all input features of a model."""
         return self.totals[model][0] == self.inputs
 
-    def gives_all(self, model: int) -> bool:
+    def is_complete(self, model: int) -> bool:
         """Return whether the block spans all output features of a model."""
         return self.totals[model][1] == self.outputs
 

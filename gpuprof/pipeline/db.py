@@ -53,11 +53,11 @@ class VerifyResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each defect."""
-        return [{"path": str(one.path), "what": one.what, "harmless": one.harmless} for one in self.defects]
+        return [{"path": str(one.path), "what": one.what, "harmless": one.is_harmless} for one in self.defects]
 
     def require_whole(self) -> None:
         """Refuse a database of which something is damaged. Raises `InputError` naming the first damaged file."""
-        broken = [defect for defect in self.defects if not defect.harmless]
+        broken = [defect for defect in self.defects if not defect.is_harmless]
         if broken:
             raise InputError(
                 f"{count_of(len(broken), 'problem')} in {self.database}, first {broken[0].path}: {broken[0].what}",
@@ -181,7 +181,7 @@ def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> 
     """
     database = _open(db)
     defects = tuple(verify(database, repair))
-    whole = all(defect.harmless for defect in defects)
+    whole = all(defect.is_harmless for defect in defects)
     notes = (f"{count_of(len(database.segments()), 'segment')}, all whole",) if whole else ()
     return VerifyResult(notes=notes, defects=defects, database=database.path)
 

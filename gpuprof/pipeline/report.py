@@ -175,7 +175,7 @@ def _database_sections(database: KernelDb, name: str) -> list[Section]:
     for own in list(by_model.values())[:_MOST_MODELS]:
         section = _model_section(database, own, devices, is_only=len(by_model) == 1)
         if section is not None:
-            sections.append(replace(section, folded=len(by_model) > _UNFOLDED))
+            sections.append(replace(section, is_folded=len(by_model) > _UNFOLDED))
     return sections
 
 

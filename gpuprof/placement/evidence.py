@@ -13,6 +13,21 @@ from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
+#: What a figure of a map may be off by: rounding, and no more.
+RELATIVE_ROUNDING = 1e-3
+ABSOLUTE_ROUNDING = 1e-6
+
+
+def is_rounded_to(value: float, true: float) -> bool:
+    """Return whether a figure of a map differs from the true one by no more than rounding.
+
+    Examples
+    --------
+    >>> is_rounded_to(12.34, 12.341), is_rounded_to(12.3, 12.341)
+    (True, False)
+    """
+    return abs(value - true) <= RELATIVE_ROUNDING * abs(true) + ABSOLUTE_ROUNDING
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:

@@ -22,7 +22,7 @@ def check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
         runs, device = _plain_workload(partition, replica), evidence.devices[gpu.device]
         if (device.name, runs) in evidence.tried.measured:
             continue
-        failure = next((failed for failed in alone if _contain(device, [runs], [failed.workload], failed)), None)
+        failure = next((failed for failed in alone if _is_contained(device, [runs], [failed.workload], failed)), None)
         if failure is not None:
             yield Violation("failed", f"{node.name} gpu {gpu.index}", f"{replica.model}: {failure}")
     groups = [failed for failed in evidence.tried.failed if failed.beside]
@@ -33,7 +33,7 @@ def check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
                 if (gpu.device, tuple(sorted(held))) in evidence.tried.together:
                     continue
                 for failed in groups:
-                    if _contain(evidence.devices[gpu.device], held, [failed.workload, *failed.beside], failed):
+                    if _is_contained(evidence.devices[gpu.device], held, [failed.workload, *failed.beside], failed):
                         yield Violation("failed", f"{node.name} gpu {gpu.index}", str(failed))
                         break
 
@@ -43,7 +43,7 @@ def _plain_workload(partition: Partition, replica: Replica) -> Workload:
     return replace(replica_workload(partition, replica, replica.batch), turns=0)
 
 
-def _contain(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:
+def _is_contained(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:
     """Whether there is for each of the workloads tried another one on the device that asks for as much with no more."""
     if device.name != failed.device or len(held) < len(tried):
         return False
@@ -53,7 +53,7 @@ def _contain(device: Device, held: Sequence[Workload], tried: Sequence[Workload]
         asks = runs.model == tried[0].model and tried[0].batch <= runs.batch and tried[0].processes <= runs.processes
         if asks and _is_no_larger(device, runs, tried[0], in_memory=failed.is_memory):
             others = [one for place, one in enumerate(held) if place != number]
-            if _contain(device, others, tried[1:], failed):
+            if _is_contained(device, others, tried[1:], failed):
                 return True
     return False
 

@@ -176,17 +176,17 @@ class PlannedWorkloads:
     ) -> bool:
         """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
         if self.problem.options.latency_budget is not None:
-            return self.within_budget(demand, self.estimate(device, workload, beside), rate_rps)
-        return self._in_time(demand, self.server(device, workload, beside), rate_rps)
+            return self.is_within_budget(demand, self.estimate(device, workload, beside), rate_rps)
+        return self._is_in_time(demand, self.server(device, workload, beside), rate_rps)
 
     def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
         return self.meets(demand, device, workload, demand.rate_rps, beside)
 
-    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
+    def _is_in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
 
-    def within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
+    def is_within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
         """Whether a replica that behaves so keeps the rule of the papers: a batch within its part of the SLO."""
         options = self.problem.options
         latency = planned_ms(estimate.latency_ms, options.confidence)

@@ -110,7 +110,7 @@ class _GroupLimits:
             self._loads[key] = self._search(queueing, server, demand.slo, count, guess)
         return self._loads[key]
 
-    def bears(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
+    def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
         """Whether so many replicas answer a demand in time under a load; mostly the nearest queue below tells."""
         if load >= 1.0:
             return False  # as of full batches that answer less than smaller ones
@@ -153,14 +153,14 @@ class PooledSegments(Segments):
     ) -> float:
         ceiling, rate = self._ceiling_rps(device, workload, beside), demand.rate_rps
         server = self.server(device, workload, beside)
-        if ceiling >= rate and super()._in_time(demand, server, rate):
+        if ceiling >= rate and super()._is_in_time(demand, server, rate):
             return rate
         capacity = server.capacity_rps
         parts = _parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # of equal replicas none makes up for what the others are late with
         each = min(least_rps or _LIKELY * ceiling, rate * LESS)
-        if least_rps and not self._groups.bears(server, demand, _count(rate, each), each / capacity):
+        if least_rps and not self._groups.can_bear(server, demand, _count(rate, each), each / capacity):
             return 0.0  # less will not be taken (see `make`), and more need not be looked for
         count, best = 0, 0.0
         for _ in range(_ROUNDS):
@@ -176,10 +176,10 @@ class PooledSegments(Segments):
             best = each
         return best
 
-    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
+    def _is_in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         count = max(1, math.floor(demand.rate_rps / rate_rps + 1e-9)) if rate_rps > 0.0 else 1
         if count == 1:
-            return super()._in_time(demand, server, rate_rps)
+            return super()._is_in_time(demand, server, rate_rps)
         load = rate_rps / server.capacity_rps
         if load >= 1.0:
             return False

@@ -38,7 +38,7 @@ class Solution:
     values: tuple[float, ...]  #: By column; integers are whole.
     objective: float
     bound: float  #: No solution has a smaller objective; of a relaxed program recomputed from the duals.
-    proven: bool  #: Whether the objective is the smallest there is, up to the gaps that were allowed.
+    is_proven: bool  #: Whether the objective is the smallest there is, up to the gaps that were allowed.
     #: By row, of a relaxed program: what the objective grows by when the row's bound does.
     duals: tuple[float, ...] = ()
 
@@ -159,8 +159,8 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
         if find_violated_row(columns, values) is not None:
             return None
     objective = math.fsum(columns.costs * values)
-    proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    solution = Solution(tuple(values.tolist()), objective, objective, proven)
+    is_proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    solution = Solution(tuple(values.tolist()), objective, objective, is_proven)
     if not relaxed:
         # Within its tolerances the solver's bound may lie above its own solution.
         return replace(solution, bound=min(objective, float(info.mip_dual_bound) / scales.objective))

@@ -246,7 +246,7 @@ class Segments(PlannedWorkloads):
             estimate = self.estimate(device, workload)
         except InputError:
             return 0.0
-        if not self.within_budget(demand, estimate, 0.0):
+        if not self.is_within_budget(demand, estimate, 0.0):
             return 0.0
         return self._throughput_rps(estimate) * (high - 1) / workload.batch
 
@@ -284,9 +284,9 @@ class Segments(PlannedWorkloads):
             return wanted if self.meets(demand, device, workload, 0.0, beside) else 0.0
         server = self.server(device, workload, beside)
         idle = ceiling * NEARLY_IDLE
-        if not self._in_time(demand, server, min(least_rps, wanted)):
+        if not self._is_in_time(demand, server, min(least_rps, wanted)):
             # Less than ``least_rps`` will not be taken (see `make`): it is enough to know that it serves something.
-            return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
+            return idle if idle < least_rps and self._is_in_time(demand, server, idle) else 0.0
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)
 

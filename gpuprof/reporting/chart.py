@@ -25,7 +25,7 @@ class Axis:
     high: float | None = None
     names: tuple[str, ...] = ()  #: Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
     marks: tuple[float, ...] = ()  #: The values that are labelled; empty: round ones.
-    downwards: bool = False  #: Whether a vertical axis begins at the top.
+    is_downwards: bool = False  #: Whether a vertical axis begins at the top.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Line:
     x: tuple[float, ...]
     y: tuple[float, ...]
     color: int  #: Counts the series: beyond the palette, dashes and marks tell them apart.
-    dashed: bool = False  #: Whether it is a bound or an objective instead of a series.
+    is_dashed: bool = False  #: Whether it is a bound or an objective instead of a series.
     series: str = ""  #: Name in the legend of the series that it belongs to; empty: its own.
 
 
@@ -65,7 +65,7 @@ class Box:
     color: int
     label: str = ""
     shade: float = 1.0  #: Of its colour, from 0, that of the ground, to 1.
-    framed: bool = False  #: An edge around nothing instead of a filled rectangle.
+    has_frame: bool = False  #: An edge around nothing instead of a filled rectangle.
     strip: bool = False  #: Pale, with an edge and a label: names what stands below it.
 
 
@@ -97,7 +97,7 @@ class Chart:
         """Return whether marks stand along a line: its points, or such as tell several lines apart."""
         if self.points:
             return any(series_of(one) == series_of(line) for one in self.points)
-        return not line.dashed and sum(not one.dashed for one in self.lines) > 1
+        return not line.is_dashed and sum(not one.is_dashed for one in self.lines) > 1
 
 
 def series_of(mark: Line | Points | Box) -> str:
@@ -153,7 +153,7 @@ def fit_bars(chart: Chart) -> Chart:
     return replace(
         chart,
         x=chart.y,
-        y=replace(chart.x, downwards=True),
+        y=replace(chart.x, is_downwards=True),
         boxes=tuple(replace(box, x0=box.y0, x1=box.y1, y0=box.x0, y1=box.x1) for box in chart.boxes),
         height=round(len(names) * max(_ROW_PIXELS, _BAR_PIXELS * beside)),
     )

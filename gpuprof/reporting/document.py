@@ -59,7 +59,7 @@ class Section:
     charts: tuple[Chart, ...]
     table: Table | None = None
     source: str = ""  #: Where its figures come from: ``"measured"``, ``"predicted"``, ``"simulated"`` …
-    folded: bool = False  #: Whether a page shows its heading alone until it is opened.
+    is_folded: bool = False  #: Whether a page shows its heading alone until it is opened.
 
 
 def read_result(path: Path) -> Any:
@@ -216,7 +216,7 @@ def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
                 f"{where}: the simulation, by the time of arrival.",
                 (goodput_over_time_figure(one, times), stages_over_time_figure(one, times)),
                 source="simulated",
-                folded=len(series) > _UNFOLDED,
+                is_folded=len(series) > _UNFOLDED,
             )
             for one in series
         ),

@@ -106,8 +106,8 @@ def goodput_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     widths = [end - begin for begin, end in pairwise(times_s)]
     middle = tuple((begin + end) / 2 for begin, end in pairwise(times_s))
     lines = tuple(
-        Line(name, middle, tuple(n / w for n, w in zip(row[key], widths, strict=True)), color, dashed)
-        for name, key, color, dashed in (("within the SLO", "in_time", 2, False), ("requests", "arrived", 6, True))
+        Line(name, middle, tuple(n / w for n, w in zip(row[key], widths, strict=True)), color, is_dashed)
+        for name, key, color, is_dashed in (("within the SLO", "in_time", 2, False), ("requests", "arrived", 6, True))
     )
     return Chart(
         f"{row['model']}: requests and goodput over time",
@@ -162,7 +162,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     return Chart(
         "How busy the replicas were",
         Axis("time in %", low=0.0, high=100.0),
-        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown), downwards=True),
+        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown), is_downwards=True),
         boxes=boxes,
         note=note,
         height=max(120, 16 * len(shown)),
@@ -185,7 +185,7 @@ def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, flo
         points.append(Points(series, tuple(p[2] for p in of_series), tuple(p[3] for p in of_series), tips, i))
     low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)
     lines = tuple(
-        Line(name, (low, high), (low * factor, high * factor), 6, dashed=name != "equal")
+        Line(name, (low, high), (low * factor, high * factor), 6, is_dashed=name != "equal")
         for name, factor in (("equal", 1.0), ("10% off", 1.1), ("10% off", 1 / 1.1))
     )
     return Chart(
@@ -238,7 +238,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     return Chart(
         "Median error of estimates, by what was left out",
         Axis("error in %", low=0.0),
-        Axis("", names=groups, downwards=True),
+        Axis("", names=groups, is_downwards=True),
         boxes=boxes,
         height=max(140, 14 * len(predictors) * len(groups)),
     )

@@ -30,13 +30,13 @@ def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], values: ND
         for j, column in enumerate(columns)
         if (value := float(values[i, j])) >= _LEAST
     )
-    frame = Box("", -0.5, len(columns) - 0.5, -0.5, len(rows) - 0.5, "", 0, framed=True)
+    frame = Box("", -0.5, len(columns) - 0.5, -0.5, len(rows) - 0.5, "", 0, has_frame=True)
     width = max(_LEAST_WIDTH, _BORDERS + _CELL * len(columns))
     side = min(_LARGEST_CELL, (width - _BORDERS) / max(1, len(columns)))
     return Chart(
         title,
         Axis("", names=tuple(str(j + 1) for j in range(len(columns)))),
-        Axis("", names=tuple(str(i + 1) for i in range(len(rows))), downwards=True),
+        Axis("", names=tuple(str(i + 1) for i in range(len(rows))), is_downwards=True),
         boxes=(frame, *cells),
         height=max(_CELL, round(side * len(rows))),
         width=width,
@@ -48,5 +48,5 @@ def heat_scale(title: str, label: str) -> Chart:
     edges = [step / _STEPS for step in range(_STEPS)]
     boxes = tuple(Box("", low, low + 1 / _STEPS, 0.0, 1.0, "", 0, shade=low + 0.5 / _STEPS) for low in edges)
     return Chart(
-        title, Axis(label, low=0.0, high=1.0), Axis("", names=("",), downwards=True), boxes=boxes, height=_CELL
+        title, Axis(label, low=0.0, high=1.0), Axis("", names=("",), is_downwards=True), boxes=boxes, height=_CELL
     )

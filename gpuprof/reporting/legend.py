@@ -86,7 +86,7 @@ def _swatch(chart: Chart, mark: Line | Points | Box, x: float, y: float) -> str:
         return f'<rect class="f{mark.color % COLORS}"{shade} x="{x + 4:.0f}" y="{y - 6:.0f}" width="10" height="10"/>'
     if isinstance(mark, Points):
         return f"{mark_of(mark.color, x + 9, y - 1)}/>"
-    dash = "4 2" if mark.dashed else dash_of(mark.color)
+    dash = "4 2" if mark.is_dashed else dash_of(mark.color)
     stroke = f' stroke-dasharray="{dash}"' if dash else ""
     line = f'<line class="s{mark.color % COLORS}"{stroke} x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 1}" y2="{y - 1}"/>'
     return f"{line}{mark_of(mark.color, x + 9, y - 1)}/>" if chart.is_marked(mark) else line

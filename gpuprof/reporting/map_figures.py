@@ -52,7 +52,7 @@ def map_figure(
     return Chart(
         title or f"Deployment map of {deployment.policy}",
         Axis("% of the device (MIG: of its memory slices)", low=0.0, high=100.0),
-        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), downwards=True),
+        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), is_downwards=True),
         boxes=tuple(boxes),
         note=" ".join(_describe(gpus, known)),
         height=max(60, (_MIG_ROW if has_instances else _ROW) * min(len(gpus), _MOST_GPUS)),
@@ -69,7 +69,7 @@ def _describe(gpus: Sequence[tuple[str, Gpu]], devices: Mapping[str, Device]) ->
 
 def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], models: Sequence[str]) -> Iterator[Box]:
     low, high = row - 0.4, row + 0.4
-    yield Box("", 0.0, 100.0, low, high, f"{name} ({gpu.device})", 0, framed=True)
+    yield Box("", 0.0, 100.0, low, high, f"{name} ({gpu.device})", 0, has_frame=True)
     for index, partition in enumerate(gpu.partitions):
         known = _slots(partition, gpu, devices)
         at, width = known or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
@@ -78,7 +78,7 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
         if partition.mig is not None:
             label = "" if partition.replicas else partition.mig.profile
             tip = f"{name} ({gpu.device}){instance}"
-            yield Box("", at, at + width, low, high, tip, 0, label, framed=True)
+            yield Box("", at, at + width, low, high, tip, 0, label, has_frame=True)
             if partition.replicas:
                 top = low + _STRIP
                 yield Box("", at + 0.15, at + width - 0.15, low, top, tip, 0, partition.mig.profile, strip=True)

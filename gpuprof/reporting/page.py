@@ -155,7 +155,7 @@ def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
     table = "" if section.table is None else _table(section.table, anchors)
     tag = f'<span class="tag">{escape(section.source)}</span>' if section.source else ""
     text = f'<p>{escape(section.text)}</p>{table}<div class="charts">{figures}</div>'
-    if section.folded:
+    if section.is_folded:
         return f'<details id="s{number}"><summary>{escape(section.title)}{tag}</summary>{text}</details>'
     return f'<section id="s{number}"><h2>{escape(section.title)}{tag}</h2>{text}</section>'
 

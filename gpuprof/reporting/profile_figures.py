@@ -126,7 +126,7 @@ def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRo
     return Chart(
         title,
         Axis("time in ms", low=0.0, high=max(box.x1 for box in boxes)),
-        Axis("op type", names=tuple(rows), downwards=True),
+        Axis("op type", names=tuple(rows), is_downwards=True),
         boxes=tuple(boxes),
         note=f"As measured, in the repetition of median length ({len(spans)} kernels)."
         if measured

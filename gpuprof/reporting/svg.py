@@ -66,7 +66,7 @@ def _draw(chart: Chart) -> tuple[str, int]:
     above = _TOP + _TITLE_LINE * (len(titles) - 1 if titles else 0)
     legend, rows = draw_legend(chart, above)
     top = above + round(rows)
-    ends = (top, top + chart.height) if chart.y.downwards else (top + chart.height, top)
+    ends = (top, top + chart.height) if chart.y.is_downwards else (top + chart.height, top)
     x = scale_of(chart.x, _values(chart, "x"), _left_margin(chart), chart.width - _RIGHT)
     y = scale_of(chart.y, _values(chart, "y"), *ends)
     below = _BOTTOM + _slant_height(chart.x, x)
@@ -192,7 +192,7 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     if not line.x:
         return ""
     color = line.color % COLORS
-    pattern = "6 4" if line.dashed else dash_of(line.color)
+    pattern = "6 4" if line.is_dashed else dash_of(line.color)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
     # A line of thousands of points would make the file as many elements larger.
@@ -236,7 +236,7 @@ def _box(box: Box, x: Scale, y: Scale) -> str:
     left, right = sorted((x(box.x0), x(box.x1)))
     top, bottom = sorted((y(box.y0), y(box.y1)))
     width, height = max(right - left, 0.5), max(bottom - top, 0.5)
-    kind = "frame" if box.framed else "strip" if box.strip else f"f{box.color % COLORS}"
+    kind = "frame" if box.has_frame else "strip" if box.strip else f"f{box.color % COLORS}"
     rectangle = (
         f'<rect class="{kind}"{_opacity(box)} x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
         f"{_end_with_tip('rect', box.tip)}"
@@ -245,7 +245,7 @@ def _box(box: Box, x: Scale, y: Scale) -> str:
     if not box.label or letters < 3 or height < 12:
         return rectangle
     pale = _PALE if box.color % COLORS != COLORS - 1 else _PALE_INK
-    ink = "faint" if box.framed else "ink" if box.strip else "inbox" if box.shade > pale else "onbox"
+    ink = "faint" if box.has_frame else "ink" if box.strip else "inbox" if box.shade > pale else "onbox"
     label = box.label if len(box.label) <= letters else shorten(box.name or box.label, letters)
     return (
         f'{rectangle}<text class="{ink}" text-anchor="middle" pointer-events="none" x="{left + width / 2:.1f}" '

@@ -36,7 +36,8 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     if not workload.turns:
         return own
     mates = [one for one in beside if one.turns == workload.turns]
-    batches = [own, *(_ask_during_turn(ask, mate, _remove_mates(beside, mates)) for mate in mates)]
+    others = [one for one in beside if one not in mates]
+    batches = [own, *(_ask_during_turn(ask, mate, others) for mate in mates)]
     longest = _add_figures([one.latency_ms for one in batches])
     # Deviations of times that do not depend on one another add up by their squares.
     pauses = [one.pause_factor * one.latency_ms.value for one in batches]
@@ -86,10 +87,6 @@ def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
         # Of equally slow ones the first by name: the answer must not depend on the order that they come in.
         running.append(max(sorted(group), key=lambda one: ask(own, [one]).latency_ms.upper()))
     return replace(ask(own, sorted(running)), workload=workload)
-
-
-def _remove_mates(beside: Sequence[Workload], mates: Sequence[Workload]) -> list[Workload]:
-    return [one for one in beside if one not in mates]
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:

@@ -63,7 +63,7 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
     """Write the model with its declared weights as external data, all in one sparse file."""
     from onnx import ModelProto, TensorProto
 
-    from gpuprof.graph.file import elem_type
+    from gpuprof.graph.element_types import elem_type
 
     model = ModelProto.FromString(light)
     graph = model.graph

@@ -101,7 +101,7 @@ def test_a_killed_compaction_neither_loses_nor_doubles_rows(
         with pytest.raises(KilledWriter):
             merge_segments(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
-    assert all(problem.harmless for problem in verify(database))
+    assert all(problem.is_harmless for problem in verify(database))
     assert verify(database, repair=True) == []
     database.append(a_run("r5"))
     merge_segments(database)

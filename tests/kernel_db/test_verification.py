@@ -30,7 +30,7 @@ def test_a_single_flipped_bit_in_the_data_is_found(tmp_path: Path) -> None:
     file.write_bytes(content)
     (problem,) = verify(database)
     assert problem.path == file
-    assert not problem.harmless
+    assert not problem.is_harmless
 
 
 def test_a_missing_runs_table_and_strange_rows_are_found(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_leftovers_are_harmless_and_repair_removes_them(tmp_path: Path) -> None:
     database = _database(tmp_path / "db")
     (database.path / ".tmp-r8").mkdir()
     (problem,) = verify(database)
-    assert problem.harmless
+    assert problem.is_harmless
     assert verify(database, repair=True) == []
     assert not (database.path / ".tmp-r8").exists()

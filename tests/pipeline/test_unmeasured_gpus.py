@@ -87,14 +87,14 @@ def test_the_search_among_all_gpus_ends_by_itself_unless_told_otherwise() -> Non
 def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(here: Path) -> None:
     limits = []
 
-    class Recording(FirstFitDecreasing):
+    class LimitRecorder(FirstFitDecreasing):
         def place(self, problem: Problem) -> Placement:
             limits.append(problem.options.time_limit_s or math.inf)
             return super().place(problem)
 
     def limit_of(options: PlanningOptions) -> float:
         limits.clear()
-        gpuprof.place(demands(here), fleet="any", policy=Recording(), options=options)
+        gpuprof.place(demands(here), fleet="any", policy=LimitRecorder(), options=options)
         return limits[0]
 
     given = limit_search("any", PlanningOptions()).time_limit_s or 0.0

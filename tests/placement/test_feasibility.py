@@ -226,6 +226,7 @@ def test_the_check_shares_no_code_with_any_policy() -> None:
     own = (
         "bound_check",
         "claim_check",
+        "estimate_check",
         "evidence",
         "failure_check",
         "feasibility",

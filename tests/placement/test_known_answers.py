@@ -17,7 +17,7 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 
 @dataclass
-class Counting:
+class EstimateCounter:
     known: LinearEstimator
     asked: list[tuple[int, bool]] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Counting:
 
 
 def test_what_one_policy_asked_no_other_asks_again() -> None:
-    estimator = Counting(LinearEstimator())
+    estimator = EstimateCounter(LinearEstimator())
     given = problem([demand("m")], estimator=estimator)  # type: ignore[arg-type]
     workload, beside = Workload("m", 4, Share(50.0)), [Workload("m", 2, Share(50.0))]
     first = Segments(given)
@@ -48,7 +48,7 @@ def test_what_one_policy_asked_no_other_asks_again() -> None:
 
 def test_what_is_refused_once_is_not_asked_again() -> None:
     @dataclass
-    class Refusing(Counting):
+    class Refusing(EstimateCounter):
         def estimate(self, *question: Any, **named: Any) -> Estimate:
             self.asked.append((question[2], False))
             raise InputError("nothing is known of it", "measure it")

@@ -19,7 +19,7 @@ from tests.placement.test_export import MAP, awkward, merged_map
 _GIB = 2**30
 
 
-def _changed(node: int, **fields: object) -> DeploymentMap:
+def _replace_predictions(node: int, **fields: object) -> DeploymentMap:
     """Return the map with other fields of all predictions of a node; ``processes`` and limits are the replicas' own."""
     content = json.loads(MAP.to_json())
     for partition in content["nodes"][node]["gpus"][0]["partitions"]:
@@ -34,15 +34,17 @@ def _ask(deployment: DeploymentMap, node: int, **file_bytes: int) -> PodResource
 
 
 def test_each_process_adds_the_part_of_a_core_for_which_the_map_has_it_busy() -> None:
-    busy = _ask(_changed(1, utilization=0.35, processes=3), 1)
+    busy = _ask(_replace_predictions(1, utilization=0.35, processes=3), 1)
     assert busy.cores == pytest.approx(1 + 2 * 3 * 0.35)
     assert busy.cpu == "3100m"  # never less than needed
-    assert _ask(_changed(1, utilization=None), 1).cores == pytest.approx(1 + 2)  # as busy as can be where nobody knows
-    assert _ask(_changed(1, utilization=7.0), 1).cores == pytest.approx(1 + 2)
+    assert _ask(_replace_predictions(1, utilization=None), 1).cores == pytest.approx(
+        1 + 2
+    )  # as busy as can be where nobody knows
+    assert _ask(_replace_predictions(1, utilization=7.0), 1).cores == pytest.approx(1 + 2)
 
 
 def test_workers_of_a_gpu_need_the_hosts_memory_each_and_room_for_what_they_load() -> None:
-    one, three = (_ask(_changed(1, processes=count), 1, b=_GIB) for count in (1, 3))
+    one, three = (_ask(_replace_predictions(1, processes=count), 1, b=_GIB) for count in (1, 3))
     assert three.memory_bytes - one.memory_bytes == 2 * (3 - 1) * (2 * _GIB + _GIB)
     assert "(assumed from their files)" in one.memory_from
 

@@ -33,7 +33,7 @@ def test_the_best_whole_solution_is_found_and_proven() -> None:
     assert solution.values == (1.0, 1.0, 0.0)
     assert solution.objective == pytest.approx(-11.0)
     assert solution.bound == pytest.approx(-11.0)
-    assert solution.proven
+    assert solution.is_proven
 
 
 def test_relaxed_it_is_a_bound() -> None:
@@ -79,7 +79,7 @@ def memory_in_bytes() -> Program:
 def test_memory_in_bytes_is_kept_beside_counts_of_one() -> None:
     solution = memory_in_bytes().solve()
     assert solution is not None
-    assert solution.proven
+    assert solution.is_proven
     # 2 devices: 200 %, 32 GiB; 6 of the second kind take 180 % and 19.8 GiB; 2 + 3 take 190 % and 28.1 GiB: 700
     assert solution.objective == pytest.approx(-700.0)
     assert solution.bound == pytest.approx(-700.0)

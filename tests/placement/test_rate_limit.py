@@ -21,7 +21,7 @@ from tests.placement.curved import CurvedEstimator
 
 
 @dataclass
-class Counting:
+class SolvedQueueCounter:
     """Counts the queues that are solved."""
 
     inner: QueueModel
@@ -76,7 +76,7 @@ def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) 
 
 
 @dataclass
-class CountingQuick(Counting):
+class QuickQueueCounter(SolvedQueueCounter):
     """Tells of replicas at once as well."""
 
     inner: BatchQueue = field(default_factory=BatchQueue)
@@ -88,7 +88,7 @@ class CountingQuick(Counting):
 @settings(max_examples=30, deadline=None)
 @given(batch=st.integers(1, 8), start=st.floats(0.5, 10.0), times=st.floats(1.5, 10.0))
 def test_of_many_queues_few_are_solved_and_the_answer_is_the_same(batch: int, start: float, times: float) -> None:
-    server, plain, quick = _server(batch, start), Counting(BatchQueue()), CountingQuick(BatchQueue())
+    server, plain, quick = _server(batch, start), SolvedQueueCounter(BatchQueue()), QuickQueueCounter(BatchQueue())
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rate_limit, "_FEW_SOLVED", 0)
@@ -98,7 +98,7 @@ def test_of_many_queues_few_are_solved_and_the_answer_is_the_same(batch: int, st
 
 
 def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
-    plain, guessed = Counting(BatchQueue()), Counting(BatchQueue())
+    plain, guessed = SolvedQueueCounter(BatchQueue()), SolvedQueueCounter(BatchQueue())
     for batch, start, times in ((1, 1.0, 3.0), (2, 4.0, 2.5), (4, 2.0, 4.0), (8, 6.0, 2.0), (8, 1.0, 6.0)):
         server = _server(batch, start)
         slo, most = Slo(times * server.latency_ms[-1]), server.capacity_rps
@@ -108,7 +108,7 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
 
 
 def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None:
-    counting = Counting(ExponentialQueue())
+    counting = SolvedQueueCounter(ExponentialQueue())
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(30.0)
     found = limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
     before = len(counting.solved)
@@ -152,7 +152,7 @@ def test_the_best_segment_is_the_one_found_by_looking_for_every_capacity(rate: f
 
 
 def test_a_segment_that_cannot_serve_what_it_must_is_not_looked_at_further() -> None:
-    counting = Counting(ExponentialQueue())
+    counting = SolvedQueueCounter(ExponentialQueue())
     wanted = demand("m", 1e6, 30.0)
     segments = Segments(problem([wanted]))
     object.__setattr__(segments.problem, "queueing", counting)

@@ -29,7 +29,7 @@ def a_chart(name: str = "a") -> Chart:
         "A <title> & more",
         Axis("time in s"),
         Axis("rate in requests/s", low=0.0),
-        lines=(Line(name, (0.0, 1.0), (1.0, 2.0), 0), Line("dashed", (0.0, 1.0), (2.0, 2.0), 1, dashed=True)),
+        lines=(Line(name, (0.0, 1.0), (1.0, 2.0), 0), Line("dashed", (0.0, 1.0), (2.0, 2.0), 1, is_dashed=True)),
         points=(Points("p", (0.5,), (1.0,), ('tip "quoted" <b>',), 2),),
         boxes=(Box("b", 0.0, 1.0, 0.0, 1.0, "a box", 3, "label"),),
     )
@@ -144,7 +144,7 @@ def test_bars_of_more_names_than_stand_below_them_lie_with_the_first_on_top() ->
     wide = Chart("Bars", Axis("model", names=names), Axis("ms", low=0.0), boxes=boxes)
     assert fit_bars(wide) is wide
     narrow = fit_bars(replace(wide, width=370))
-    assert (narrow.x.label, narrow.y.names, narrow.y.downwards) == ("ms", names, True)
+    assert (narrow.x.label, narrow.y.names, narrow.y.is_downwards) == ("ms", names, True)
     assert narrow.height >= 24 * 14  # what a name needs
     assert {(box.x0, box.x1) for box in narrow.boxes} == {(0.0, 1.0), (0.0, 2.0)}
     sizes = replace(wide, x=Axis("batch size", names=tuple(map(str, range(24)))), width=370)
@@ -182,11 +182,11 @@ def test_charts_beside_and_below_one_another_do_not_overlap() -> None:
 
 def test_a_downward_axis_begins_at_the_top_and_its_line_stays_below() -> None:
     boxes = tuple(Box(name, 0.0, 1.0, i - 0.4, i + 0.4, name, i) for i, name in enumerate(("first", "second")))
-    for downwards in (False, True):
-        chart = Chart("", Axis("x"), Axis("", names=("first", "second"), downwards=downwards), boxes=boxes)
+    for is_downwards in (False, True):
+        chart = Chart("", Axis("x"), Axis("", names=("first", "second"), is_downwards=is_downwards), boxes=boxes)
         root = ElementTree.fromstring(standalone([chart]))
         tops = {box.get("data-tip"): float(box.attrib["y"]) for box in root.iter(f"{SVG}rect") if box.get("data-tip")}
-        assert (tops["first"] < tops["second"]) is downwards
+        assert (tops["first"] < tops["second"]) is is_downwards
         (line,) = (line for line in root.iter(f"{SVG}line") if line.get("class") == "axis")
         assert float(line.attrib["y1"]) > max(tops.values())
 
@@ -194,7 +194,7 @@ def test_a_downward_axis_begins_at_the_top_and_its_line_stays_below() -> None:
 def test_a_heat_map_has_a_cell_for_each_value_that_can_be_seen_as_full_as_it_is_large() -> None:
     values = np.array([[0.0, 0.5, 1.0], [0.005, 0.25, 0.0]])
     chart = heat_map("map", ("a", "b"), ("x", "y", "z"), values)
-    cells = {box.tip: box.shade for box in chart.boxes if not box.framed}
+    cells = {box.tip: box.shade for box in chart.boxes if not box.has_frame}
     assert cells == {"a × y: 0.5": 0.5, "a × z: 1": 1.0, "b × y: 0.25": 0.25}
     drawn = standalone([chart])
     assert 'fill-opacity="0.5"' in drawn and 'fill-opacity="0.25"' in drawn

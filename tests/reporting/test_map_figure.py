@@ -44,7 +44,7 @@ def instance(profile: str, start: int, *replicas: Replica) -> Partition:
 
 
 def frames(chart: Chart, profile: str) -> list[tuple[float, float]]:
-    return [(box.x0, box.x1) for box in chart.boxes if box.framed and f" in {profile} at " in box.tip]
+    return [(box.x0, box.x1) for box in chart.boxes if box.has_frame and f" in {profile} at " in box.tip]
 
 
 #: Device, profile, percent of the device: memory slices of the MIG user guide over those of the device.

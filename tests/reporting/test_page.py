@@ -159,7 +159,7 @@ def test_the_parts_say_where_their_figures_come_from() -> None:
 
 def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -> None:
     sections = sections_of(simulation_of(24), "x.json")[0]
-    assert len(sections) == 25 and all(one.folded for one in sections[1:])
+    assert len(sections) == 25 and all(one.is_folded for one in sections[1:])
     drawn = page("t", sections)
     assert drawn.count("<details") == 24 and all(f">m{i:02} over time</a>" in drawn for i in range(24))
     assert "<details" not in page("t", sections_of(simulation(), "x.json")[0])
@@ -220,7 +220,7 @@ def test_the_page_needs_nothing_from_outside_and_shows_names_as_they_are() -> No
 
 
 def test_replicas_are_drawn_where_they_stand() -> None:
-    boxes = [box for box in map_figure(a_map()).boxes if not box.framed and not box.strip]
+    boxes = [box for box in map_figure(a_map()).boxes if not box.has_frame and not box.strip]
     assert [(box.name, round(box.x0), round(box.x1)) for box in boxes] == [
         ("a", 50, 75),
         ("<b>", 75, 100),
@@ -397,10 +397,10 @@ def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
 
     series = [{"model": f"m{i}", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]} for i in range(24)]
     chart = cdf_figure(series, {f"m{i}": 20.0 for i in range(24)})
-    assert [line.name for line in chart.lines if line.dashed] == ["SLO of 24 models: 20 ms"]
+    assert [line.name for line in chart.lines if line.is_dashed] == ["SLO of 24 models: 20 ms"]
     assert list(chart.legend()) == [*(f"m{i}" for i in range(24)), "SLO of 24 models: 20 ms"]
     chart = cdf_figure(series[:3], {"m0": 20.0, "m1": 5.0, "m2": 20.0})
-    own, shared = (line for line in chart.lines if line.dashed)
+    own, shared = (line for line in chart.lines if line.is_dashed)
     assert (own.name, own.series, own.color, own.x) == ("m1 SLO: 5 ms", "m1", 1, (5.0, 5.0))
     assert (shared.name, shared.series, shared.x) == ("SLO of 2 models: 20 ms", "", (20.0, 20.0))
     assert list(chart.legend()) == ["m0", "m1", "m2", "SLO of 2 models: 20 ms"]

@@ -16,7 +16,7 @@ ALONE_MS = {"a": 4.0, "b": 6.0, "c": 10.0, "d": 1.0}
 SLOWS = {"a": 1.1, "b": 1.2, "c": 1.5, "d": 2.0}
 
 
-class Asked:
+class TurnQuestions:
     """Knows times alone and what each neighbour multiplies them by; remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def runs(model: str, turns: int = 0, share: float = 40.0) -> Workload:
 
 
 def test_the_longest_wait_is_a_batch_of_each_of_those_who_take_turns_too() -> None:
-    found = estimate_in_turn(Asked(), runs("a", 1), [runs("b", 1), runs("c", 1)])
+    found = estimate_in_turn(TurnQuestions(), runs("a", 1), [runs("b", 1), runs("c", 1)])
     assert found.latency_ms.source == "measured"
     time = found.latency_ms
     assert [time.value, time.low, time.high] == pytest.approx([20.0, 18.0, 22.0])
@@ -44,7 +44,7 @@ def test_the_longest_wait_is_a_batch_of_each_of_those_who_take_turns_too() -> No
 
 
 def test_those_who_take_turns_do_not_slow_one_another_and_others_slow_each_of_them() -> None:
-    ask = Asked()
+    ask = TurnQuestions()
     found = estimate_in_turn(ask, runs("a", 1), [runs("b", 1), runs("d")])
     assert found.latency_ms.value == pytest.approx(2.0 * 4.0 + 2.0 * 6.0)
     assert set(ask.beside) == {("d",)}
@@ -52,8 +52,8 @@ def test_those_who_take_turns_do_not_slow_one_another_and_others_slow_each_of_th
 
 def test_of_others_who_take_turns_the_one_runs_that_slows_most() -> None:
     beside = [runs("c", 2, 60.0), runs("b", 2, 60.0)]
-    assert estimate_in_turn(Asked(), runs("a"), beside).latency_ms.value == pytest.approx(1.5 * 4.0)
-    assert estimate_in_turn(Asked(), runs("a"), beside[::-1]).latency_ms.value == pytest.approx(1.5 * 4.0)
+    assert estimate_in_turn(TurnQuestions(), runs("a"), beside).latency_ms.value == pytest.approx(1.5 * 4.0)
+    assert estimate_in_turn(TurnQuestions(), runs("a"), beside[::-1]).latency_ms.value == pytest.approx(1.5 * 4.0)
 
 
 def test_the_sum_is_called_by_the_least_sure_of_its_parts() -> None:

@@ -53,14 +53,14 @@ def test_all_wait_to_be_accepted_who_connect_while_the_router_has_no_time(tmp_pa
                 clients.append(socket.socket())
                 clients[-1].setblocking(False)
                 clients[-1].connect_ex(("127.0.0.1", server.port))
-            assert eventually(lambda: _unaccepted(server.port) == count), _unaccepted(server.port)
+            assert eventually(lambda: _count_unaccepted(server.port) == count), _count_unaccepted(server.port)
         finally:
             server.process.send_signal(signal.SIGCONT)
             for client in clients:
                 client.close()
 
 
-def _unaccepted(port: int) -> int:
+def _count_unaccepted(port: int) -> int:
     """Return how many connections wait to be accepted: of a socket that listens the kernel tells it as rx_queue."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return next(int(row[4].split(":")[1], 16) for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}"))

@@ -24,7 +24,7 @@ def at(*milliseconds: float) -> RecordedArrivals:
     return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
-class Asked:
+class InterferenceQuestions:
     """Half as slow again for each neighbour; remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -35,7 +35,9 @@ class Asked:
         return 1.0 + 0.5 * len(beside)
 
 
-def run(gpus: Sequence[Sequence[Replica]], asked: Asked, **arrivals: ArrivalProcess) -> SimulationOutcome:
+def run(
+    gpus: Sequence[Sequence[Replica]], asked: InterferenceQuestions, **arrivals: ArrivalProcess
+) -> SimulationOutcome:
     return simulate(make_map(gpus), arrivals, SimulationOptions(1.0), interference=asked)
 
 
@@ -44,26 +46,26 @@ def means(seen: SimulationOutcome) -> list[float | None]:
 
 
 def test_a_batch_is_slowed_by_who_runs_when_it_starts_until_it_ends() -> None:
-    seen = run([[A, B]], Asked(), a=at(0.0), b=at(2.0))
+    seen = run([[A, B]], InterferenceQuestions(), a=at(0.0), b=at(2.0))
     assert means(seen) == [10.0, 6.0]  # a started alone, and b beside it
 
 
 def test_a_neighbour_that_ends_at_the_instant_of_the_start_does_not_disturb() -> None:
-    assert means(run([[A, B]], Asked(), a=at(0.0), b=at(10.0))) == [10.0, 4.0]
+    assert means(run([[A, B]], InterferenceQuestions(), a=at(0.0), b=at(10.0))) == [10.0, 4.0]
 
 
 def test_of_two_that_start_at_one_instant_the_model_that_comes_first_in_the_map_starts_alone() -> None:
-    assert means(run([[A, B]], Asked(), a=at(5.0), b=at(5.0))) == [10.0, 6.0]
-    assert means(run([[B, A]], Asked(), a=at(5.0), b=at(5.0))) == [4.0, 15.0]
+    assert means(run([[A, B]], InterferenceQuestions(), a=at(5.0), b=at(5.0))) == [10.0, 6.0]
+    assert means(run([[B, A]], InterferenceQuestions(), a=at(5.0), b=at(5.0))) == [4.0, 15.0]
 
 
 def test_other_gpus_and_other_processes_of_the_same_replica_do_not_disturb() -> None:
-    assert means(run([[A], [B]], Asked(), a=at(0.0), b=at(2.0))) == [10.0, 4.0]
-    assert means(run([[replica("a", [10.0], processes=2), B]], Asked(), a=at(0.0, 1.0))) == [10.0, None]
+    assert means(run([[A], [B]], InterferenceQuestions(), a=at(0.0), b=at(2.0))) == [10.0, 4.0]
+    assert means(run([[replica("a", [10.0], processes=2), B]], InterferenceQuestions(), a=at(0.0, 1.0))) == [10.0, None]
 
 
 def test_a_replica_with_several_processes_is_one_neighbour_as_long_as_any_runs() -> None:
-    seen = run([[replica("a", [10.0], processes=2), B]], Asked(), a=at(0.0, 6.0), b=at(1.0, 12.0, 30.0))
+    seen = run([[replica("a", [10.0], processes=2), B]], InterferenceQuestions(), a=at(0.0, 6.0), b=at(1.0, 12.0, 30.0))
     assert means(seen) == [pytest.approx((10.0 + 15.0) / 2), pytest.approx((6.0 + 6.0 + 4.0) / 3)]
 
 
@@ -71,18 +73,18 @@ def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
     options = SimulationOptions(1.0, failures=(Failure("node0", 0, 0.001, 0.001),))
     # a is run anew from 2 until 12, alone; b comes after it has ended.
     arrivals: dict[str, ArrivalProcess] = {"a": at(0.0), "b": at(13.0)}
-    assert means(simulate(make_map([[A, B]]), arrivals, options, interference=Asked())) == [12.0, 4.0]
+    assert means(simulate(make_map([[A, B]]), arrivals, options, interference=InterferenceQuestions())) == [12.0, 4.0]
 
 
 def test_each_combination_is_asked_once_for_all_gpus_that_are_alike() -> None:
-    asked = Asked()
+    asked = InterferenceQuestions()
     run([[A, B, C], [A, B, C]], asked, a=GammaArrivals(150.0), b=GammaArrivals(300.0), c=GammaArrivals(300.0))
     assert len(asked.questions) == len({(name, tuple(beside)) for name, beside in asked.questions})
     assert len(asked.questions) == 3 * 4
 
 
 def test_equal_neighbours_are_counted_not_told_apart() -> None:
-    asked = Asked()
+    asked = InterferenceQuestions()
     run([[A, A, A, A]], asked, a=GammaArrivals(350.0))
     assert sorted(len(beside) for _, beside in asked.questions) == [0, 1, 2, 3]
 

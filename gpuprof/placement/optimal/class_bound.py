@@ -47,7 +47,7 @@ def bound_classes(
     task = make_bound_task(problem, segments, placement.gpus)
     if task is not None:
         bounded = raise_bounds(problem, bounded, bound_alone(task.kinds, task.needed, task.demands))
-    known = _knows_memory(problem, segments)
+    known = _is_memory_known(problem, segments)
     first = limit.keeping(_FOR_MEMORY * (limit.left_s or 0.0)) if known else limit
     cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
     if process is not None:
@@ -101,7 +101,7 @@ def _read_known(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu])
             yield number, tuple(sorted(indices[number][one] for one in standing))
 
 
-def _knows_memory(problem: Problem, segments: Segments) -> bool:
+def _is_memory_known(problem: Problem, segments: Segments) -> bool:
     """Whether the memory of any demand is known: where none is, shares and neighbours say all."""
     for kind, entry in zip(tabulate_kinds(problem, segments), problem.fleet.entries, strict=False):
         _, firsts = np.unique(kind.classes, return_index=True)

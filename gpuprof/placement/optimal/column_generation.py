@@ -45,7 +45,7 @@ def solve_relaxation(
         # The first is not stopped: without it there is no bound at all, and it is short beside what follows.
         left = limit.left_s if rounds else None
         next_solution = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
-        if next_solution is None or not next_solution.proven:
+        if next_solution is None or not next_solution.is_proven:
             return solution, best
         solution = next_solution
         values = {kind: _pattern_value(master, kind, next_solution) for kind in master.kind_rows}
@@ -60,7 +60,7 @@ def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> 
     """Add the patterns that the relaxation of a program with whatever objective takes, until the time is up."""
     for _ in range(_MOST_ROUNDS if master.generated else 0):
         solution = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
-        if solution is None or not solution.proven or limit.is_over:
+        if solution is None or not solution.is_proven or limit.is_over:
             return
         values = {kind: _pattern_value(master, kind, solution) for kind in master.kind_rows}
         if not _add_columns(master, solution, values):

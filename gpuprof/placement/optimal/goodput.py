@@ -122,7 +122,7 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     master.program.recost({column: -1.0 for _, column in master.served_columns()})
     # Not stopped by the limit: without it there is no bound at all, and it is short.
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
-    if first is None or not first.proven:
+    if first is None or not first.is_proven:
         return total
     found = _solve_program(problem, master, limit)
     least = first.objective if found is None else max(first.objective, found.bound)

@@ -153,7 +153,7 @@ def _bound_cost(
     """Return a bound over everything that could be offered, and what it rests on."""
     optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     entries = problem.fleet.entries
-    same = solution.is_exact and _are_same(optimistic, choices)
+    same = solution.is_exact and all(found == choices[model] for model, found in optimistic.items())
     if same and (solution.bound >= solution.cost * (1.0 - EXACT) or solution.is_large):
         return _Bound(solution.bound, solution.feasible, {})
     classes, prices = group_demands(demands, optimistic), _prices(entries)
@@ -198,10 +198,6 @@ def _round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
     step = _step(prices)
     # Costs are whole multiples of the one price; below a rounding error of the solver nothing is rounded up.
     return step * math.ceil(bound / step - 1e-6) if step else bound
-
-
-def _are_same(optimistic: Choices, choices: Choices) -> bool:
-    return all(found == choices[model] for model, found in optimistic.items())
 
 
 def _used_shares(master: RestrictedMaster, solution: Solution, choices: Choices) -> dict[str, list[tuple[str, Share]]]:

@@ -86,14 +86,14 @@ class PatternGenerator:
                 yield filled
         for position, bundle in enumerate(bundles if depth < _MOST_TOGETHER else ()):
             more = (*standing, *bundle)
-            if self.is_over or not self._asked_for(more, bundle[0][0]):
+            if self.is_over or not self._is_asked_for(more, bundle[0][0]):
                 continue
             planned = self.planner.plan(device, mig, more)
             if planned is not None:
                 yield planned
                 yield from self._extend(device, mig, more, bundles[position:], depth + 1)
 
-    def _asked_for(self, tasks: Sequence[Task], model: str) -> bool:
+    def _is_asked_for(self, tasks: Sequence[Task], model: str) -> bool:
         """Whether that much of a model is asked for."""
         return sum(rate for name, rate in tasks if name == model) <= self._rate(model) * (1.0 + _EPSILON)
 

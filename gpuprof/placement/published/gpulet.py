@@ -139,7 +139,7 @@ class _OpenGpus:
                 continue
             together = (*gpu.replicas, chosen[1])
             if together not in borne:
-                borne[together] = self._bears(gpu, chosen[1])
+                borne[together] = self._can_bear(gpu, chosen[1])
             if borne[together]:
                 gpu.lets.append((chosen[1],))
                 gpu.free_pct = 0.0
@@ -186,7 +186,7 @@ class _OpenGpus:
                 self._replica_in_turn(device, Workload(model, batch, share, turns=number + 1), rate_rps)
                 for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True)
             )
-            if self._all_keep(device, PlacedPartition((*others, *replicas))):
+            if self._do_all_keep_slos(device, PlacedPartition((*others, *replicas))):
                 return replicas
         return None
 
@@ -204,7 +204,7 @@ class _OpenGpus:
         named = workload.model, workload.batch, 1, workload.share, rate_rps
         return PlacedReplica(*named, memory_bytes=memory, turns=workload.turns)
 
-    def _all_keep(self, device: Device, partition: PlacedPartition) -> bool:
+    def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
         """Whether memory suffices, and each keeps its SLO with the waits for its turn, beside all others if asked."""
         held = sum(one.memory_bytes or 0 for one in partition.replicas)
         if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
@@ -230,7 +230,7 @@ class _OpenGpus:
         if entry.count is not None and self._used[name] >= entry.count:
             return 0.0
         replica = _just_enough(self.segments, entry, segment, missing_rps)
-        if not self._bears(gpu, replica):
+        if not self._can_bear(gpu, replica):
             return 0.0
         gpu.lets.append((replica,))
         gpu.free_pct -= segment.share.sm_pct
@@ -240,11 +240,11 @@ class _OpenGpus:
             insort(self._halves.setdefault(name, []), gpu, key=_free)
         return min(missing_rps, segment.capacity_rps)
 
-    def _bears(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
+    def _can_bear(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
         """Whether memory suffices and both workloads keep their SLOs beside each other."""
         together = (*gpu.replicas, replica)
         if any(one.turns for one in together):
-            return self._all_keep(gpu.entry.device, PlacedPartition(together))
+            return self._do_all_keep_slos(gpu.entry.device, PlacedPartition(together))
         if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
             return False
         if not self.aware:
@@ -265,7 +265,7 @@ class _OpenGpus:
             return True
         demand = self.problem.demand(replica.model)
         if self.problem.options.latency_budget is not None:
-            return self.segments.within_budget(demand, estimate, replica.rate_rps)
+            return self.segments.is_within_budget(demand, estimate, replica.rate_rps)
         return self.segments.meets(demand, device, workload, replica.rate_rps, beside)
 
 

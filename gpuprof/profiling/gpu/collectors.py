@@ -131,7 +131,7 @@ class GpuCollector:
         return self._make_rows(request, timings[0], columns, recorded, error, settings)
 
     @property
-    def batches_together(self) -> bool:
+    def can_measure_batches_together(self) -> bool:
         """Whether `collect_batches` measures as `collect` does: what counts or records from outside starts anew."""
         return not self.counters and self.timeline in (None, "cupti")
 

@@ -15,7 +15,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
-from gpuprof.graph.file import elem_type, read_onnx
+from gpuprof.graph.element_types import elem_type
+from gpuprof.graph.file import read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph, load_nodes, require_sizes
 

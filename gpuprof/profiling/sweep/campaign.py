@@ -100,7 +100,7 @@ class Campaign:
         They are of the same model under the same share, alone.
         """
         wanted = _model_and_share_alone(cell)
-        if wanted is None or not getattr(self.collector, "batches_together", False):
+        if wanted is None or not getattr(self.collector, "can_measure_batches_together", False):
             return []
         return [one for one in cells if _model_and_share_alone(one) == wanted]
 
@@ -206,7 +206,8 @@ class Campaign:
 
         A run that does not say at which sizes was at those that are assumed.
         """
-        assumed = {one.sha256: describe_sizes(one.sizes) for one in _graphs_of(cells) if _is_assumed(one)}
+        graphs = (job.graph for cell in cells for job in (cell.job, *cell.beside))
+        assumed = {one.sha256: describe_sizes(one.sizes) for one in graphs if _is_assumed(one)}
         runtime, runtime_version = self.collector.runtime()
         wanted = {
             "device": self.device.name,
@@ -256,10 +257,6 @@ def _describe_data(job: Job) -> dict[str, object]:
     if job.data is None:
         return {}
     return {"input_data": str(job.data.path), DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}
-
-
-def _graphs_of(cells: Iterable[Cell]) -> Iterator[ModelGraph]:
-    return (job.graph for cell in cells for job in (cell.job, *cell.beside))
 
 
 def _is_assumed(graph: ModelGraph) -> bool:

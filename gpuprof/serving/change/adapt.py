@@ -117,11 +117,11 @@ class Adapter:
 
         Raises `GpuprofError` when planning or moving fails; the old map goes on.
         """
-        out = self._out_of_bounds(seen)
+        out = self._find_departures(seen)
         if not out:
             return
-        load = self._load(seen, out)
-        if time.monotonic() < self._not_before and self._is_like_the_last(load, out):
+        load = self._make_load(seen, out)
+        if time.monotonic() < self._not_before and self._is_same_as_last(load, out):
             return
         self._asked = load
         LOGGER.warning(
@@ -135,7 +135,7 @@ class Adapter:
             return
         await self._move(wanted, load)
 
-    def _out_of_bounds(self, seen: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
+    def _find_departures(self, seen: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
         """Return the models that have been out of bounds for long enough, and how."""
         departures = {}
         for model, observed in seen.items():
@@ -149,7 +149,7 @@ class Adapter:
                 departures[model] = how
         return departures
 
-    def _load(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> Load:
+    def _make_load(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> Load:
         """Return planned figures, replaced by measured ones for the models that are out of bounds."""
         rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
@@ -183,12 +183,12 @@ class Adapter:
         is_measured = bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
         return None if is_measured else observed.slowdown
 
-    def _is_like_the_last(self, load: Load, out: Mapping[str, Departure]) -> bool:
+    def _is_same_as_last(self, load: Load, out: Mapping[str, Departure]) -> bool:
         last = self._asked
         return last is not None and all(
-            _alike(load.rates_rps[model], last.rates_rps.get(model, 0.0))
-            and _alike(load.slowdowns.get(model, 1.0), last.slowdowns.get(model, 1.0))
-            and all(_alike(factor, last.beside.get(pair, 1.0)) for pair, factor in load.beside.items())
+            _is_equivalent(load.rates_rps[model], last.rates_rps.get(model, 0.0))
+            and _is_equivalent(load.slowdowns.get(model, 1.0), last.slowdowns.get(model, 1.0))
+            and all(_is_equivalent(factor, last.beside.get(pair, 1.0)) for pair, factor in load.beside.items())
             for model in out
         )
 
@@ -234,7 +234,7 @@ class Adapter:
         self._waits = min(2 * self._waits, _MOST_WAITED_PERIODS)
 
 
-def _alike(new: float, old: float) -> bool:
+def _is_equivalent(new: float, old: float) -> bool:
     return abs(new - old) <= _LIKE * old
 
 

@@ -27,7 +27,7 @@ async def run_in_process(function: Callable[..., _Result], *arguments: object) -
     # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(theirs, function, arguments), daemon=True)
+    process = context.Process(target=_call_and_send, args=(theirs, function, arguments), daemon=True)
     try:
         await asyncio.to_thread(process.start)
         # Or `recv` would never see the end of the process: the router would hold a writing end itself.
@@ -45,7 +45,7 @@ async def run_in_process(function: Callable[..., _Result], *arguments: object) -
     return answer
 
 
-def _call(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+def _call_and_send(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     with suppress(OSError):
         os.nice(_NICE)

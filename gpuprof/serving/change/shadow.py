@@ -48,20 +48,20 @@ class StandbyController:
 
     async def look(self) -> None:
         """Look for a period, longer at models that break their SLO, and let standbys take over."""
-        start = self._now()
+        start = self._take_snapshot()
         await asyncio.sleep(PERIOD_S)
-        suspects = [model for model in self._router.all() if self._breaks(model, start)]
+        suspects = [model for model in self._router.all() if self._is_breaking_slo(model, start)]
         if not suspects:
             return
-        middle = self._now()
+        middle = self._take_snapshot()
         await asyncio.sleep(CONFIRM_S)
         for model in suspects:
-            if model in self._router.all() and self._breaks(model, middle):
+            if model in self._router.all() and self._is_breaking_slo(model, middle):
                 await self._take_over(model, start)
             else:
                 LOGGER.info("p99 passed the SLO, and no longer does", extra={"model": model.name})
 
-    def _breaks(self, model: ServedModel, before: _Snapshot) -> bool:
+    def _is_breaking_slo(self, model: ServedModel, before: _Snapshot) -> bool:
         seen = _since(before.models, model.name, model.counts(), before.at)
         return seen is not None and seen.breaks_slo(model.percentile)
 
@@ -72,7 +72,7 @@ class StandbyController:
         p99_ms = None if p99_ms is None else round(p99_ms, 1)
         log_fields = {"model": model.name, "p99_ms": p99_ms, "slo_ms": model.slo_ms, "answered": seen.answered,
                       "late": seen.late, "refused": seen.refused}  # fmt: skip
-        worst = self._worst(model, start)
+        worst = self._find_latest_replica(model, start)
         if worst is None:
             if model.name not in self._without:
                 LOGGER.warning("p99 passes the SLO, and no standby is left", extra=log_fields)
@@ -87,7 +87,7 @@ class StandbyController:
                 extra={**log_fields, "replica": worst.plan.name, "standby": took.name, **shares},
             )
 
-    def _worst(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
+    def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
         """Return the replica with a standby that was late most often; among equals the one that has most to do."""
         able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
 
@@ -98,7 +98,7 @@ class StandbyController:
 
         return max(able, key=rate_lateness, default=None)
 
-    def _now(self) -> _Snapshot:
+    def _take_snapshot(self) -> _Snapshot:
         models = self._router.all()
         return _Snapshot(
             time.monotonic(),

@@ -90,9 +90,9 @@ class WorkerFleet:
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
-            started = [await self._start_workers(models, planned) for planned in self._rename_apart(fresh, kept)]
+            started = [await self._start_workers(models, planned) for planned in self._make_names_unique(fresh, kept)]
             # All of them, before anything of the running map is touched: what fails until here changes nothing.
-            await self._until_ready(started)
+            await self._wait_until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
                 model.percentile = deployment.models[name].percentile
@@ -102,7 +102,9 @@ class WorkerFleet:
             self._claimed.clear()  # what took over is part of the plan now, or goes
             await self._end_standbys()
             for model in models.values():
-                model.spec = _widest(member for s in self._running for served, member in s.members if served is model)
+                model.spec = _find_largest_spec(
+                    member for s in self._running for served, member in s.members if served is model
+                )
             # Before old replicas are retired: no request meets a model without one.
             self._router.publish(models.values())
             await asyncio.gather(*(self._retire(running) for running in obsolete))
@@ -141,7 +143,7 @@ class WorkerFleet:
         unmatched = list(self._running)
         kept, fresh = [], []
         for planned in plan:
-            same = next((running for running in unmatched if _nature(running.planned) == _nature(planned)), None)
+            same = next((running for running in unmatched if _identity(running.planned) == _identity(planned)), None)
             if same is None:
                 fresh.append(planned)
             else:
@@ -149,7 +151,9 @@ class WorkerFleet:
                 kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
         return kept, fresh, unmatched
 
-    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_RunningReplica]) -> list[PlannedReplica]:
+    def _make_names_unique(
+        self, fresh: Sequence[PlannedReplica], kept: Sequence[_RunningReplica]
+    ) -> list[PlannedReplica]:
         """Give new replicas names, and groups, that no replica of this server has."""
         taken = {running.planned.plan.name for running in self._running}
         renamed = []
@@ -182,7 +186,7 @@ class WorkerFleet:
         models = {model.name: model for model, _ in running.members}
         standby = await self._start_workers(models, replace(planned, plan=plan, orders=orders, standby=None))
         try:
-            await self._until_ready([standby])
+            await self._wait_until_ready([standby])
         except GpuprofError as error:
             LOGGER.warning("replica has no standby", extra={"replica": name, "error": error.message})
             return
@@ -227,7 +231,7 @@ class WorkerFleet:
         replica = ServedReplica(planned.plan, workers, model, ModelStatistics())
         return _RunningReplica(planned, replica, ((model, replica),))
 
-    async def _until_ready(self, started: Sequence[_RunningReplica]) -> None:
+    async def _wait_until_ready(self, started: Sequence[_RunningReplica]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
 
         async def start(worker: WorkerHandle) -> None:
@@ -275,13 +279,13 @@ def _join(running: _RunningReplica) -> None:
         model.replicas.append(member)
 
 
-def _widest(replicas: Iterable[AnyReplica]) -> ModelSpec:
+def _find_largest_spec(replicas: Iterable[AnyReplica]) -> ModelSpec:
     """Return what the replica with the largest batch takes."""
     specs = [spec for replica in replicas for spec in replica.specs]
     return max(specs, key=lambda spec: spec.max_batch)
 
 
-def _nature(planned: PlannedReplica) -> tuple[object, ...]:
+def _identity(planned: PlannedReplica) -> tuple[object, ...]:
     """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
     return planned.model, planned.members, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
 

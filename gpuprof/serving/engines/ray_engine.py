@@ -166,7 +166,7 @@ class RayEngine:
         command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
         pipe = asyncio.subprocess.PIPE
         self._keeper = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_leave_ctrl_c_to_the_router
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_ignore_interrupt
         )
         self._listening = asyncio.ensure_future(self._listen(self._keeper))
         try:
@@ -228,7 +228,7 @@ class RayEngine:
             waiting.set_result(message.get("host"))
 
 
-def _leave_ctrl_c_to_the_router() -> None:
+def _ignore_interrupt() -> None:
     # Ctrl-C goes to the terminal's whole process group; the router drains first and then ends the keeper.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -93,8 +93,8 @@ class Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.unread: Callable[[], int] = lambda: 0
         if context is not None:
-            encrypted = context.wrap_socket(self.socket, server_hostname=host)
-            self.socket, self.unread = encrypted, encrypted.pending
+            is_encrypted = context.wrap_socket(self.socket, server_hostname=host)
+            self.socket, self.unread = is_encrypted, is_encrypted.pending
         self.socket.setblocking(False)
         self.number = -1
         self._payload: Payload | None = None
@@ -193,8 +193,8 @@ class LoadClient:
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
         self._context = None if schedule.target is None else schedule.target.context()
-        encrypted = self._context is not None
-        self._payloads = [[Payload(request, encrypted) for request in own] for own in schedule.requests]
+        is_encrypted = self._context is not None
+        self._payloads = [[Payload(request, is_encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
         untold = array("d", [UNTOLD_MS]) * count

@@ -25,7 +25,7 @@ def run_clients(
     pipes = []
     for schedule in schedules[1:]:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_run_apart, args=(schedule, theirs, stop), daemon=True)
+        process = context.Process(target=_run_in_child, args=(schedule, theirs, stop), daemon=True)
         process.start()
         theirs.close()
         pipes.append((process, ours))
@@ -50,6 +50,6 @@ def _tell(watch: WindowWatch | None, stop: Any) -> bool:
     return False
 
 
-def _run_apart(schedule: Schedule, pipe: object, stop: Any) -> None:
+def _run_in_child(schedule: Schedule, pipe: object, stop: Any) -> None:
     pipe.send(True)  # type: ignore[attr-defined]
     pipe.send(LoadClient(schedule, None, stop.is_set).run(pipe.recv()))  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
         after = _statistics(target, streams)
     except UnavailableError:  # an overloaded server: what was measured stands without its own figures
         after = dict.fromkeys(before)
-    schedules = [_as_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
+    schedules = [_replace_with_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
     span = measured_span(settings, results[0].windows)
     measured = [
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
@@ -115,7 +115,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     )
 
 
-def _as_sent(schedule: Schedule, result: SentRequests) -> Schedule:
+def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
     """Return a schedule with what a closed loop sent, which is known only afterwards; another as it is."""
     if not schedule.in_flight:
         return schedule
@@ -191,7 +191,7 @@ def make_schedules(
             times[first::clients].tolist(),
             models[first::clients].tolist(),
             settings.patience_s,
-            target if target.encrypted else None,
+            target if target.is_encrypted else None,
             give_up_s=settings.give_up_s,
         )
         for first in range(clients)
@@ -204,7 +204,7 @@ def _make_closed(
     clients = settings.clients or 1
     chains = [_read_chains(target, one) for one in streams]
     until_s = settings.warmup_s + settings.duration_s
-    encrypted = target if target.encrypted else None
+    is_encrypted = target if target.is_encrypted else None
     dealt = [tuple(len(range(first, one.concurrency or 0, clients)) for one in streams) for first in range(clients)]
     return [
         Schedule(
@@ -214,7 +214,7 @@ def _make_closed(
             (),
             (),
             settings.patience_s,
-            encrypted,
+            is_encrypted,
             own,
             until_s,
             tuple(each[first::clients] for each in chains),

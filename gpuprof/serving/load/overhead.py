@@ -80,7 +80,7 @@ def _per_mib(small: float, large: float) -> float:
 
 
 def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:
-    with _server(device, size) as (url, pid):
+    with _run_null_server(device, size) as (url, pid):
         return min((_send_requests(url, pid, rate_rps) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
 
 
@@ -116,7 +116,7 @@ def _cpu_ms(pid: int) -> tuple[float, float]:
 
 
 @contextmanager
-def _server(device: str, size: int) -> Iterator[tuple[str, int]]:
+def _run_null_server(device: str, size: int) -> Iterator[tuple[str, int]]:
     """Run a server of one null model in a process of its own; yield its address and pid."""
     command = module_command("gpuprof.serving.load.null_server", device, str(size))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)

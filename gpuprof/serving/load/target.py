@@ -39,7 +39,7 @@ class Target:
     host: str
     port: int
     token: str = field(default="", repr=False)  #: Sent with every request; empty: none is.
-    encrypted: bool = False  #: Whether it speaks TLS.
+    is_encrypted: bool = False  #: Whether it speaks TLS.
     authority: Path | None = None  #: PEM file of the certificates to trust; None: those that the system trusts.
 
     @classmethod
@@ -58,13 +58,13 @@ class Target:
         if parts.path.strip("/") or parts.query:
             shorter = url[: url.index(parts.netloc) + len(parts.netloc)]
             raise InputError(f"the address {url!r} has a path, and requests go to /v2 at its root", f"write {shorter}")
-        encrypted = parts.scheme == "https"
-        if token and not encrypted and not is_loopback(host):
+        is_encrypted = parts.scheme == "https"
+        if token and not is_encrypted and not is_loopback(host):
             raise InputError(f"the token would go to {host} for everybody to read", f"write https://{host}")
-        return cls(host, (443 if encrypted else 80) if port is None else port, token, encrypted, authority)
+        return cls(host, (443 if is_encrypted else 80) if port is None else port, token, is_encrypted, authority)
 
     def __str__(self) -> str:
-        return f"http{'s' if self.encrypted else ''}://{self.host}:{self.port}"
+        return f"http{'s' if self.is_encrypted else ''}://{self.host}:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Target:
 
         Raises `InputError` when the authority is no certificate.
         """
-        return client_context(self.authority) if self.encrypted else None
+        return client_context(self.authority) if self.is_encrypted else None
 
     def _connection(self) -> http.client.HTTPConnection:
         context = self.context()
@@ -286,10 +286,10 @@ def _inputs(specs: list[TensorSpec], path: str | None, seed: int, sizes: Sizes) 
             f"the server does not say which dimension {unknown[0]!r} is, and the model's file is not there",
             f"it leaves open: {', '.join(free) or 'none'}",
         )
-    return {spec.name: _guess(spec, seed + position, dict(sizes)) for position, spec in enumerate(specs)}
+    return {spec.name: _make_random_input(spec, seed + position, dict(sizes)) for position, spec in enumerate(specs)}
 
 
-def _guess(spec: TensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
+def _make_random_input(spec: TensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
     import numpy as np
 
     random = np.random.default_rng(seed)

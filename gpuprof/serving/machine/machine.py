@@ -85,7 +85,7 @@ class MachineProcess:
     def receive(self, frame: Frame) -> None:
         """Do what the router says."""
         if frame.kind == FrameKind.POST:
-            self._post(*frame.head)
+            self._accept_worker(*frame.head)
         elif frame.kind == FrameKind.KILL:
             number, pid = frame.head
             if number in self._posts:
@@ -119,17 +119,17 @@ class MachineProcess:
         said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
         self._send(FrameKind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
-    def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
+    def _accept_worker(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
         post = SupervisedWorker(
             number, WorkerOrder.from_message(order), self._start, self._report_exit, self._report_refusal
         )
         self._posts[number] = post
-        self._stay_off_workers()
+        self._avoid_worker_cores()
         if post.order.gpu is None:
             self._do(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
         post.begin(None if living is None else LivingProcess.adopt(*living))
 
-    def _stay_off_workers(self) -> None:
+    def _avoid_worker_cores(self) -> None:
         """Stay off the workers' cores; not where some have none, since they would inherit that."""
         orders = [post.order for post in self._posts.values()]
         confined = all(order.cores for order in orders)
@@ -142,7 +142,7 @@ class MachineProcess:
         post = self._posts.pop(number, None)
         if post is not None:
             await post.dismiss(patience_s)
-            self._stay_off_workers()
+            self._avoid_worker_cores()
             group = post.order.group
             if post.order.quota_cores is not None and all(other.order.group != group for other in self._posts.values()):
                 remove_group(group)

@@ -335,15 +335,11 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
     """
     times = replica.own_batch_ms() if without_turn_mates else replica.batch_latency_ms
     if times:
-        return _pad_times(times, replica.batch)
+        return (*times[: replica.batch], *[times[-1]] * (replica.batch - len(times)))
     full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
     # Half of it is taken not to depend on the rows: an assumption, until the router has seen batches.
     own = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
     return tuple(own if without_turn_mates else (ms + waits_ms for ms in own))
-
-
-def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
-    return (*latency_ms[:batch], *[latency_ms[-1]] * (batch - len(latency_ms)))
 
 
 def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tuple[PlannedMember, ...]:

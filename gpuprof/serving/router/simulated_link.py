@@ -123,7 +123,7 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
 def _unread_output(info: ValueInfoProto) -> Tensor:
     """Return an output of a model whose shapes only a run shows: open sizes are one, what is no tensor is texts."""
     from gpuprof.graph.dims import declared_dims
-    from gpuprof.graph.file import dtype_name
+    from gpuprof.graph.element_types import dtype_name
 
     if not info.type.HasField("tensor_type"):
         return Tensor(info.name, "string", (1,))

@@ -122,8 +122,8 @@ def test_a_share_that_cannot_be_given_is_remembered_for_each(tools: Path, monkey
 
 
 def test_only_collectors_without_outside_tools_take_batches_together() -> None:
-    assert CuptiCollector().batches_together and GpuCollector().batches_together
-    assert not NsysCollector().batches_together and not NsysNcuCollector().batches_together
+    assert CuptiCollector().can_measure_batches_together and GpuCollector().can_measure_batches_together
+    assert not NsysCollector().can_measure_batches_together and not NsysNcuCollector().can_measure_batches_together
 
 
 def test_a_client_that_mps_refuses_shows_what_both_logs_end_with(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

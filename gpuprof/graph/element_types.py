@@ -1,0 +1,28 @@
+"""Names of ONNX's element types, as `gpuprof.domain.model.Tensor` has them."""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from gpuprof.errors import InputError
+
+_RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
+_ELEMENT_TYPES: dict[int, str] = {
+    int(number): _RENAMED.get(name, name.lower()) for name, number in TensorProto.DataType.items() if number
+}
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
+
+    Raises `InputError` if ONNX has no such type.
+    """
+    name = _ELEMENT_TYPES.get(elem_type)
+    if name is None:
+        raise InputError(f"ONNX has no element type {elem_type}", "the model is damaged: export it again")
+    return name
+
+
+def elem_type(dtype: str) -> int:
+    """Return the ONNX element type of a `Tensor`'s dtype, the inverse of `dtype_name`."""
+    return next(number for number, name in _ELEMENT_TYPES.items() if name == dtype)
