@@ -20,6 +20,7 @@ from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.peer_counts import find_client
+from gpuprof.serving.protocol.unread_bytes import drop_unread, find_descriptor
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -28,6 +29,8 @@ from gpuprof.serving.transport.wire import Buffer
 SCRATCH_BYTES = 1 << 16
 #: Bodies that are discarded are received into so much: in large pieces that costs half.
 WASTE_BYTES = 1 << 20
+#: Of a body that is dropped unread so much is read each time.
+_HEARD_BYTES = 1 << 12
 _MAX_HEAD_BYTES = 1 << 15
 #: Of requests sent ahead (pipelining) or that wait for their turn: beyond it nothing more is read from the connection.
 _MAX_PENDING_BYTES = 1 << 15
@@ -101,6 +104,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._began: float | None = None
         self._unsent_bytes = 0
         self._discarded = 0
+        self._descriptor: int | None = None
         self._keep_alive = True
         self.busy = False
         self.opened = self.touched = time.monotonic()
@@ -112,6 +116,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Keep the transport; its buffer counts from the first byte, to know when memory is free again."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
+        self._descriptor = find_descriptor(transport)
         self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
         if not self._site.connections.add(self):
             self._transport.write(_TOO_MANY)
@@ -121,7 +126,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return where the next bytes go: into the arena when a large body is being received."""
         incoming = self._incoming
         space = None if incoming is None or self.busy else incoming.space(self._site.waste)
-        return memoryview(self._site.scratch) if space is None else space
+        if incoming is None or space is None:
+            return memoryview(self._site.scratch)
+        # Where the rest can be dropped unread, it is read only to hear that it has come.
+        return space[:_HEARD_BYTES] if self._descriptor is not None and incoming.is_discarded else space
 
     def buffer_updated(self, count: int) -> None:
         """Take in what arrived."""
@@ -173,7 +181,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._site.discards.wait(self._discard_more, min(incoming.length - incoming.received, WASTE_BYTES))
 
     def _discard_more(self) -> None:
+        """Discard what has come of a body; what is still to come has its turn after its first piece."""
         self._awaits_discard = False
+        incoming, transport = self._incoming, self._transport
+        is_open = transport is not None and not transport.is_closing()
+        if self._descriptor is not None and incoming is not None and incoming.is_discarded and is_open:
+            room = memoryview(self._site.waste)[: incoming.length - incoming.received]
+            if dropped := drop_unread(self._descriptor, room):
+                self.touched = time.monotonic()
+                incoming.received += dropped
+            if incoming.received == incoming.length:
+                self._dispatch(incoming)
         self._resume()
 
     def _receive_in_turn(self, incoming: Incoming) -> None:
