@@ -27,7 +27,13 @@ from gpuprof.placement.optimal.incumbent import (
 from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled_planner import PooledPlanner, raise_demands
-from gpuprof.placement.optimal.portfolio import QUICKEST, run_heuristics, run_portfolio, run_quickest
+from gpuprof.placement.optimal.portfolio import (
+    QUICKEST,
+    has_fast_late_bounds,
+    run_heuristics,
+    run_portfolio,
+    run_quickest,
+)
 from gpuprof.placement.optimal.program_plan import (
     MOST_SLOWED,
     ProgramPlan,
@@ -92,12 +98,14 @@ class Optimal:
         First come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
         one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' plans are made
         next, of which none is lost, and a quick one; as much time as they took is kept back for what is done with the
-        plan afterwards. By queues, the plan for streams of their own is where those of pools begin; of many demands
-        whose queues are told at once it is the quickest policy's, which is not stopped.
+        plan afterwards. By queues, the plan for streams of their own is where those of pools begin; where it is told
+        at once who is late, that is the quickest policy's, which is not stopped, and then one by tables of queues.
         """
         whole = Limit(problem.options.time_limit_s)
         if not self.pooled or problem.options.latency_budget is not None:
             return self._place_split(problem, Segments(problem), None, whole)
+        if whole.seconds and len(problem.fleet.entries) == 1 and has_fast_late_bounds(problem):
+            return self._place_pooled(problem, None, whole)  # its first map is the quickest policy's
         pruned = prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
         return pruned.restore(self._place_pooled(pruned.problem, pruned.known, whole))
 
@@ -106,14 +114,18 @@ class Optimal:
         segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
-        done: tuple[str, ...] = ()
-        if first is None and problem.previous is None and len(problem.demands) > _MOST_SEARCHED and whole.seconds:
-            quickest = run_quickest(problem)
+        done, standing = tuple[str, ...](), tuple[PlacedGpu, ...]()
+        if whole.seconds and problem.previous is None and not (first and is_proven_optimal(problem, first)):
+            quickest, made = run_quickest(problem), [first]
             if quickest is not None and not quickest.unplaced:
-                first, done = planner.take_over(quickest, limit), (QUICKEST,)
-            budget = planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds))
-            known_maps = [one for one in (first, budget) if one is not None]
+                made.append(planner.take_over(quickest, limit))
+                done, standing = (QUICKEST,), quickest.gpus
+            if first is None and quickest is None and len(problem.demands) > _MOST_SEARCHED:
+                made.append(planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds)))
+            known_maps = [one for one in made if one is not None]
             first = min(known_maps, key=partial(objective_value, problem), default=None)
+        if whole.seconds and not limit.is_over and not (first and is_proven_optimal(problem, first)):
+            first = planner.plan_by_tables(first, standing)
         if first is not None and is_proven_optimal(problem, first):
             spread = _distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
             settled = planner.settle(spread)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.device_assignment import assign_devices
@@ -22,6 +23,8 @@ from gpuprof.placement.optimal.cost_bound import with_cost_bound, with_least_bou
 from gpuprof.placement.optimal.goodput import bound_goodput
 from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value, unfairness
 from gpuprof.placement.optimal.minimise_cost import minimise_cost
+from gpuprof.placement.optimal.portfolio import has_fast_late_bounds
+from gpuprof.placement.optimal.queue_search import QueueSearch
 from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.optimal.warm_start import keep_previous_gpus
 from gpuprof.placement.placement import Placement
@@ -35,6 +38,9 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 _MOST_REPAIRS = 4
 #: By how much more than what is missing a demand is raised then.
 _MORE = 1.01
+
+#: Part of the time that is left which the search by tables of queues leaves to what comes after it.
+_AFTER_TABLES = 0.1
 
 #: Solves the program of some segments for demands at these rates, and returns the devices.
 ProgramSolver = Callable[[PooledSegments, Mapping[str, float]], Gpus]
@@ -94,6 +100,21 @@ class PooledPlanner:
             return None
         made = Placement("optimal", found, found_by="half of the SLO, judged by queues")
         return with_cost_bound(self.problem, self.segments, self._without_bounds(made), limit)
+
+    def plan_by_tables(self, known: Placement | None, standing: Gpus) -> Placement | None:
+        """Return the better of a known map, if there is one, and one by tables of queues, where such can be made.
+
+        ``standing``: of a quick policy, chosen from as well.
+        """
+        if self.problem.previous is not None or not has_fast_late_bounds(self.problem):
+            return known
+        limit = self.limit.keeping(_AFTER_TABLES * (self.limit.left_s or 0.0))
+        gpus = QueueSearch(self.problem, self.segments, (), limit, known=standing).search()
+        if gpus is None:
+            return known
+        found = self.take_over(Placement("patterns by queues", gpus), self.limit)
+        maps = [one for one in (known, found) if one is not None and not one.unplaced]
+        return min(maps, key=partial(objective_value, self.problem), default=known)
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
         """Return the best of a map for split streams, freed of what it need not have, and the program's of pools."""

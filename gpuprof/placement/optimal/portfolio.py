@@ -50,7 +50,7 @@ def run_quickest(problem: Problem) -> Placement | None:
     if (
         problem.options.latency_budget is not None
         or not _is_meant_for(QUICKEST, problem)
-        or not _has_fast_late_bounds(problem)
+        or not has_fast_late_bounds(problem)
     ):
         return None
     with suppress(GpuprofError):
@@ -96,7 +96,7 @@ def _are_figures_measured(problem: Problem) -> bool:
     return True
 
 
-def _has_fast_late_bounds(problem: Problem) -> bool:
+def has_fast_late_bounds(problem: Problem) -> bool:
     """Whether replicas are told to be late without their queues, and neighbours act through sums, on every kind."""
     first = problem.demands[0]
     with suppress(InputError):

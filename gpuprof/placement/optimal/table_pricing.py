@@ -149,7 +149,7 @@ class TablePricing:
 
 
 def make_table_pricing(
-    segments: Segments, device: Device, kind: KindTable, parts: Sequence[DemandPart], numbers: Mapping[str, int]
+    segments: Segments, device: Device, kind: KindTable, parts: Sequence[DemandPart], classes: Sequence[int]
 ) -> TablePricing:
     """Return the pricing of parts on a kind of device.
 
@@ -160,15 +160,15 @@ def make_table_pricing(
     kind : KindTable
         Of the device.
     parts : sequence of DemandPart
-    numbers : mapping of str to int
-        First demand of a class → the class's number in ``kind``.
+    classes : sequence of int
+        Number in ``kind`` of the class of each part.
     """
     demands = [segments.problem.demand(part.model) for part in parts]
     return TablePricing(
         kind=kind,
         parts=parts,
         rates_rps=np.array([part.fraction * one.rate_rps for part, one in zip(parts, demands, strict=True)]),
-        classes=np.array([numbers[part.model] for part in parts], dtype=np.int64),
+        classes=np.array(classes, dtype=np.int64),
         units=np.array([share_units(one.share) for one in kind.workloads], dtype=np.int64),
         memory_bytes=_list_memory(segments, device, kind),
         capacity_bytes=float(device.dram_bytes),

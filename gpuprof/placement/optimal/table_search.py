@@ -109,7 +109,8 @@ class TableSearch:
         parts = [DemandPart(model, one.denominator, one.numerator) for model in self._classes for one in fractions]
         costs = np.full(len(parts), np.inf)
         for entry, kind in zip(self.problem.fleet.entries, self.kinds, strict=True):
-            pricing = make_table_pricing(self.segments, entry.device, kind, parts, numbers)
+            classes = [numbers[part.model] for part in parts]
+            pricing = make_table_pricing(self.segments, entry.device, kind, parts, classes)
             units = pricing.least_units()
             costs = np.minimum(costs, np.where(units <= SPACE, units * entry.price_per_hour, np.inf))
             self._pricings[entry.device.name, None] = pricing
@@ -217,10 +218,14 @@ class TableSearch:
         }
         ranked = sorted(patterns, key=lambda one: reduced[one])
         least = limit.with_least(min(_LEAST_PROGRAM_S, _LEAST_PROGRAM_PART * (limit.seconds or 0.0)))
-        first = self._solve_whole(splits, ranked[: _CHOSEN[0]], _GAP, least)
-        second = None if limit.is_over else self._solve_whole(splits, ranked[: _CHOSEN[1]], EXACT, limit)
+        first = self._solve_whole(splits, self._choose(ranked, 0), _GAP, least)
+        second = None if limit.is_over else self._solve_whole(splits, self._choose(ranked, 1), EXACT, limit)
         found = [gpus for gpus in (first, second) if gpus is not None]
         return min(found, key=self._cost, default=None)
+
+    def _choose(self, ranked: Sequence[PartPattern], number: int) -> Sequence[PartPattern]:
+        """Return which patterns, of least reduced cost first, the first program in whole numbers or the next has."""
+        return ranked[: _CHOSEN[number]]
 
     def _cost(self, gpus: Sequence[PlacedGpu]) -> float:
         return sum(self.problem.entry(gpu.device).price_per_hour for gpu in gpus)

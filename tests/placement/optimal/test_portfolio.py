@@ -64,11 +64,11 @@ def queued_problem(seed: int, count: int, most_rps: float, limit_s: float | None
     return Problem(demands, fleet, estimator, BatchQueue(), Options(time_limit_s=limit_s))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "count"), [(0, 50), (1, 50), (2, 12), (3, 35)])
 def test_of_many_demands_by_queues_whose_neighbours_act_through_sums_igniter_has_no_better_map(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, seed: int, count: int
 ) -> None:
-    given = queued_problem(seed, 50, 500.0, 1e-3)
+    given = queued_problem(seed, count, 500.0, 1e-3)
     monkeypatch.setattr(portfolio, "_FEW_LOOKED_UP", 0)
     quick, found = make_policy("igniter").place(given), Optimal().place(given)
     assert not quick.unplaced

@@ -54,7 +54,8 @@ def test_parts_that_are_priced_together_keep_their_slos_and_are_worth_more_than_
     numbers = number_classes(given, segments)
     parts = [DemandPart(model, 4, pieces) for model in numbers for pieces in (1, 3)]
     worths = {part: part.fraction for part in parts}
-    found = list(make_table_pricing(segments, device, kind, parts, numbers).price(worths, 0.8, Limit()))
+    classes = [numbers[part.model] for part in parts]
+    found = list(make_table_pricing(segments, device, kind, parts, classes).price(worths, 0.8, Limit()))
     assert any(len(one.parts) > 1 for one in found)
     assert [one.worth for one in found] == sorted((one.worth for one in found), reverse=True)
     for one in found:
