@@ -3,7 +3,8 @@
     python -m bench.beside [--times 3] [--seconds S]
 
 A cheap model (4 bytes a request) and a dear one (600 KB a request, 40/s) are served by a worker each. The dear one's
-goodput is measured alone, then while the cheap one is sent ``--times`` its capacity by clients of their own.
+goodput is measured alone, then while the cheap one is sent ``--times`` its capacity by clients of their own. These
+compute on the same cores as the server: where the slowest answers took their time tells the server's part from theirs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import psutil
 from bench.clients import http_loop, measure_loop
 from bench.serving import deployment
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target, requests_for
 
 DEAR_RPS, SLO_MS = 40.0, 500.0
@@ -35,16 +37,12 @@ _CLIENTS = 4
 
 @dataclass(frozen=True)
 class Beside:
-    """Goodput in requests/s: of the cheap model's capacity, alone and overloaded; of the dear one, alone and beside it.
-
-    ``p99_ms`` is the dear model's, alone and beside the other.
-    """
+    """The cheap model's capacity and its goodput in requests/s, and what came of the dear one, alone and beside it."""
 
     capacity_rps: float
     overloaded_rps: float
-    alone_rps: float
-    beside_rps: float
-    p99_ms: tuple[float, float]
+    alone: ModelResult
+    beside: ModelResult
 
 
 def measure_beside(times: float, seconds: float) -> Beside:
@@ -53,19 +51,17 @@ def measure_beside(times: float, seconds: float) -> Beside:
         target = Target("127.0.0.1", port)
         cheap = http_loop(port, requests_for(target, "cheap", None, 0), 16)
         capacity_rps = measure_loop(process, min(3.0, seconds), cheap).rate_rps
-        alone, alone_ms = ask(port, "dear", DEAR_RPS, seconds, 1)
+        alone = ask(port, "dear", DEAR_RPS, seconds, 1)
         flood = pool.submit(ask, port, "cheap", times * capacity_rps, seconds + 4.0, _CLIENTS)
-        beside, beside_ms = ask(port, "dear", DEAR_RPS, seconds, 1, warmup_s=3.0)
-        return Beside(capacity_rps, flood.result()[0], alone, beside, (alone_ms, beside_ms))
+        beside = ask(port, "dear", DEAR_RPS, seconds, 1, warmup_s=3.0)
+        return Beside(capacity_rps, flood.result().goodput_rps, alone, beside)
 
 
-def ask(
-    port: int, model: str, rate_rps: float, seconds: float, clients: int, warmup_s: float = 1.0
-) -> tuple[float, float]:
-    """Send requests at a rate; return the goodput in requests/s and the p99 in ms."""
+def ask(port: int, model: str, rate_rps: float, seconds: float, clients: int, warmup_s: float = 1.0) -> ModelResult:
+    """Send requests at a rate; return what came of them."""
     settings = LoadSettings(duration_s=seconds, warmup_s=warmup_s, clients=clients, give_up_s=GIVE_UP_S)
     (result,) = run_load(Target("127.0.0.1", port), [RequestStream(model, rate_rps, SLO_MS)], settings).results
-    return result.goodput_rps, result.p99_ms or float("inf")
+    return result
 
 
 @contextmanager
@@ -94,8 +90,13 @@ def show_beside(got: Beside, times: float) -> None:
     """Print it."""
     print(f"a cheap model at {times:g} times its {got.capacity_rps:.0f}/s beside a dear one at {DEAR_RPS:.0f}/s:")
     print(f"  the cheap one answered {got.overloaded_rps:.0f}/s within its SLO of {SLO_MS:.0f} ms")
-    p99 = " → ".join(f"{value:.1f}" for value in got.p99_ms)
-    print(f"  the dear one {got.alone_rps:.1f}/s alone, {got.beside_rps:.1f}/s beside it; p99 {p99} ms", flush=True)
+    for name, one in (("alone", got.alone), ("beside it", got.beside)):
+        print(f"  the dear one {one.goodput_rps:.1f}/s {name}, p99 {one.p99_ms or float('inf'):.1f} ms", end="")
+        if one.slowest_ms is not None:
+            parts = (one.slowest_late_ms, one.slowest_network_ms, one.slowest_router_ms, one.slowest_queue_ms)
+            told = " + ".join(f"{part or 0.0:.1f}" for part in (*parts, one.slowest_infer_ms))
+            print(f"; its slowest 1%: {told} ms sent late, client and network, router, queue, model", end="")
+        print(flush=True)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
@@ -15,10 +16,44 @@ from gpuprof.serving.protocol.peer_counts import PeerCounts, find_client
 #: Of asm-generic/socket.h; Python has no name for it.
 _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
-#: Connections that are accepted in a turn of the loop, beside that of the loop itself: a millisecond or two.
-_ACCEPTED_AT_ONCE = 16
+#: Sockets that are accepted in a turn of the loop, a few microseconds each, and that may wait to be made connections.
+#: Others wait in the system's queue.
+_ACCEPTED_AT_ONCE, _MOST_ACCEPTED = 128, 2048
+#: Connections that are made of them in a turn of the loop, beside that of the loop itself: a millisecond.
+MADE_AT_ONCE = 16
 #: TLS handshakes that a client has at a time, and connections of it that wait for theirs.
 _HANDSHAKES_AT_ONCE, _MOST_WAITING = 32, 1024
+
+
+class AcceptedSockets:
+    """Sockets that wait to be made connections: those of each client in rotation, by turns the oldest and the newest.
+
+    A client that opens thousands at once keeps neither another one waiting for all of them nor, behind one address, who
+    comes last.
+    """
+
+    def __init__(self) -> None:
+        #: With whether the newest of a client's is its next one.
+        self._by_client: dict[str, tuple[deque[socket.socket], bool]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, client: str, accepted: socket.socket) -> None:
+        """Put one last among those of its client."""
+        self._by_client.setdefault(client, (deque(), False))[0].append(accepted)
+        self._count += 1
+
+    def take(self) -> socket.socket:
+        """Remove and return the next one; its client is then the last."""
+        client = next(iter(self._by_client))
+        waiting, takes_newest = self._by_client.pop(client)
+        accepted = waiting.pop() if takes_newest else waiting.popleft()
+        self._count -= 1
+        if waiting:
+            self._by_client[client] = waiting, not takes_newest
+        return accepted
 
 
 class ConnectionIntake:
@@ -26,7 +61,9 @@ class ConnectionIntake:
 
     libuv accepts one in each turn (libuv/libuv#3696). While turns take milliseconds, as under overload, a thousand
     clients that connect then wait for seconds, believing that they are connected, and what they ask is not heard.
-    ``listening``: they stay the loop's; ``take_in``: makes a connection of a socket that was accepted.
+    To accept a socket is the least part of it, so that all are accepted soon and wait here to be made connections: in
+    the system's queue the last would wait for all others. ``listening``: they stay the loop's; ``take_in``: makes a
+    connection of a socket that was accepted.
     """
 
     def __init__(
@@ -38,17 +75,29 @@ class ConnectionIntake:
             listener.setblocking(False)
         self._take_in = take_in
         self._taking: set[asyncio.Task[None]] = set()
+        self._accepted = AcceptedSockets()
+        self._is_making = False
 
     def accept_more(self) -> None:
         """Accept those that wait, up to a number; to be called when the loop has accepted one."""
         for listener in self._listening:
             with suppress(OSError):  # nobody waits, or there are no files left, which the loop itself finds out again
-                for _ in range(_ACCEPTED_AT_ONCE):
-                    accepted = listener.accept()[0]
+                for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_ACCEPTED - len(self._accepted))):
+                    accepted, address = listener.accept()
                     accepted.setblocking(False)
-                    task = asyncio.ensure_future(self._connect(accepted))
-                    self._taking.add(task)
-                    task.add_done_callback(self._taking.discard)
+                    self._accepted.add(find_client(str(address[0])), accepted)
+        if not self._is_making:
+            self._make_connections()
+
+    def _make_connections(self) -> None:
+        """Make connections of some of those that were accepted, and of the others in the next turns of the loop."""
+        for _ in range(min(MADE_AT_ONCE, len(self._accepted))):
+            task = asyncio.ensure_future(self._connect(self._accepted.take()))
+            self._taking.add(task)
+            task.add_done_callback(self._taking.discard)
+        self._is_making = bool(self._accepted)
+        if self._is_making:
+            asyncio.get_running_loop().call_soon(self._make_connections)
 
     def accept_all(self, backlog: int) -> None:
         """Listen, and accept every connection here, of which the loop then makes nothing by itself."""
@@ -56,12 +105,16 @@ class ConnectionIntake:
             listener.listen(backlog)
             asyncio.get_running_loop().add_reader(listener.fileno(), self.accept_more)
 
-    def close(self) -> None:
-        """Accept no more: as long as a copy of a socket is open, the system lets clients connect."""
+    def close(self) -> list[socket.socket]:
+        """Accept no more, and return what was accepted and is no connection yet.
+
+        As long as a copy of a socket is open, the system lets clients connect.
+        """
         for listener in self._listening:
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._listening = []
+        return [self._accepted.take() for _ in range(len(self._accepted))]
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:

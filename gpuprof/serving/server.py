@@ -138,7 +138,8 @@ class Server:
             watch.cancel()
             listen.cancel()
             self._stop_deciding()
-            self._close_intake()
+            for accepted in self._close_intake():
+                accepted.close()
             listener.close()
             for connection in self._api.connections:
                 connection.close()
@@ -302,14 +303,12 @@ class Server:
     def _count_turned_away(self) -> int:
         return self._handshakes.turned_away + (0 if self._grpc is None else self._grpc.turned_away)
 
-    def _close_intake(self) -> None:
-        if self._intake is not None:
-            self._intake.close()
+    def _close_intake(self) -> list[socket.socket]:
+        return [] if self._intake is None else self._intake.close()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""
-        self._close_intake()
-        waiting = stop_listening(listener.sockets)
+        waiting = self._close_intake() + stop_listening(listener.sockets)
         listener.close()
         for connection in waiting:
             connection.setblocking(False)

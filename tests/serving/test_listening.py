@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.listening import ConnectionIntake, HandshakeTurns, stop_listening
+from gpuprof.serving.listening import MADE_AT_ONCE, AcceptedSockets, ConnectionIntake, HandshakeTurns, stop_listening
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, map_of, replica, running
 
@@ -95,6 +95,52 @@ def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
     with pytest.raises(ConnectionRefusedError):  # no copy of the socket is left that would let clients in
         socket.create_connection(address)
     for connection in (*clients, *taken):
+        connection.close()
+
+
+def test_of_hundreds_of_connections_of_a_client_the_last_is_made_next_but_one_and_that_of_another_client_next() -> None:
+    accepted = AcceptedSockets()
+    with ExitStack() as opened:
+        flood = [opened.enter_context(socket.socket()) for _ in range(300)]
+        for one in flood:
+            accepted.add("10.0.0.1", one)
+        assert [accepted.take() for _ in range(5)] == [flood[0], flood[-1], flood[1], flood[-2], flood[2]]
+        other = opened.enter_context(socket.socket())
+        accepted.add("10.0.0.2", other)
+        assert other in [accepted.take() for _ in range(2)]
+        rest = [accepted.take() for _ in range(len(accepted))]
+        assert len(rest) == len(set(rest)) == 294 and other not in rest
+
+
+def test_so_many_connections_are_made_in_a_turn_of_the_loop_and_one_of_another_client_is_among_the_first() -> None:
+    taken: list[socket.socket] = []
+
+    async def take_in(accepted: socket.socket) -> None:
+        taken.append(accepted)
+
+    async def accept_flood(listener: socket.socket, other: socket.socket) -> None:
+        intake = ConnectionIntake([listener], take_in)
+        intake.accept_more()
+        await asyncio.sleep(0)
+        assert len(taken) == MADE_AT_ONCE
+        assert other.getsockname() in [one.getpeername() for one in taken]
+        await asyncio.sleep(0)
+        assert len(taken) <= 2 * MADE_AT_ONCE
+        left = intake.close()
+        await asyncio.sleep(0)  # those of which connections are being made
+        assert len(taken) + len(left) == 61  # whoever was accepted is told to the caller, who is not to lose it
+        taken.extend(left)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+        address = listener.getsockname()
+        flood, one = [("127.0.0.2", 0)] * 30, ("127.0.0.1", 0)
+        connections = [
+            opened.enter_context(socket.create_connection(address, source_address=source))
+            for source in (*flood, one, *flood)
+        ]
+        other = connections[30]
+        asyncio.run(accept_flood(listener, other))
+    for connection in taken:
         connection.close()
 
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-#: New requests are read for so long in each turn of the loop: a worker gets its next two batches once in a turn, so
-#: that turns of 4 ms would leave a model of small batches no more than some 500 of them a second.
-TURN_S = 0.001
+#: New requests are read for so long in each turn of the loop. A request takes half a dozen turns until it is answered,
+#: of a large body one for each piece, so that a model beside a flooded one waits for that many times as long.
+TURN_S = 0.0005
 #: Of bodies that are refused so much is received in each turn of the loop: a fraction of a millisecond.
 DISCARDED_BYTES = 1 << 20
 #: Where somebody has waited for longer, every other turn of the lane goes to who came last: half of them are answered
