@@ -29,7 +29,7 @@ from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.errors import InputError
+from gpuprof.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
@@ -169,6 +169,7 @@ def compare(
         result.draw(picture)
         if chosen is Format.TABLE:
             say_note(f"drawn to {picture}")
+    _require_any(rows, "policy")
 
 
 def _compare_gpus(
@@ -190,7 +191,9 @@ def _compare_gpus(
             progress=show,
             note=say_note,
         )
-    _print(result.rows(), _GPU_COLUMNS, chosen)
+    rows = result.rows()
+    _print(rows, _GPU_COLUMNS, chosen)
+    _require_any(rows, "kind of GPU")
 
 
 def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chosen: Format) -> None:
@@ -203,6 +206,12 @@ def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chos
     for row in rows:
         if row.get("remark"):
             print_text(f"{row[first]}: {row['remark']}")
+
+
+def _require_any(rows: Sequence[Mapping[str, object]], compared: str) -> None:
+    """Raise `InfeasibleError` when no row places anything."""
+    if not any(row["gpus"] for row in rows):
+        raise InfeasibleError(f"no {compared} places any of the demands")
 
 
 def _to_hundredths(value: object) -> str:

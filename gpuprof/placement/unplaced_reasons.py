@@ -147,14 +147,23 @@ def _free_pct(gpu: PlacedGpu) -> float:
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
-    needs, refusals = [], []
+    needs, refusals, unfilled = [], [], []
     for workload in _list_workloads(segments, demand, device):
         try:
             needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
-            if needs[-1] <= device.memory_bytes(workload.share):  # then it is its time that is not known
-                segments.server(device, workload)
         except InputError as error:
             refusals.append(str(error))
+            continue
+        if needs[-1] <= device.memory_bytes(workload.share):  # then it is its time that is not known
+            try:
+                segments.server(device, workload)
+            except InputError as error:
+                unfilled.append(error.message)
+    if unfilled:
+        return (
+            f"batches of {demand.model} that are not full are not known on {device.name}: {unfilled[0]} "
+            "(a queue needs their times; --latency-budget plans without them)"
+        )
     if not needs or (refusals and min(needs) <= device.dram_bytes):
         first = refusals[0] if refusals else _find_refusal(segments, Workload(demand.model, 1, Share()), device)
         return f"no batch of {demand.model} is known to run on {device.name}: {first}"

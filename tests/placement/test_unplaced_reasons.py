@@ -40,7 +40,10 @@ class FullBatchesOnly(LinearEstimator):
 def test_what_is_not_known_of_small_batches_is_not_put_down_to_memory() -> None:
     given = problem([demand("m", 50.0)], estimator=FullBatchesOnly())
     reason = explain_unplaced(given, Segments(given), given.demands[0])
-    assert reason == "no batch of m is known to run on plain: m was not measured at batch 1"
+    assert reason == (
+        "batches of m that are not full are not known on plain: m was not measured at batch 1 "
+        "(a queue needs their times; --latency-budget plans without them)"
+    )
 
 
 def test_of_many_kinds_of_devices_that_cannot_serve_it_one_is_told_and_the_others_are_counted() -> None:
@@ -48,8 +51,8 @@ def test_of_many_kinds_of_devices_that_cannot_serve_it_one_is_told_and_the_other
     given = problem([demand("m", 50.0)], kinds, FullBatchesOnly())
     reason = explain_unplaced(given, Segments(given), given.demands[0])
     assert reason == (
-        "no batch of m is known to run on d0: m was not measured at batch 1; nor can any of the other 19 kinds of "
-        "devices serve it"
+        "batches of m that are not full are not known on d0: m was not measured at batch 1 (a queue needs their times; "
+        "--latency-budget plans without them); nor can any of the other 19 kinds of devices serve it"
     )
 
 
