@@ -7,7 +7,6 @@ free at once. What a client has not read yet is charged to the arena until grpci
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -74,9 +73,11 @@ class InferenceCalls:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inference = None
         try:
-            call = await self.receive(context, self._receive_s)
-            if call is None:
+            message = await self._reader.read_message(context, self._receive_s)
+            if message is None:
                 raise bad_request("the call has no message")
+            call = self._open_call(message)
+            del message
             inference = await self.accept(call, context, partial(_settle, answer))
             del call  # what is large of it lies in the arena now
             body = await answer
@@ -91,17 +92,19 @@ class InferenceCalls:
         context.add_done_callback(lambda _: self.arena.discharge(size))
         return body
 
-    async def receive(self, context: Any, limit_s: float = math.inf) -> InferCall | LargeCall | None:
-        """Return the next request of a call, which `accept` must be given, None where the client sends no more.
+    async def receive(self, context: Any) -> InferCall | LargeCall | None:
+        """Return the next request of a stream, which `accept` must be given, None where the client sends no more.
 
         Raises
         ------
         RefusedError
-            When it is no request, does not come within ``limit_s``, or finds no memory.
+            When it is no request, or finds no memory.
         """
-        message = await self._reader.read_message(context, limit_s)
-        if message is None:
-            return None
+        message = await self._reader.read_message(context)
+        return None if message is None else self._open_call(message)
+
+    def _open_call(self, message: Buffer) -> InferCall | LargeCall:
+        """Read a message as far as it is read before it is known whose turn it is."""
         try:
             return self._known.find(message) or open_call(message, _ON_LOOP_BYTES)
         except RefusedError:

@@ -55,26 +55,16 @@ class InferCall:
     message: Any
     raw: Sequence[Buffer]
     data: Buffer  #: All of it, as it came.
+    name: str  #: Of the model.
+    version: str  #: Of the model; empty: the newest.
+    id: str  #: Of the request.
+    #: What a message like it that was read before asks, of a model of this specification; None: there was none.
+    known: tuple[ModelSpec, InferRequest] | None = None
 
     @property
     def size(self) -> int:
         """Bytes of all of it on the wire."""
         return len(self.data)
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        return str(self.message.model_name)
-
-    @property
-    def version(self) -> str:
-        """Of the model; empty: the newest."""
-        return str(self.message.model_version)
-
-    @property
-    def id(self) -> str:
-        """Of the request."""
-        return str(self.message.id)
 
     @classmethod
     def decode(cls, data: Buffer) -> InferCall:
@@ -93,10 +83,9 @@ class InferCall:
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
             raise _no_request(error) from None
-        if not spans:
-            return cls(message, message.raw_input_contents, data)
         view = memoryview(data)
-        return cls(message, [view[span] for span in spans], data)
+        raw = [view[span] for span in spans] if spans else message.raw_input_contents
+        return cls(message, raw, data, message.model_name, message.model_version, message.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +175,10 @@ def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor
     if asked.outputs is not None:
         by_position = {output.position: output for output in outputs}
         outputs = [by_position[position] for position in asked.outputs]
-    tensors = [(spec.outputs[output.position], tuple(output.shape)) for output in outputs]
-    described = tuple([(tensor.name, tensor.datatype, shape) for tensor, shape in tensors])
+    tensors = spec.outputs
+    described = tuple(
+        [(tensors[out.position].name, tensors[out.position].datatype, tuple(out.shape)) for out in outputs]
+    )
     write = _write_known_outputs if asked.id is None else _write_outputs
     head = write(spec.name, spec.version, asked.id or "", described)
     return append_field(head, _RAW_OUTPUTS, [output.data for output in outputs])

@@ -33,6 +33,8 @@ _MOST_RATIO = 1032
 _PIECE_BYTES = 1 << 16
 #: zlib recognises the header, that of gzip or its own: 15 bits of window + 32 (zlib.h, inflateInit2).
 _ANY_HEADER = 47
+#: What those headers begin with; no other message is looked into.
+_FIRST_BYTES = (b"\x1f", b"\x78")
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class MessageReader:
         if not isinstance(message, bytes):
             return None
         self._charge(len(message))
-        return await self._inflate(message) if _is_compressed(message) else message
+        return await self._inflate(message) if message[:1] in _FIRST_BYTES and _is_compressed(message) else message
 
     def release(self, size: int) -> None:
         """Count a message no longer that had ``size`` bytes, or a part of one."""

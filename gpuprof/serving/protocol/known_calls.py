@@ -20,12 +20,13 @@ _MOST_LENGTHS, _MOST_OF_A_LENGTH, _MOST_BYTES = 64, 4, 1024
 
 @dataclass(frozen=True, slots=True)
 class _KnownCall:
-    """A message but for the tensor at its end, and what it asks of a model of this specification."""
+    """A message but for the tensor at its end, and what it asks."""
 
     beginning: bytes
     message: Any
-    spec: ModelSpec
-    request: InferRequest
+    name: str  #: Of the model.
+    version: str  #: Of the model; empty: the newest.
+    request: tuple[ModelSpec, InferRequest]  #: The model's specification when it was read, and what it asks of that.
 
 
 class KnownCalls:
@@ -45,7 +46,7 @@ class KnownCalls:
             begin = len(known.beginning)
             if data[:begin] == known.beginning:
                 tensor = data[begin:] if len(data) <= INLINE_BYTES else memoryview(data)[begin:]
-                return InferCall(known.message, [tensor], data)
+                return InferCall(known.message, [tensor], data, known.name, known.version, "", known.request)
         return None
 
     def read_request(self, spec: ModelSpec, call: InferCall) -> InferRequest:
@@ -56,11 +57,10 @@ class KnownCalls:
         RefusedError
             As `read_infer`.
         """
-        for known in self._known.get(call.size, ()):
-            if known.message is call.message and known.spec is spec:
-                one = known.request
-                inputs = [InputTensor(one.inputs[0].shape, call.raw[0])]
-                return InferRequest(one.id, one.rows, inputs, one.outputs, one.binary, one.timeout_ms, one.priority)
+        if call.known is not None and call.known[0] is spec:
+            one = call.known[1]
+            inputs = [InputTensor(one.inputs[0].shape, call.raw[0])]
+            return InferRequest(one.id, one.rows, inputs, one.outputs, one.binary, one.timeout_ms, one.priority)
         request = read_infer(spec, call)
         self._remember(spec, call, request)
         return request
@@ -85,5 +85,6 @@ class KnownCalls:
         inputs = [InputTensor(tensor.shape, b"") for tensor in request.inputs]
         # Read without the tensor, which would keep the memory of this message.
         message = message_class("ModelInferRequest").FromString(rest)
-        known = _KnownCall(beginning, message, spec, replace(request, inputs=inputs))
+        asked = spec, replace(request, inputs=inputs)
+        known = _KnownCall(beginning, message, call.name, call.version, asked)
         self._known[len(data)] = [*others[1 - _MOST_OF_A_LENGTH :], known]

@@ -204,7 +204,7 @@ class ServedModel:
             raise self._no_worker()
         loads = self._loads(alive, inference, now)
         waited_ms, deadline_ms = 1000.0 * (now - inference.arrived), inference.deadline_ms
-        chosen = self._choose(loads, waited_ms, deadline_ms, now)
+        chosen = self._choose(loads, waited_ms, deadline_ms, now) if len(loads) > 1 else 0
         load, replica = loads[chosen], alive[chosen]
         rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
         wait_ms = load.max_wait_ms
@@ -230,7 +230,7 @@ class ServedModel:
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
         """Return the replica of the rule; where the request would make others late there, the fastest that takes it."""
         chosen = self._rule.choose(loads)
-        if len(loads) == 1 or not self._spoils_batch(loads[chosen], now):
+        if not self._spoils_batch(loads[chosen], now):
             return chosen
         times_ms = [expected_finish_ms(load) for load in loads]
         able = [

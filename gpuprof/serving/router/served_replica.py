@@ -252,18 +252,18 @@ class ServedReplica:
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
         """
-        ready, at_hand_ms = 0, min(_AT_HAND_MS, _AT_HAND_SLOS * self._allowed_ms)
-        prefetching: WorkerHandle | None = None
+        ready = 0
         for worker in self.workers:
             if worker.is_idle:
                 return worker
-            if worker.is_ready:
-                ready += 1
-                if worker.can_prefetch(at_hand_ms) and (prefetching is None or worker.batches < prefetching.batches):
-                    prefetching = worker
+            ready += worker.is_ready
+        if self._queue.rows < self.plan.batch * ready:
+            return None
         if self._stages_ahead and self._queue.rows and self._queue.oldest.deaths:
             return None  # by itself on a worker it shows whether that dies of it
-        return prefetching if self.waiting_rows >= self.plan.batch * ready else None
+        at_hand_ms = min(_AT_HAND_MS, _AT_HAND_SLOS * self._allowed_ms)
+        prefetching = [worker for worker in self.workers if worker.can_prefetch(at_hand_ms)]
+        return min(prefetching, key=lambda worker: worker.batches, default=None)
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
         rows = sum([inference.rows for inference in inferences])

@@ -33,6 +33,8 @@ class WorkerHandle:
     def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
         self.name = name
         self.order = order
+        #: Whether the worker copies the inputs of a batch to its device while it runs the one before it.
+        self.stages_ahead = order.provider == ORT_CUDA
         self._connect = connect
         self._hang_s = hang_s
         self._link: Link | None = None
@@ -99,7 +101,8 @@ class WorkerHandle:
     @property
     def is_idle(self) -> bool:
         """Whether there is a worker with nothing to do."""
-        return self._link is not None and self._link.is_ready and not self._link.sent
+        link = self._link
+        return link is not None and link.is_ready and not link.sent
 
     def can_prefetch(self, at_hand_ms: float) -> bool:
         """Return whether there is a worker that may be given a batch in advance.
@@ -107,15 +110,11 @@ class WorkerHandle:
         It may have a batch at hand beside the one that it runs; of quick ones as many as it runs in ``at_hand_ms``. One
         that stages ahead works on both at once: beside what a worker may have died of it has nothing.
         """
-        if self._link is None or not self._link.is_ready or (self.stages_ahead and self._runs_suspects()):
+        link = self._link
+        if link is None or not link.is_ready or (self.stages_ahead and self._runs_suspects()):
             return False
-        count = self.batches
+        count = len(link.sent)
         return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < at_hand_ms)
-
-    @property
-    def stages_ahead(self) -> bool:
-        """Whether the worker copies the inputs of a batch to its device while it runs the one before it."""
-        return self.order.provider == ORT_CUDA
 
     def _runs_suspects(self) -> bool:
         """Return whether a worker has died of what this one has: then it has nothing else to die of."""
@@ -134,7 +133,8 @@ class WorkerHandle:
 
     def busy_ms(self, now: float) -> float:
         """Return the time until the worker is expected to have finished what it has."""
-        return max(0.0, 1000.0 * (self._busy_until - now)) if self._link is not None and self._link.sent else 0.0
+        left_ms = 1000.0 * (self._busy_until - now)
+        return left_ms if left_ms > 0.0 and self._link is not None and self._link.sent else 0.0
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
         """Give the worker a batch."""
@@ -201,7 +201,7 @@ class WorkerHandle:
         self._last_done = now
         run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
         self._run_ms = run_ms if math.isinf(self._run_ms) else self._run_ms + _WEIGHT * (run_ms - self._run_ms)
-        self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
+        self._busy_until = now + sum([other.expected_ms for other in self._link.sent.values()]) / 1000.0
         self._on_done(batch, answer)
 
     def _handle_lost(self, batches: list[SentBatch]) -> None:

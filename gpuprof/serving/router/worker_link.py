@@ -268,5 +268,5 @@ class WorkerLink:
         """Remember how large the outputs of models with open shapes are."""
         for inference, tensors in zip(batch.inferences, outputs, strict=True):
             if inference.output_slot is None and self._count_output_bytes(inference.rows) is None:
-                size = sum(len(tensor.data) for tensor in tensors)
+                size = sum([len(tensor.data) for tensor in tensors])
                 self._learned_row_bytes = max(self._learned_row_bytes, size / inference.rows)

@@ -122,16 +122,17 @@ class Inference:
 
         Raises `RefusedError` when there is no memory for them.
         """
-        size = sum(len(tensor.data) for tensor in self.inputs if not isinstance(tensor.data, tuple))
+        size = sum([len(tensor.data) for tensor in self.inputs if type(tensor.data) is not tuple])
         if not arena.charge(size):
             raise out_of_memory()
         self.charged = size
 
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""
-        for slot in self.slots:
-            arena.give_back(slot)
-        self.slots = []
+        if self.slots:
+            for slot in self.slots:
+                arena.give_back(slot)
+            self.slots = []
         if self.charged:
             arena.discharge(self.charged)
             self.charged = 0

@@ -375,7 +375,9 @@ GRPC_STEPS = GRPC_BASES.flatmap(
 
 async def play_grpc(steps: Iterable[tuple[bytes, int, float | None, str, bool, bool]], remembers: bool) -> list[object]:
     router = Router(Arena(1 << 22), cast(Any, object()))  # with a tracer, for which spans of clients are read
-    calls = InferenceCalls(router, MessageReader(router.arena, 1 << 20), 60.0, ProtocolParts())
+    # Else a turn that the system interrupts for a millisecond would change the order in which messages are read.
+    parts = ProtocolParts(turns=LoopTurns(lambda begin_turn: begin_turn()))
+    calls = InferenceCalls(router, MessageReader(router.arena, 1 << 20), 60.0, parts)
     calls._known = KnownCalls() if remembers else ForgetfulCalls()
     models = models_of(change := 0, remembers)
     router.publish(cast(Any, models))
