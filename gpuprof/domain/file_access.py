@@ -31,11 +31,15 @@ def describe_special_file(path: Path) -> str | None:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return None
-    if any(path == folder or folder in path.parents for folder in _OPEN_FILES):
+    if _is_open_already(path):
         return None
     if stat.S_ISFIFO(mode):
         return "a named pipe"
     return "a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else None
+
+
+def _is_open_already(path: Path) -> bool:
+    return any(path == folder or folder in path.parents for folder in _OPEN_FILES)
 
 
 def refuse_to_replace(path: Path) -> Path:
@@ -63,13 +67,17 @@ def find_write_obstacle(folder: Path) -> str | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, readable for all; a device, such as ``/dev/null``, stays one.
+    """Write a file that appears whole or not at all, readable for all.
+
+    A device, such as ``/dev/null``, is written to and stays one, and so is ``/dev/stdout``, which root could replace
+    even where it leads to a file. Of a symbolic link the file that it leads to is replaced.
 
     Raises `OSError` when the folder cannot be written to, or the disk is full.
     """
-    if path.exists() and not path.is_file():
+    if _is_open_already(path) or (path.exists() and not path.is_file()):
         path.write_bytes(content)
         return
+    path = Path(os.path.realpath(path))
     # In the same folder: a rename replaces the old file in one step only within a file system.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, refuse_unwritable
 
 Row = Mapping[str, object]
@@ -31,16 +33,17 @@ def write_results(rows: Sequence[Row], path: Path) -> None:
 
 
 def _write_json(rows: Sequence[Row], path: Path) -> None:
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, f"{json.dumps(rows, indent=1)}\n".encode())
 
 
 def _write_csv(rows: Sequence[Row], path: Path) -> None:
     flat = [_flatten(row) for row in rows]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-        writer.writeheader()
-        for row in flat:
-            writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    for row in flat:
+        writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
+    write_atomically(path, text.getvalue().encode())
 
 
 def _write_parquet(rows: Sequence[Row], path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
@@ -103,7 +104,7 @@ def report(
         raise InputError("a report needs a source", "name a database, a map, or the --json output of a verb")
     sections = _read_sections(paths)
     with refuse_unwritable(target):
-        target.write_text(page(title, sections), encoding="utf-8")
+        write_atomically(target, page(title, sections).encode())
     charts = sum(len(section.charts) for section in sections)
     notes = [f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(paths), 'source')}"]
     pictures: tuple[Path, ...] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
@@ -103,7 +104,7 @@ class SimulateResult(Result):
             When the file cannot be written.
         """
         with refuse_unwritable(path):
-            Path(path).write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+            write_atomically(Path(path), f"{json.dumps(self.document(), indent=1)}\n".encode())
 
 
 def simulate(

@@ -88,7 +88,10 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 
 
 def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
-    """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none."""
+    """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none.
+
+    With a latency budget it is the least of which that part is as long as some batch.
+    """
     least = math.inf
     for workload in _list_workloads(segments, demand, device):
         if _fits_memory(segments, device, workload):
@@ -116,9 +119,16 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
     least = find_least_slo_ms(segments, demand, device)
     if math.isinf(least):
         return _memory_reason(segments, demand, device)
+    works = f"the least SLO that works is {_round_up(least)} ms"
+    budget = segments.problem.options.latency_budget
+    if budget is not None:
+        return (
+            f"on {device.name} the shortest batch takes {least * budget:.3g} ms, and {budget * 100:.3g}% of the SLO "
+            f"are {demand.slo.latency_ms * budget:.3g} ms; {works}"
+        )
     return (
         f"on {device.name} a nearly idle replica already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
-        f"above the SLO of {demand.slo.latency_ms:g} ms; the least SLO that works is {_round_up(least)} ms"
+        f"above the SLO of {demand.slo.latency_ms:g} ms; {works}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.svg import standalone
@@ -30,7 +31,7 @@ def write_picture(charts: Chart | Sequence[Chart], path: Path, columns: int = 1)
     svg = standalone([charts] if isinstance(charts, Chart) else charts, "light", columns)
     content = svg.encode() if path.suffix == ".svg" else _png(svg)
     with refuse_unwritable(path):
-        path.write_bytes(content)
+        write_atomically(path, content)
 
 
 def _png(svg: str) -> bytes:

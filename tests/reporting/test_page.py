@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -467,6 +469,17 @@ def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> Non
     except GpuprofError as error:
         pytest.skip(str(error))
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_picture(map_figure(a_map()), tmp_path / "map.svg")
+    before = (tmp_path / "map.svg").read_bytes()
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(InputError, match="No space left on device"):
+        write_picture(map_figure(a_map()), tmp_path / "map.svg")
+    assert (tmp_path / "map.svg").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
 @waits_for_processes

@@ -21,6 +21,7 @@ _GIVEN_ONCE = frozenset(
 )
 #: Header lines of a request; each costs more than the rest of a short one.
 _MAX_LINES = 256
+_MOST_DIGITS = 18
 #: Heads that are remembered, and bytes of one.
 MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
 #: What may stand around the chunks of a body beyond so many times the body: a chunk of a byte has five bytes around it.
@@ -174,8 +175,8 @@ def find_authorization(beginning: bytes) -> bytes:
 def _read_framing(head: HttpHead) -> None:
     length = head.headers.get(b"content-length")
     if length is not None:
-        if not length.isdigit() or len(length) > 18:
-            raise bad_request("Content-Length is not a number")
+        if not length.isdigit() or len(length) > _MOST_DIGITS:
+            raise bad_request(f"Content-Length must be a number of at most {_MOST_DIGITS} digits")
         head.length = int(length)
     coding = head.headers.get(b"transfer-encoding")
     if coding is not None:

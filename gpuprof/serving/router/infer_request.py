@@ -110,7 +110,9 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
     known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
     if len(known) != len(sizes):
-        raise bad_request(f"the shape of input {tensor.name!r} must be a list of whole numbers")
+        raise bad_request(
+            f"the shape of input {tensor.name!r} must be a list of whole numbers from 0 to {MAX_DIMENSION - 1}"
+        )
     if tensor.mismatch(known):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
     if 0 in known and prod(filter(None, known)) > _MAX_BESIDE_NONE:

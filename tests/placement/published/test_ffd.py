@@ -27,6 +27,13 @@ def test_an_infeasible_slo_names_the_least_that_works() -> None:
     assert "the least SLO that works is 3.14 ms" in reason
 
 
+def test_of_an_slo_whose_part_for_batches_is_too_short_the_part_is_named_and_no_percentile() -> None:
+    placement, _ = solve_and_check(FFD, problem([demand("m", 10.0, 4.0)], options=Options(latency_budget=0.5)))
+    reason = placement.unplaced[0].reason
+    assert "on plain the shortest batch takes 3 ms, and 50% of the SLO are 2 ms; the least SLO that works is" in reason
+    assert "percentile" not in reason
+
+
 def test_the_named_slo_does_work() -> None:
     placement, _ = solve_and_check(FFD, problem([demand("m", 10.0, 3.14)]))
     assert placement.unplaced == ()

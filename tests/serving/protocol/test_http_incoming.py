@@ -132,3 +132,8 @@ def test_chunks_of_a_byte_have_no_more_around_them_than_they_may() -> None:
     begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True))
     assert take(begun, b"0001\r\na\r\n" * 30_000 + b"0\r\n\r\n", list(range(0, 270_000, 8192)), arena)[-1]
     assert begun.body().body.data == b"a" * 30_000
+
+
+def test_a_length_of_more_digits_than_any_body_has_is_refused_with_how_many_it_may_have() -> None:
+    with pytest.raises(RefusedError, match="Content-Length must be a number of at most 18 digits"):
+        read_head(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 19 + b"\r\n\r\n")
