@@ -40,7 +40,9 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         beside = None if placement is None else _neighbour_reason(segments, demand, placement)
         if beside is not None:
             return f"{beside}; more devices would separate them"
-        return f"no room is left on {fleet}; more devices, or a lower rate of the other models, would make some"
+        return (
+            f"no place was found for it on {fleet}; more devices, or a lower rate of the other models, would make some"
+        )
     reasons_given = [reason for reason in reasons if reason]
     if len(reasons_given) <= _MOST_REASONS:
         return "; ".join(reasons_given)
@@ -66,8 +68,8 @@ def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> st
     if not limits:
         limits.append(f"{MOST_REPLICAS} replicas, the most that are planned for one model")
     return (
-        f"only {_round_down(served_rps)} of {demand.rate_rps:g} requests/s fit {' and '.join(limits)}; "
-        f"the largest rate that works is {_round_down(served_rps)} requests/s"
+        f"only {_round_down(served_rps)} of {demand.rate_rps:g} requests/s were placed within {' and '.join(limits)}; "
+        f"the largest rate that this policy is known to place is {_round_down(served_rps)} requests/s"
     )
 
 

@@ -20,7 +20,7 @@ def test_a_rate_beyond_all_replicas_is_not_put_down_to_a_fleet_that_has_no_end()
 
 def test_a_full_fleet_is_named_with_its_counts() -> None:
     given = problem([demand("m", 50.0)], [(plain_device(), 2)])
-    assert "no room is left on 2 plain" in explain_unplaced(given, Segments(given), given.demands[0])
+    assert "no place was found for it on 2 plain" in explain_unplaced(given, Segments(given), given.demands[0])
 
 
 class FullBatchesOnly(LinearEstimator):

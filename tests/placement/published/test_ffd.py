@@ -48,7 +48,7 @@ def test_a_full_fleet_names_the_largest_rate_that_works_and_that_rate_does() -> 
     fleet = [(plain_device(), 1)]
     placement, _ = solve_and_check(FFD, problem([demand("m", 5000.0)], fleet))
     reason = placement.unplaced[0].reason
-    largest = float(reason.split("the largest rate that works is ")[1].split()[0])
+    largest = float(reason.split("the largest rate that this policy is known to place is ")[1].split()[0])
     assert placement.rate_rps("m") >= largest > 100.0
     again, _ = solve_and_check(FFD, problem([demand("m", largest)], fleet))
     assert again.unplaced == ()
@@ -58,7 +58,7 @@ def test_a_demand_that_finds_the_fleet_taken_says_so() -> None:
     asked = [Demand("first", 5000.0, Slo(100.0), priority=1), demand("second", 10.0)]
     placement, _ = solve_and_check(FFD, problem(asked, [(plain_device(), 1)]))
     assert [one.model for one in placement.unplaced] == ["first", "second"]
-    assert placement.unplaced[1].reason.startswith("no room is left on 1 plain")
+    assert placement.unplaced[1].reason.startswith("no place was found for it on 1 plain")
 
 
 def test_the_higher_priority_is_served() -> None:
@@ -95,7 +95,7 @@ def test_a_rate_beyond_any_count_is_refused_and_not_tried(monkeypatch: pytest.Mo
     for module in (cover, ffd):  # ten thousand take half a minute to check
         monkeypatch.setattr(module, "MOST_REPLICAS", 100)
     placement, _ = solve_and_check(FFD, problem([demand("m", 1e13)]))
-    assert "largest rate that works" in placement.unplaced[0].reason
+    assert "largest rate that this policy is known to place" in placement.unplaced[0].reason
     assert len(placement.gpus) == 100
 
 
