@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -12,7 +13,7 @@ from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import (
     database_path,
     describe_empty,
@@ -61,7 +62,7 @@ class EstimateResult(Result):
 
 
 def estimate(
-    models: Sequence[PathArgument] = (),
+    models: Sequence[PathArgument] | PathArgument = (),
     *,
     batches: Sequence[int] = (1,),
     device: str | None = None,
@@ -80,7 +81,7 @@ def estimate(
 
     Parameters
     ----------
-    models : sequence of str or path
+    models : sequence of str or path, or one of them
         Names in the database or ONNX files; by default all of the database.
     batches : sequence of int
     device : str, optional
@@ -146,7 +147,7 @@ def estimate(
                 estimator, database, note=notes.add, execution=parse_execution(precision, runtime)
             )
         )
-        names = [str(model) for model in models] or list(getattr(source, "models", []))
+        names = name_models(models) or list(getattr(source, "models", []))
         names, remarks = _size_models(names, source, dims or {})
         if not names:
             raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
@@ -208,10 +209,12 @@ def _size_models(
 
 
 def _check_batches(batches: Sequence[int]) -> Sequence[int]:
+    if not batches:
+        raise InputError("an estimate needs a batch size", "name at least one, such as 1")
     for batch in batches:
-        if not 1 <= batch <= _LARGEST_BATCH:
+        if not isinstance(batch, Integral) or not 1 <= batch <= _LARGEST_BATCH:
             raise InputError(f"a batch size must be a whole number from 1 to {_LARGEST_BATCH:,} but got {batch}")
-    return batches
+    return [int(batch) for batch in batches]
 
 
 def _resolve_share(share: Share | str, device: Device) -> Share:

@@ -13,7 +13,7 @@ from gpuprof.domain.sizes import combine_sizes
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
-from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import database_path, resolve_local_device
 from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult, ProfileSettings
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, ignore_progress
@@ -34,7 +34,7 @@ MOST_PROCESSES = 64
 
 
 def profile(
-    models: Sequence[PathArgument],
+    models: Sequence[PathArgument] | PathArgument,
     *,
     batches: Sequence[int] | None = None,
     shares: Sequence[Share | str] | None = None,
@@ -50,7 +50,7 @@ def profile(
 
     Parameters
     ----------
-    models : sequence of path
+    models : sequence of path, or one of them
         ONNX files, or ``"NAME=FILE"``.
     batches : sequence of int, optional
         By default 1, 2, 4 and 8; of a model whose batch is fixed and cannot be freed the one that it has.
@@ -107,7 +107,7 @@ def profile(
 
 
 def profile_for_igniter(
-    models: Sequence[PathArgument],
+    models: Sequence[PathArgument] | PathArgument,
     *,
     batches: Sequence[int] | None = None,
     device: str | None = None,
@@ -129,7 +129,7 @@ def profile_for_igniter(
 
 
 def profile_ops(
-    models: Sequence[PathArgument],
+    models: Sequence[PathArgument] | PathArgument,
     *,
     batches: Sequence[int] | None = None,
     shares: Sequence[Share | str] | None = None,
@@ -245,16 +245,16 @@ def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tup
 
 
 def _free_models(
-    models: Sequence[PathArgument], batches: Sequence[int], db: Path, settings: ProfileSettings
+    models: Sequence[PathArgument] | PathArgument, batches: Sequence[int], db: Path, settings: ProfileSettings
 ) -> list[NamedModel]:
     return [planning.free_batch_model(model, batches, db / COPIES) for model in _read_models(models, settings)]
 
 
-def _read_models(models: Sequence[PathArgument], settings: ProfileSettings) -> list[NamedModel]:
+def _read_models(models: Sequence[PathArgument] | PathArgument, settings: ProfileSettings) -> list[NamedModel]:
     """Return the models that were named, each at every size and with the inputs that were given."""
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
-    parsed = planning.parse_models([str(model) for model in models])
+    parsed = planning.parse_models(name_models(models))
     files = {name: Path(file) for name, file in settings.input_data.items()}
     return planning.attach_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +64,12 @@ class SimulatedTraffic:
     duration_s: float | None = None
     warmup_s: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.duration_s is not None and not 0.0 < self.duration_s < math.inf:
+            raise InputError(f"a duration must be above 0 s and finite but got {self.duration_s:g}")
+        if self.seed < 0:
+            raise InputError(f"a seed must be a whole number from 0 but got {self.seed}")
 
     def read_arrivals(
         self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = ignore_note

@@ -62,3 +62,31 @@ def test_one_source_and_one_regressor_need_no_list(tmp_path: Path) -> None:
     assert gpuprof.report(str(tmp_path / "map.json"), tmp_path / "r.html").sections
     with pytest.raises(InputError, match="unknown regressor 'ridge'"):
         gpuprof.train(regressors="ridge", db=tmp_path)
+
+
+def test_one_model_needs_no_list(tmp_path: Path) -> None:
+    model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
+    one, listed = (gpuprof.estimate(given, device="t4").rows() for given in (str(model), [model]))
+    assert one == listed
+    with pytest.raises(InputError, match=r"there is no model file nowhere\.onnx"):
+        gpuprof.profile("nowhere.onnx", device="cpu", db=tmp_path / "db")
+
+
+@pytest.mark.parametrize(
+    ("batches", "rule"), [([], "needs a batch size"), ([1.5], "whole number from 1 to"), ([0], "got 0")]
+)
+def test_batches_that_are_none_are_refused(tmp_path: Path, batches: Any, rule: str) -> None:
+    model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
+    with pytest.raises(InputError, match=rule):
+        gpuprof.estimate([model], batches=batches, device="t4")
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
+def test_simulated_time_has_a_length(duration_s: float) -> None:
+    with pytest.raises(InputError, match="a duration must be above 0 s and finite"):
+        gpuprof.SimulatedTraffic(duration_s=duration_s)
+
+
+def test_a_seed_is_no_negative_number() -> None:
+    with pytest.raises(InputError, match="a seed must be a whole number from 0 but got -1"):
+        gpuprof.SimulatedTraffic(seed=-1)
