@@ -2,14 +2,18 @@
 
     python -m bench.unseen_images [-o DIR]
 
-`bench/image_results.csv` has images a second that others published, Apache-2.0 but for one line:
+`bench/image_results.csv` has images a second that others published, Apache-2.0 where no other is said:
 
 * timm's authors of 26 architectures, picked by name before any of them was estimated, compiled by TorchInductor and
   eagerly, with the channels first or last (``results/benchmark-infer-*`` of their repository: RTX 3090 and 4090 by
   PyTorch 2.4; RTX 5090 and RTX PRO 6000 Max-Q by 2.9, the 25, 9 and 21 of the 26 that were read);
 * NVIDIA of ResNet-50 from the batches on at which the GPU is the limit (PyTorch 1.9), and by TensorRT through
   PaddlePaddle (``PaddlePaddle/Classification``), both in DeepLearningExamples;
-* PaddleClas of nine of these architectures by TensorRT on a T4 (``docs/en/models``);
+* PaddleClas of nine of these architectures by TensorRT on a T4 (``docs/en/models``). Its script
+  (``tools/infer/predict.py``) sleeps 10 ms behind each run, so that the power limit is not reached, leaves
+  TensorRT Paddle's default workspace, and times the copies of input and output with the run;
+* Paddle Inference of two of them by TensorRT 8.0 on a T4, 1,000 runs of a few ms (``guides/benchmark/benchmark_gpu`` of
+  its documentation, no licence stated);
 * a user of TensorRT on a V100 (``sandeepkumar-skb/pytorch_experiments``, no licence stated).
 
 Of the GPUs, float32 of V100 and T4 was learned from, and products in bfloat16 of the A100. Each network is exported
@@ -35,11 +39,14 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.graph.load import load_graph
 
 RESULTS = Path(__file__).with_name("image_results.csv")
 _COMPILED = frozenset({"compiled", "TensorRT"})
+#: Sources whose GPU rests between runs or runs for seconds only.
+_RESTING = frozenset({"paddleclas", "inference"})
 _OPSET = 17
 _SIDES = {"inception_v3": 299}
 _SIDE = 224
@@ -49,7 +56,7 @@ _SIDE = 224
 class PublishedRun:
     """A line of `RESULTS`."""
 
-    source: str  #: ``"timm"``, ``"nvidia"``, ``"paddle"``, ``"paddleclas"`` or ``"user"``.
+    source: str  #: ``"timm"``, ``"nvidia"``, ``"paddle"``, ``"paddleclas"``, ``"inference"`` (Paddle's) or ``"user"``.
     device: str
     precision: str
     execution: str  #: ``"compiled"``, ``"TensorRT"``, ``"eager"`` or ``"eager, channels last"``.
@@ -90,10 +97,13 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, help="where the exports are kept")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        judged = defaultdict(list)
+        exports = args.output or Path(folder)
+        judged, unthrottled = defaultdict(list), defaultdict(list)
         for run in read_runs():
-            figure = estimate(run, args.output or Path(folder))
+            figure = estimate(run, exports)
             judged[run.way].append((run, figure))
+            if run.source in _RESTING:
+                unthrottled[run.way].append(estimate_unthrottled(run, exports) / run.batch_ms - 1.0)
             print(f"{run.way} {run.model:29}{run.batch:5}{run.batch_ms:8.1f} ms, {describe(run, figure)}")
     print()
     for way, pairs in judged.items():
@@ -101,7 +111,9 @@ def main() -> int:
         inside = np.mean([holds(run, figure) for run, figure in pairs])
         found = f"mean absolute error {100 * np.abs(errors).mean():.1f}%, median {100 * np.median(errors):+.1f}%"
         coverage = f"inside the 90% interval {100 * inside:.0f}%"
-        print(f"{way} {len(pairs):2} figures: {found}, {coverage}{describe_batches(pairs)}")
+        rested = np.abs(unthrottled[way])
+        clock = f"; at the boost clock {100 * rested.mean():.1f}%" if len(rested) else ""
+        print(f"{way} {len(pairs):2} figures: {found}, {coverage}{describe_batches(pairs)}{clock}")
     return 0
 
 
@@ -116,12 +128,21 @@ def read_runs() -> Iterator[PublishedRun]:
 
 def estimate(run: PublishedRun, folder: Path) -> Figure:
     """Return the time of a batch in ms; the network is exported into ``folder`` unless it is there."""
+    return shipped_model().latency(_list_kernels(run, folder), run.board, Share(), run.precision, run.runtime)
+
+
+def estimate_unthrottled(run: PublishedRun, folder: Path) -> float:
+    """Return the time of a batch in ms where the GPU rests between batches, so that its power limit is not reached."""
+    rates = replace(rates_of(run.board, run.precision), sustained=1.0)
+    return 1e3 * shipped_model().time_parts(_list_kernels(run, folder), rates, run.runtime).total_s
+
+
+def _list_kernels(run: PublishedRun, folder: Path) -> KernelList:
     folded = run.runtime is LaunchMode.FUSED
     path = folder / f"{run.model}{'' if folded else '-eager'}.onnx"
     if not path.is_file():
         export(run.model, path, folded=folded)
-    kernels = list_kernels(load_graph(path, run.batch), run.precision, run.runtime)
-    return shipped_model().latency(kernels, run.board, Share(), run.precision, run.runtime)
+    return list_kernels(load_graph(path, run.batch), run.precision, run.runtime)
 
 
 def export(name: str, path: Path, *, folded: bool) -> None:
