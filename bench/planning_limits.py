@@ -1,9 +1,10 @@
 """Random plans in a hurry: `optimal` with a time limit beside the best of the quick policies.
 
-    python -m bench.planning_limits [--problems N] [--first SEED] [--limits 1,2,5,30] [--profile config.jsonl]
+    python -m bench.planning_limits [--problems N] [--first SEED] [--limits 1,2,5,30] [--profile FILE] [--queues]
 
 Half of the problems are drawn from iGniter's published workloads (its model of interference, batches within half of the
-SLO), half from the thesis's V100 profiles that ship with gpuprof (queues). Each line is `gpuprof place` in processes of
+SLO), half from the thesis's V100 profiles that ship with gpuprof (queues). With ``--queues`` all are of iGniter's
+workloads, by the 99th percentile of their queues. Each line is `gpuprof place` in processes of
 its own: the seed, how many demands there are, what the best quick policy leaves unserved and how many devices it takes,
 and the same of `optimal` at each limit. The last line counts the plans that are worse than the best quick policy.
 """
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
     parser.add_argument("--limits", default="1,2,5,30", help="seconds")
     parser.add_argument("--profile", type=Path, default=PROFILE)
+    parser.add_argument("--queues", action="store_true", help="iGniter's workloads alone, by queues")
     given = parser.parse_args()
     limits = [float(one) for one in given.limits.split(",")]
     worse = searches = 0
@@ -51,7 +53,7 @@ def main() -> int:
         _start(["db", "import", str(given.profile.resolve()), "--db", "igniter-db"], directory)
         _start(["db", "import", str(datasets() / _THESIS), "--db", "thesis-db"], directory)
         for seed in range(given.first, given.first + given.problems):
-            count, rules = _draw(seed, directory)
+            count, rules = _draw(seed, directory, queues=given.queues)
             best = min(_place(name, None, rules, directory) for name in QUICK)
             found = [_place("optimal", limit, rules, directory) for limit in limits]
             worse += sum(one > best for one in found)
@@ -62,13 +64,15 @@ def main() -> int:
     return int(worse > 0)
 
 
-def _draw(seed: int, directory: Path) -> tuple[int, list[str]]:
+def _draw(seed: int, directory: Path, *, queues: bool) -> tuple[int, list[str]]:
     """Write the demands of a problem; return how many there are and the options that pose it."""
     draw = random.Random(seed)
-    rows = list(_draw_igniter(draw) if seed % 2 else _draw_thesis(draw))
+    is_igniter = queues or seed % 2 == 1
+    rows = list(_draw_igniter(draw) if is_igniter else _draw_thesis(draw))
     (directory / "slo.csv").write_text("\n".join(["service,model,rate_rps,slo_ms", *rows]) + "\n", encoding="utf-8")
-    if seed % 2:
-        return len(rows), ["--estimator", "igniter", "--latency-budget", "0.5", "--gpus", DEVICE, "--db", "igniter-db"]
+    if is_igniter:
+        budget = [] if queues else ["--latency-budget", "0.5"]
+        return len(rows), ["--estimator", "igniter", *budget, "--gpus", DEVICE, "--db", "igniter-db"]
     return len(rows), ["--gpus", "v100", "--db", "thesis-db"]
 
 
