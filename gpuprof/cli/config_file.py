@@ -56,7 +56,7 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     Parameters
     ----------
     group : click.Group
-        Of the commands that may run; what is said of others is not read.
+        Of the commands that may run; options of others are not read.
     verbs : sequence of str
         All commands that there are.
     """

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _fail("the memory of this machine does not suffice for what was asked", GpuprofError.exit_code)
-    except Exception as error:  # the border of the program: whatever escapes is a bug and is said to be one
+    except Exception as error:  # the border of the program: whatever escapes is a bug and is reported as one
         # Typer carries its own copy of click from 0.26 on and uses the installed one before: known by what they have.
         if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked: what could be is no error
             sys.stdout.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]

@@ -52,7 +52,7 @@ _DIFFERENCES = (
 
 @dataclass(frozen=True)
 class MergeOutput:
-    """Where the merged graph is written, and what is told of it."""
+    """Where the merged graph is written, and what is printed of it."""
 
     output: Annotated[Path, output_option("File to write.")]
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False

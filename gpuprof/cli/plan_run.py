@@ -17,7 +17,7 @@ from gpuprof.cli.plan_commands import StepCommand
 from gpuprof.cli.plan_file import PlannedModel, RunPlan
 from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable
 
-#: Files up to this size are told apart by what is in them, larger ones by size and time of change.
+#: Files up to this size are compared by content, larger ones by size and modification time.
 _HASHED_BYTES = 64 << 20
 #: What a database holds beside its runs that later steps depend on; other hidden folders are copies.
 _LEARNT = frozenset({".trained", ".calibrated"})

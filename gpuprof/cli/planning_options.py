@@ -41,7 +41,7 @@ class DemandOptions:
     ] = None
 
     def read_file(self) -> Sequence[Demand]:
-        """Return the demands of the file, before what plans them is imported: a wrong line is told at once.
+        """Return the demands of the file, before what plans them is imported: a wrong line is reported at once.
 
         Raises `InputError` when the file holds no demands.
         """

@@ -100,7 +100,7 @@ class MeasurementOptions:
     keep_unstable: KeepUnstableOption = False
 
     def settings(self, workloads: WorkloadOptions, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
-        """Return the settings of a measurement of ``workloads`` with so many processes."""
+        """Return the settings of a measurement of ``workloads`` with ``processes`` processes."""
         from gpuprof.pipeline.profile_result import ProfileSettings
 
         return ProfileSettings(

@@ -116,7 +116,7 @@ class RescheduleOptions:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
 
     def rescheduling(self) -> Rescheduling | None:
-        """Return how often and with which costs the map is placed anew; None: never.
+        """Return how often and with which costs models are placed again; None: never.
 
         Raises `InputError` when a duration cannot be read, or no policy is named where some should be.
         """

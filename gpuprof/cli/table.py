@@ -14,12 +14,12 @@ from enum import StrEnum
 GAP, _NARROW_GAP = 3, 2
 #: Names without a space that are longer are broken where the column ends.
 _LONGEST_NAME = 32
-#: Keys that every part of a table repeats take at most so much of its width.
+#: Largest part of the width for keys that every part of a table repeats.
 _MOST_FOR_KEYS = 0.6
 
 
 class ColumnRole(StrEnum):
-    """What a column is for, which decides what becomes of it where the terminal is narrow."""
+    """The role of a column, which decides how it is shortened in a narrow terminal."""
 
     SUBJECT = "subject"  #: what rows are about: stands in every part of the table
     KEY = "key"  #: tells rows apart: likewise, or above where it is the same in all

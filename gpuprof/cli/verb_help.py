@@ -32,7 +32,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write each section, what is said of an option at the same column in all of them."""
+        """Write each section, with the options' descriptions at the same column in all of them."""
         if not any(_heading(parameter) for parameter in self.get_params(ctx)):
             super().format_options(ctx, formatter)
             return

@@ -71,7 +71,7 @@ class Device:
         Host time between two dependent launches that the device cannot hide.
     reread_bytes_per_s : tuple of (int, float)
         At what rate bytes are read and written again and again, by how many they are, ascending: what the caches
-        deliver, and beyond them the memory. Empty: nobody measured it.
+        deliver, and beyond them the memory. Empty: not measured.
     dram_type : str or None
         Kind of the memory, ``"hbm2e"`` or ``"gddr6"``; None: not known.
     process_nm : float or None

@@ -12,7 +12,7 @@ from gpuprof.domain.device import Device, SmLimits
 
 @dataclass(frozen=True, slots=True)
 class GpuDescription:
-    """What is said of a board; None: not said."""
+    """Properties of a board; None: not given."""
 
     name: str  #: The driver's, ``"NVIDIA H100 80GB HBM3"``.
     compute_capability: str | None = None  #: ``"9.0"``.

@@ -105,9 +105,9 @@ class ModelGraph:
     sizes : tuple of (str, int)
         Of the free dimensions of its inputs beside the batch, sorted.
     assumed : tuple of str
-        Those of them that nobody gave a size, and that were taken at a usual one.
+        Those of them without a given size, for which a usual one is assumed.
     guessed : tuple of str
-        Those of which no size is usual: what is said of the model at this one may be far from what it is used at.
+        Those without a usual size: figures at the assumed one may be far from those in use.
     unread : str
         Why its ops cannot be known without running it; then it has its inputs alone, and can only be measured. Empty:
         they are known.

@@ -11,9 +11,9 @@ Value = TypeVar("Value")
 
 
 def collect_distinct(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return the values by their names; ``what`` they are is said in errors.
+    """Return the values by their names; ``what`` names them in errors.
 
-    Raises `InputError` when a name stands twice: of two values nobody knows which one is meant.
+    Raises `InputError` when a name occurs twice, since it would be unclear which value is meant.
     """
     values: dict[str, Value] = {}
     for name, value in pairs:

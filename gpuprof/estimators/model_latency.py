@@ -179,7 +179,7 @@ class ModelLatencies:
         return widened
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
-        """Return what was measured of a model with so many processes, which some of its points have."""
+        """Return what was measured of a model with ``processes`` processes, which some of its points have."""
         key = (known.name, device.name, processes)
         if key not in self._surfaces:
             points = [point for point in known.points[device.name] if point.processes == processes]

@@ -97,7 +97,7 @@ class ServiceEstimator:
 
 
 def _largest_part(name: str) -> str:
-    """Return of a distribution of sizes the one that most requests have: whoever runs beside it runs beside that."""
+    """Return of a distribution of sizes the one that most requests have: neighbours are taken to run beside that."""
     return max(name_parts(name), key=lambda part: part[1])[0]
 
 

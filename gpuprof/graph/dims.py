@@ -1,7 +1,7 @@
 """Gives every free dimension of a model's inputs a size: the batch, then sequence lengths, image sizes and so on.
 
-What nobody gave is taken at a usual size, so that a model can be read and tried at all; `list_free_dims` says of which
-dimensions that may stand in a figure, if it is said, and of which it would be a wild guess.
+Sizes that are not given are assumed, so that a model can be read and tried at all; `list_free_dims` says of which
+dimensions this is acceptable, with a remark, and for which it would be a wild guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import MOST_ELEMENTS
 
-#: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
+#: Default sizes of free dimensions: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 #: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens, or
 #: one whose exporter kept the length of its example.
@@ -339,7 +339,7 @@ def _evaluate(text: str, names: Mapping[str, int]) -> int | None:
     if text in names:
         return names[text]
     try:
-        # Parsed, never evaluated: the text comes from a file that nobody vouches for.
+        # Parsed, never evaluated: the text comes from an untrusted file.
         return _value(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, ValueError, KeyError, RecursionError, ZeroDivisionError, MemoryError):
         return None

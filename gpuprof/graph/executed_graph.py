@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuprof.domain.model import ModelGraph, Op
 
-# The blocked-layout rewrite names a convolution after the tensor that it makes, and the tensor anew.
+# The blocked-layout rewrite names a convolution after the tensor that it makes, and renames the tensor.
 _BLOCKED = re.compile(r"(?P<tensor>.+)_nchwc(?:_\d+)?")
 
 

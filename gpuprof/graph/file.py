@@ -312,7 +312,7 @@ def _extract_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
     """Move the large weights of the main graph out of it, and name all of them."""
     graph = model.graph
     # Before IR version 4 every weight is also listed as an input; from then on one that is may be overridden by
-    # the caller, so it counts as an input with a default, which nobody gives here.
+    # the caller, so it counts as an input with a default, which is used here.
     weights: dict[str, Tensor] = {}
     for tensor in graph.initializer:
         if not tensor.name or tensor.name in weights:

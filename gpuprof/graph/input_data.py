@@ -156,7 +156,7 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
 
 def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
     try:
-        # Unpickling runs code of whoever wrote the file.
+        # Unpickling runs code that the file contains.
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-#: A number of 64 bits has so many bytes at most.
+#: Most bytes of an encoded 64-bit number.
 _MOST_DIGITS = 10
 
 
@@ -40,7 +40,7 @@ def read_light(path: Path, keep_bytes: int) -> LightContent:
     """Return a model's content without the data of weights of the main graph that have more than ``keep_bytes``.
 
     Raises `OSError` when the file cannot be read; `ValueError` when the file is not written as Protocol Buffers writes
-    messages, which whoever parses it whole can explain.
+    messages, which parsing the whole file explains.
     """
     with path.open("rb") as stream:
         size = stream.seek(0, 2)

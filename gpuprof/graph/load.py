@@ -43,7 +43,7 @@ def load_graph(
     """Return the model in ``path`` at ``batch``; results are cached.
 
     Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
-    Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first. Raises
+    Subgraphs of If, Loop and Scan count as part of their node: the costlier branch, each turn like the first. Raises
     `InputError` if the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
     declared version does not have, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
 
@@ -68,7 +68,7 @@ def load_graph(
 def load_runnable(
     path: Path, batch: int = 1, name: str | None = None, dims: Mapping[str, int] | None = None
 ) -> ModelGraph:
-    """Return the model as `load_graph` does, for whoever runs it: one whose ops nobody knows has its inputs alone.
+    """Return the model as `load_graph` does, for running it: a graph with unknown ops has its inputs alone.
 
     Such are pipelines of ``ai.onnx.ml``, models with sequences, and those whose shapes the data decide; the graph's
     ``unread`` says why. Raises `InputError` as `load_graph`, but for a shape that stays unknown.
@@ -96,7 +96,7 @@ def load_runnable(
 def require_sizes(graph: ModelGraph) -> ModelGraph:
     """Return the graph of a model of which no dimension was guessed wildly.
 
-    Raises `InputError` when nobody gave a dimension a size that has no usual one, such as the samples of a sound.
+    Raises `InputError` for a dimension without a given or a usual size, such as the samples of a sound.
     """
     if not graph.guessed:
         return graph
@@ -165,7 +165,7 @@ _WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
 
 def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
-    """Walk the graph; where it does not take the usual sizes of what nobody gave, at shorter or longer ones."""
+    """Walk the graph; where it does not take the assumed sizes, at shorter or longer ones."""
     try:
         return _walk_at(file, batch, dims)
     except InputError:

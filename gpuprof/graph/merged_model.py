@@ -1,6 +1,6 @@
 """A merged model: one ONNX file that computes several models, and which inputs and outputs belong to which.
 
-The description stands in the file's own metadata, so a merged file explains itself to whoever runs it.
+The description stands in the file's own metadata, so that a merged file can be run without other files.
 """
 
 from __future__ import annotations

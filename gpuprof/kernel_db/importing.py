@@ -71,7 +71,7 @@ def import_files(
     device : str, optional
         What they were measured on, where they do not say; by default the device of the publication.
     form : str, optional
-        A key of `IMPORTERS`; by default it is told from each file.
+        A key of `IMPORTERS`; by default it is recognised from each file.
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))

@@ -57,7 +57,7 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
 
 
 def remove_segment(path: Path) -> None:
-    """Remove a segment: it vanishes at once and is deleted afterwards, so that nobody sees half of it."""
+    """Remove a segment: it is renamed first and deleted afterwards, so that readers never see half of it."""
     hidden = path.with_name(f"{TEMPORARY_PREFIX}gone-{path.name}")
     path.rename(hidden)
     shutil.rmtree(hidden)

@@ -45,7 +45,7 @@ COMPACTED_PREFIX = "compacted-"
 #: Below the database: copies of models that fix their batch, which take any.
 COPIES = ".models"
 _LOCK = ".lock"
-#: A compaction may remove a segment under a reader, who then starts anew: so often, before the error is real.
+#: A compaction may remove a segment under a reader, who then starts again: at most this often.
 _READ_ATTEMPTS = 5
 
 
@@ -196,7 +196,7 @@ class KernelDb:
         gone: list[str] = []
         with (self.path / _LOCK).open("a") as lock:
             try:
-                # Writers hold it shared (`writing`): whoever gets it alone knows that nobody fills a hidden directory.
+                # Writers hold it shared (`writing`): the exclusive lock means that no writer is at work.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return gone

@@ -49,7 +49,7 @@ class StolenSpan:
 
 
 class StolenSpanRecorder:
-    """Records on a thread of its own, while it is entered, when the hypervisor gave which core to others.
+    """Records on a background thread, between entry and exit, when the hypervisor gave which core to others.
 
     The kernel tells of stolen time once it is over: a span ends when it is first seen, at most ``every_s`` seconds
     late.

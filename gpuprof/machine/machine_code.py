@@ -49,7 +49,7 @@ def compile_function(function: Function, **options: Any) -> Function:
             _share_among_copies(compiled, directory)
             _cache_if_possible(compiled)
             _compile_in_one_process(compiled, directory)
-    except RuntimeError:  # nowhere to keep it: compile anew in each process
+    except RuntimeError:  # no place for a cache: compile in each process
         compiled = numba.njit(**options)(function)
     finally:
         config.CACHE_DIR = before

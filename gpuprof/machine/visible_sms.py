@@ -14,7 +14,7 @@ _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 def visible_sms(driver: str = _DRIVER) -> int | None:
     """Return the SMs of the first GPU that this process may use; None where there is no driver or it does not say.
 
-    A client of MPS is told the part that its percentage is; a session in a green context keeps to what was asked for.
+    A client of MPS sees its percentage of the SMs; a session in a green context keeps to what was asked for.
     ``driver``: CUDA's driver library.
     """
     if green := os.environ.get(GREEN_SMS):

@@ -1,6 +1,6 @@
 """When an op over concatenated inputs gives the concatenation of what it would give alone, and along which axis.
 
-For each op type a rule: the inputs are laid end to end along some axis, or are one shared value; the rule says along
+For each op type a rule: the inputs are concatenated along some axis, or are one shared value; the rule says along
 which axis each output is then laid, or why the op mixes what lies along it. An op without a rule is not merged.
 """
 

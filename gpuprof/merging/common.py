@@ -35,7 +35,7 @@ _SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
 _MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
 #: Entries that are looked at before a whole matrix is.
 _SAMPLE = 4096
-#: Among so many entries of each of two trained matrices one is nearly always in both.
+#: Entries of each of two trained matrices, one of which is nearly always in both.
 _FEW_ENTRIES = 2**15
 #: With more distinct values neighbours rarely agree by chance.
 _FEW_VALUES = 2**12
@@ -261,7 +261,7 @@ class _Search:
         )
 
     def _order_entries(self, index: int, entries: int) -> _Ordered:
-        """Return the first so many entries of a matrix by size."""
+        """Return the first ``entries`` entries of a matrix by size."""
         if (index, entries) not in self._sorted:
             flat = self.matrices[index].ravel()[:entries]
             order = np.argsort(flat)

@@ -11,7 +11,7 @@ from gpuprof.merging.step_gain import CONVOLUTIONS, GainContext, absorbed_input,
 
 @dataclass(slots=True)
 class Crossing:
-    """One value of every model that can lie end to end."""
+    """A value of every model that can be concatenated."""
 
     models: tuple[int, ...]
     names: tuple[str, ...]  #: Of the value, in each model.

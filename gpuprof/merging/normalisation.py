@@ -20,7 +20,7 @@ def normalise(source: SourceModel) -> None:
     """Clean up ``source`` in place.
 
     Known values become weights, weights that are only rearranged are rearranged here, a Reshape's target that
-    varies with the batch is written with -1 for it, ops that do nothing are bridged, and what nobody uses goes.
+    varies with the batch is written with -1 for it, ops that do nothing are bridged, and unused values are removed.
     """
     renamed: dict[str, str] = {}
     kept = []

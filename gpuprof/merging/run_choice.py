@@ -80,7 +80,7 @@ class PlanGain:
         for k, crossing in enumerate(self.crossings):
             producer = 1 if crossing.producer is None else place[crossing.producer]
             users = [place[i] for i in crossing.consumers]
-            if users:  # one of them once, its producer not: the value is laid end to end
+            if users:  # one of them once, its producer not: the value is concatenated
                 yield from ((user, free, _NEVER) for user in users)
                 yield free, producer, -self._capacity(self._concat[k])
                 free += 1

@@ -40,7 +40,7 @@ class Pool:
     tolerance: float
 
     def order(self) -> list[int]:
-        """Return the matrices so that whoever asks finds all that answer: those that only answer first."""
+        """Return the matrices in an order in which all that only answer come before those that ask."""
         return sorted(range(len(self.matrices)), key=lambda i: (self.asks[i], not self.answers[i]))
 
 

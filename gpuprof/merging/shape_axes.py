@@ -39,7 +39,7 @@ def transpose_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> A
 
 
 def reshape_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Everything before the axis must stay as many; then what follows it is laid end to end in memory."""
+    """Everything before the axis must stay as many; then what follows it is contiguous in memory."""
     first = only_data_input(node, slots)
     before = fixed_product(first.dims[0][: first.axis])
     for axis in range(len(outputs[0][0])):

@@ -45,7 +45,7 @@ class ModelSimilarity:
 
 
 def block_similarity(area: int, first: int, second: int) -> float:
-    """Return 2 × ``area`` / (``first`` + ``second``): the similarity of matrices of so many entries (§2.4)."""
+    """Return 2 × ``area`` / (``first`` + ``second``): the similarity of matrices of these sizes (§2.4)."""
     return 2.0 * area / (first + second) if first + second else 0.0
 
 

@@ -42,7 +42,7 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
     saved = (len(step.models) - 1) * _weight_bytes(plan, step)
     measured = _measured_gain(plan, step, setting)
     if measured is not None:
-        # The bytes are told, but their time stands in the measurement.
+        # The bytes are reported, but their time is part of the measurement.
         return MergeGain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
     absorbed = all(is_absorbed(plan.sources[m], source_node(plan, step, m)) for m in step.models)
     touched = [

@@ -22,7 +22,7 @@ class ApplyResult(Result):
     stopped: tuple[str, ...]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each replica: its name and what became of it."""
+        """Return a record for each replica: its name and whether it was kept, started or stopped."""
         changes = {"kept": self.kept, "started": self.started, "stopped": self.stopped}
         return [{"replica": name, "change": change} for change, names in changes.items() for name in names]
 

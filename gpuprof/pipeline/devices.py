@@ -30,7 +30,7 @@ def resolve_device(
 ) -> Device:
     """Return the device called ``name``, with the rates that ``db`` has measured of it.
 
-    Raises `InputError` when nobody knows a device of that name, or what it does at best.
+    Raises `InputError` for an unknown device, or one whose peak rates are unknown.
 
     Parameters
     ----------

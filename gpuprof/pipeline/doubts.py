@@ -6,7 +6,7 @@ from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
 
-#: A latency whose 90% interval reaches further than so many times the value is wide.
+#: A 90% interval of a latency that exceeds this multiple of the value is wide.
 WIDE = 2.0
 _FIX = "profile it there, or leave out --strict"
 

@@ -185,7 +185,7 @@ def short_name(model: object) -> str:
 def _size_models(
     names: Sequence[str], source: Estimator, dims: Mapping[str, int | Sequence[int]]
 ) -> tuple[list[str], list[str]]:
-    """Return the models at every combination of their sizes, and remarks on the sizes that nobody gave.
+    """Return the models at every combination of their sizes, and remarks on assumed sizes.
 
     Raises `InputError` when no model has a dimension that is given, or the estimator knows no sizes.
     """

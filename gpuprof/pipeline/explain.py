@@ -95,7 +95,7 @@ def explain(
     estimator : str, optional
         Name of another estimator than the map was planned with.
     progress : callable, optional
-        Told each plan that is made anew, which is what takes the time.
+        Called for each new plan, which takes most of the time.
     note : callable, optional
         Told each remark as soon as it is known.
 

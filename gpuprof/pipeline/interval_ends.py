@@ -90,7 +90,7 @@ def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
 
 
 def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
-    """Return what the policy makes of the problem at one end of the intervals in so many seconds, None for nothing."""
+    """Return the policy's plan at one end of the intervals within ``seconds``, None without one."""
     options = replace(problem.options, confidence=MEANS, time_limit_s=seconds)
     at_end = replace(problem, estimator=IntervalEndEstimator(problem.estimator, end), options=options, previous=None)
     try:

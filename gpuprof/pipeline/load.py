@@ -115,7 +115,7 @@ def load(
     estimator : str, optional
         Name of the estimator whose times are predicted with; left out, the times that stand in the map.
     progress : callable, optional
-        Told the seconds for which traffic has been sent, once a second at most, by a thread of its own.
+        Told the seconds for which traffic has been sent, at most once a second, by a background thread.
     note : callable, optional
         Told each remark as soon as it is known, but for the warnings.
 

@@ -1,7 +1,7 @@
 """Predictions of ``gpuprof load``: exactly the requests that it sends, replayed through the simulator.
 
 The simulator obeys the router's own rules, early refusal among them. Where a map cannot be simulated, what the map was
-planned for stands in, or at other rates the queueing model, and it is said why.
+planned for stands in, or at other rates the queueing model, and the reason is noted.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class ServerAccess:
         from gpuprof.serving.transport.security import read_token
 
         server = Target.parse(address, read_token(optional_path(self.token_file)), optional_path(self.ca_file))
-        server.get("/v2")  # before time is spent on predicting what nobody answers
+        server.get("/v2")  # before time is spent on predictions for a server that is down
         return server
 
 

@@ -193,7 +193,7 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
 
 
 def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
-    """Return what a limit leaves to the search once so much of it is spent."""
+    """Return what a limit leaves to the search after the time already spent."""
     each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
     after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
     return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.sojourn import QueueModel
 
-#: What is planned for unless something else is said.
+#: The default arrivals of a plan.
 POISSON = "poisson"
 
 
 def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     """Return the queueing model for arrivals of a shape, at whatever rate the demands ask for.
 
-    Raises `InputError` for a shape that nobody knows, and a trace that is not there, cannot be read or lacks a model.
+    Raises `InputError` for an unknown shape, and for a trace that is not there, cannot be read or lacks a model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How carefully to plan, and what becomes of the map."""
+"""Options of planning, and of the map's output."""
 
 from __future__ import annotations
 

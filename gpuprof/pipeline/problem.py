@@ -137,9 +137,9 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
 def size_demands(
     demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = ignore_note
 ) -> tuple[Demand, ...]:
-    """Return the demands with the sizes that they are planned at; those that nobody gave are noted.
+    """Return the demands with the sizes that they are planned at; assumed ones are noted.
 
-    Raises `InputError` when a model has no such dimension, or nobody says how large one is of which no size is usual.
+    Raises `InputError` when a model has no such dimension, or one without a usual size is not given.
     ``dims``: sizes of dimensions that demands do not give themselves.
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
@@ -233,7 +233,7 @@ def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str])
 
 
 def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
-    """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
+    """Return what serving costs the machine; for several kinds of devices it is not known."""
     from gpuprof.pipeline.serving_cost import serving_work
     from gpuprof.rules.host_work import NO_HOST_WORK
 

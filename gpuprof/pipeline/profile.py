@@ -260,7 +260,7 @@ def _read_models(models: Sequence[PathArgument] | PathArgument, settings: Profil
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
-    """Return remarks on sizes that nobody gave, on models that can only be measured whole, and on those in training."""
+    """Return remarks on assumed sizes, on models that can only be measured whole, and on those in training."""
     from gpuprof.graph.load import describe_assumed_sizes, read_fixed_batch
     from gpuprof.graph.training_mode import describe_training
 

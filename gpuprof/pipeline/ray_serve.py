@@ -87,7 +87,7 @@ def assign_gpus(node: Node, given: list[str]) -> Node:
 
 
 class RayServeNode:
-    """The actor of a node: a server of its part of the map in processes of its own, to which it passes requests on."""
+    """The actor of a node: a server of its part of the map in child processes, to which it forwards requests."""
 
     def __init__(self, map_file: str, node: str, simulate: bool) -> None:
         import ray

@@ -21,7 +21,7 @@ class Progress:
     step : str
         What was just done, in words.
     done, total : int
-        Steps done, and steps in all; ``total`` is 0 where nobody can know.
+        Steps done, and steps in all; ``total`` is 0 where that is unknown.
     """
 
     step: str

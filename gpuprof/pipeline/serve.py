@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpuprof.serving.server import EngineMaker
 
 
-#: Beyond the time for the last answers, a server gets so long to end its workers.
+#: Time for a server to end its workers, beyond the time for the last answers.
 _END_S = 20.0
 #: One line of JSON; a server that writes more has gone wrong.
 _MAX_MESSAGE_BYTES = 1 << 20
@@ -43,7 +43,7 @@ _ERRORS: dict[str, type[GpuprofError]] = {
 
 @dataclass(frozen=True, slots=True)
 class MapServer:
-    """A server that runs in processes of its own.
+    """A server that runs in child processes.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ def run_map_server(
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
-    """Return when and how the map is planned anew."""
+    """Return when and how the map is replanned."""
     from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 
     db = optional_path(settings.db)
@@ -153,7 +153,7 @@ def serve(
     *,
     note: NoteCallback = ignore_note,
 ) -> Iterator[MapServer]:
-    """Serve a map in processes of its own while the context lasts; in the end what was asked is answered.
+    """Serve a map in child processes while the context lasts; on exit pending requests are answered.
 
     Parameters
     ----------

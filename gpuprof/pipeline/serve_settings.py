@@ -40,7 +40,7 @@ class ServeSettings:
     buffer_mb, max_body_mb : int
         Memory for all tensors on their way, and the largest inference request, in MiB.
     hang_s : float
-        A worker that is silent for so long is replaced.
+        Silence after which a worker is replaced.
     drain_s : float
         Time for the last answers after the server was told to stop.
     connections_per_peer : int
@@ -48,7 +48,7 @@ class ServeSettings:
     shadow : bool
         Keep standbys with a larger share for models whose p99 passes its SLO.
     adapt : bool
-        Plan the map anew when rates or latencies leave what it was planned for.
+        Replan the map when rates or latencies leave the bounds that it was planned for.
     adapt_period_s : float
         Over which that is measured.
     adapt_output : path or None

@@ -125,7 +125,7 @@ class ServiceSettings:
     refuse : bool
         Refuse what cannot be answered in time, as the server does.
     batch_timeout_ms : float or None
-        Every batch waits so long to fill, whatever its SLO; None: as the map says.
+        Batching delay of every batch, whatever its SLO; None: as the map says.
     router_ms : float
         Time of the router for a request.
     overhead_ms, host_ms : float or None
@@ -153,7 +153,7 @@ class ServiceSettings:
     def simulation_options(
         self, deployment: DeploymentMap, traffic: SimulatedTraffic, arrivals: SimulatedArrivals
     ) -> SimulationOptions:
-        """Return what the simulator is told; what is not given is the map's own, at the rate of ``arrivals``.
+        """Return the simulator's options; what is not given is the map's own, at the rate of ``arrivals``.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class Rescheduling:
     Attributes
     ----------
     period_s : float
-        Place anew this often, for the rates seen since.
+        Period after which models are placed again for the observed rates.
     policies : sequence of str
         Which policy decides; none: the map's own. Several are compared on the same load.
     headroom : float
@@ -217,7 +217,7 @@ class Fidelity:
     interference : bool
         Slow batches by what really runs beside them, not by all neighbours.
     sample : int or None
-        Approximate: so many replicas of a model; 0: never approximate; None: where all would take minutes.
+        Replicas of a model in an approximation; 0: never approximate; None: where all would take minutes.
     """
 
     interference: bool = False

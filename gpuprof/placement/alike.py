@@ -21,7 +21,7 @@ from gpuprof.placement.problem import Problem
 def find_alike(problem: Problem) -> Mapping[str, str]:
     """Return for each demand's model the first that is alike.
 
-    Models are told apart by what the estimator says of a few workloads of each, alone and beside one another: times and
+    Models are compared by the estimates of a few workloads of each, alone and beside one another: times and
     memory that agree to the last digit are those of one model. What failed beside others is known of models by name.
     """
     key = (problem.demands, id(problem.estimator), id(problem.queueing))

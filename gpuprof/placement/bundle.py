@@ -23,7 +23,7 @@ class Bundle:
     files: dict[str, str] = field(default_factory=dict)  #: Texts, by their path below the folder of the export.
     #: Files of models by the same kind of path, to be linked or copied.
     models: dict[str, Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  #: What whoever deploys it should know.
+    notes: list[str] = field(default_factory=list)  #: Remarks for the deployment.
 
 
 class UniqueNames:

@@ -61,7 +61,7 @@ def _unplanned_percentiles(deployment: DeploymentMap) -> Iterator[Violation]:
 
 
 def _planned_devices(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Yield devices that are used and that the map does not say it was planned on, or not so many of."""
+    """Yield devices in use that the map was not planned on, or on fewer of them."""
     planned = {one.device: one.count for one in deployment.planned_with.fleet}
     used = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
     for name, count in used.items() if planned else ():

@@ -13,7 +13,7 @@ from gpuprof.placement.segment import Segment
 
 Cost = Callable[[Segment], float]
 
-#: No map serves one model with more replicas than this: whoever asks for it has mistyped a rate.
+#: No map serves one model with more replicas than this: the rate must be mistyped.
 MOST_REPLICAS = 10_000
 
 
@@ -49,7 +49,7 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
         return share_out_rate(demand.rate_rps, chosen)
     if not segments:
         return Cover((), demand.rate_rps)
-    # Nothing serves it all within the limit: serve as much as so many replicas can, whatever they cost.
+    # Nothing serves it all within the limit: serve as much as the allowed replicas can, at any cost.
     widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
     return share_out_rate(demand.rate_rps, [widest] * limit)
 

@@ -49,7 +49,7 @@ class ReplicaLocation:
     batch: int
     rate_rps: float
     beside: tuple[str, ...]  #: The other replicas in the same partition, by model and share.
-    free_pct: float  #: Of the partition, given to nobody.
+    free_pct: float  #: Unassigned part of the partition.
 
 
 @dataclass(frozen=True, slots=True)

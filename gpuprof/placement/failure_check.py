@@ -39,7 +39,7 @@ def check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
 
 
 def _plain_workload(partition: Partition, replica: Replica) -> Workload:
-    """Return what a replica runs, as it is recorded of runs: nobody took turns in those."""
+    """Return what a replica runs, as runs record it, which is without turns."""
     return replace(replica_workload(partition, replica, replica.batch), turns=0)
 
 
@@ -62,7 +62,7 @@ def _is_no_larger(device: Device, runs: Workload, tried: Workload, *, in_memory:
     """Whether what runs has no more memory than what was tried, and no more compute unless memory was short."""
     profiles = {profile.name: profile for profile in device.mig_profiles}
     if not {runs.share.mig, tried.share.mig} <= {None, *profiles}:
-        return False  # the geometry is told of elsewhere
+        return False  # the geometry is reported by another check
 
     def measures(workload: Workload) -> tuple[int, float]:
         mig = workload.share.mig

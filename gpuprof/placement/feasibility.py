@@ -1,7 +1,7 @@
 """Checks the feasibility of a deployment map from any source: geometry, shares, memory, rates and SLOs.
 
 Shares no code with any policy, so that a mistake in one is not made here again: it starts from the map alone, asks
-the estimator and the queueing model anew, and reads the geometry off the device.
+the estimator and the queueing model again, and reads the geometry off the device.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
 
 
 def _find_false_unshared(where: str, partition: Partition, device: Device) -> Iterator[Violation]:
-    """Find shares where the map says that nobody is held to one, and devices whose shares are cores."""
+    """Find shares in partitions marked as unshared, and such partitions on devices whose shares are cores."""
     if device.kind != "gpu":
         yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")
     for replica in partition.replicas:
@@ -205,7 +205,7 @@ def _needed_bytes(partition: Partition, replica: Replica, device: Device, eviden
 def _share_and_limit(
     where: str, partition: Partition, replica: Replica, device: Device, evidence: Evidence
 ) -> Iterator[Violation]:
-    """Find a share that nobody can be held to, and a limit of memory below what the replica needs."""
+    """Find a share that cannot be enforced, and a memory limit below what the replica needs."""
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
     if replica.sm_share_pct < least * (1.0 - _TOLERANCE):
         yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, and the least is {least:g}%")

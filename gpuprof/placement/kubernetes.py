@@ -161,7 +161,7 @@ def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
 
 
 def _annotations(deployment: DeploymentMap) -> dict[str, str]:
-    """Return what makes pods start anew when the map changes."""
+    """Return annotations that make pods restart when the map changes."""
     return {"gpuprof/map-sha256": hashlib.sha256(deployment.to_json().encode()).hexdigest()}
 
 

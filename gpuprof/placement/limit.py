@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-#: Seconds for each of processor time that must be granted; whoever waits for something takes none.
+#: Seconds for each of processor time that must be granted; waiting takes none.
 _MOST_WAITED = 5.0
 
 
 class TimeUpError(Exception):
-    """The time is up. Whoever set the limit catches it and takes what was found before; no user sees it."""
+    """The time is up. The caller that set the limit catches it and returns the best result so far."""
 
 
 def _now() -> float:
@@ -58,9 +58,9 @@ class Limit:
         return min(self.least_cpu_s - (_cpu_now() - cpu), _MOST_WAITED * self.least_cpu_s - (_now() - clock))
 
     def with_least(self, cpu_s: float) -> Limit:
-        """Return the limit that is not over before the process has taken so much processor time from now on."""
+        """Return the limit, extended until the process has used ``cpu_s`` of processor time from now on."""
         return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
 
     def keeping(self, seconds: float) -> Limit:
-        """Return the limit that ends so much earlier, for what is still to be done then."""
+        """Return the limit that ends ``seconds`` earlier, for work that follows."""
         return self if self.seconds is None else replace(self, seconds=self.seconds - seconds)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from gpuprof.domain.sojourn import LAST_LOAD, grid_to_load, load_to_grid
 
-#: Every so many questions the middle is asked for: guesses may come near from one side only.
+#: Steps after which one bisects: guesses may converge from one side only.
 _HALVED = 3
 
 

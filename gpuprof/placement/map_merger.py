@@ -196,7 +196,7 @@ class MapMerger:
         return self._problem.demand(model).slo.latency_ms
 
     def _with(self, spot: PartitionIndex, offer: MergeOffer, replicas: Sequence[Replica]) -> DeploymentMap:
-        """Return the map with these replicas at the spot, and everything that is predicted of it anew."""
+        """Return the map with these replicas at the partition, and its predictions recomputed."""
         nodes = list(self.deployment.nodes)
         gpus = list(nodes[spot.node].gpus)
         partitions = list(gpus[spot.gpu].partitions)

@@ -15,7 +15,7 @@ from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, 
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 from gpuprof.rules.turns import held_shares
 
-#: Every size up to a replica's batch is looked at; nobody serves larger ones.
+#: Every size up to a replica's batch is looked at; larger ones are not served.
 MOST_BATCH = 4096
 #: How many times as long as a larger batch one may take: kernels of odd sizes are slow, and a batch can be filled up.
 _MOST_LONGER = 10.0
@@ -37,7 +37,7 @@ def map_servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServ
     one_machine = len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1
     shares = math.fsum(held_shares((replica.sm_share_pct, replica.turns) for *_, replica in places))
     if not one_machine or len(known) < len(places) or shares > 100.0 + _TOLERANCE:
-        return servers  # too large a share is told of elsewhere
+        return servers  # too large a share is reported by another check
     running = [
         LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns) for (*_, replica), server in known
     ]

@@ -39,7 +39,7 @@ class PlacedReplica:
 class PlacedPartition:
     """A MIG instance (``mig`` and the memory slice it starts at) or, with both None, the whole device.
 
-    Where it is ``unshared`` nobody is held to a share: every replica's is the whole partition.
+    Where it is ``unshared`` no share is enforced: every replica's is the whole partition.
     """
 
     replicas: tuple[PlacedReplica, ...]

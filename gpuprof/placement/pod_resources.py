@@ -66,7 +66,7 @@ class PodResources:
 
 
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
-    """Return what the pod of a node asks for. ``file_bytes``: size of the files of each model that is at hand."""
+    """Return what the pod of a node asks for. ``file_bytes``: size of the files of each model that exists here."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     placed = [(gpu, one) for gpu in node.gpus for part in gpu.partitions for one in part.replicas]
     processes = sum(one.processes for _, one in placed)
@@ -88,7 +88,7 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
 
 
 def _busy_part(replica: Replica) -> float:
-    """Return the part of the time for which the processes of a replica are busy; all of it where nobody knows."""
+    """Return the part of the time for which the processes of a replica are busy; all of it where unknown."""
     return 1.0 if replica.predicted.utilization is None else replica.predicted.utilization
 
 

@@ -105,7 +105,7 @@ class Pools:
         return PlacedGpu(gpu.device, tuple(parts))
 
     def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
-        """Return the devices without those that the others' replicas can do without, the dearest and emptiest first."""
+        """Return the devices without superfluous ones, of which the most expensive and emptiest go first."""
         rates: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
             for one in gpu.replicas():

@@ -20,7 +20,7 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 _ROUNDS = 8
 #: A model whose replicas serve no more than this times what is asked for is planned for as it is.
 _SPARE = 1.01
-#: Rates beyond so many times what is asked for are not looked for.
+#: Largest multiple of the asked rates that is searched.
 _MOST = 16.0
 
 

@@ -26,7 +26,7 @@ from gpuprof.placement.segment import Segments
 
 #: Of the rate that a replica serves at most, what a first guess takes it to serve among others.
 _LIKELY = 0.85
-#: A replica that does not serve the whole rate serves less, by so much at least.
+#: Relative difference by which a replica that does not serve the whole rate serves less.
 LESS = 1.0 - 1e-6
 #: Times that the number of replicas and what each of them serves are adapted to one another.
 _ROUNDS = 3
@@ -103,7 +103,7 @@ class _GroupLimits:
     _loads: dict[tuple[int, BatchServer, Slo, int], float] = field(default_factory=dict)
 
     def load(self, server: BatchServer, demand: Demand, count: int, guess: float) -> float:
-        """Return the largest load under which so many replicas answer a demand in time."""
+        """Return the largest load under which ``count`` replicas answer a demand in time."""
         queueing = queue_of(self.problem.queueing, demand.model)
         key = (id(queueing), server, demand.slo, count)
         if key not in self._loads:
@@ -111,7 +111,7 @@ class _GroupLimits:
         return self._loads[key]
 
     def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
-        """Whether so many replicas answer a demand in time under a load; mostly the nearest queue below tells."""
+        """Whether ``count`` replicas answer a demand in time under a load; mostly the nearest solved queue decides."""
         if load >= 1.0:
             return False  # as of full batches that answer less than smaller ones
         queueing = queue_of(self.problem.queueing, demand.model)
@@ -133,7 +133,7 @@ class _GroupLimits:
 class PooledSegments(Segments):
     """Segments with the rate of one among as many equal replicas as serve the demand together.
 
-    A first answer, found with coarse queues: whoever plans with it verifies the map (`gpuprof.placement.pool`).
+    A first answer, found with coarse queues: its callers verify the map (`gpuprof.placement.pool`).
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -1,6 +1,6 @@
 """Checks the predictions of a map, which the router and the simulator rely on.
 
-Against an estimator each figure that follows from it is computed anew; without one the figures must follow from one
+Against an estimator each figure that follows from it is recomputed; without one the figures must follow from one
 another.
 """
 
@@ -26,9 +26,9 @@ _MOST_PROCESSES = 4096  # each of which rounds its bytes up
 
 
 def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield every prediction of the map that is not what follows from the estimator, or from its other figures.
+    """Yield every prediction of the map that does not follow from the estimator, or from its other figures.
 
-    Queues and bounds are worked out only where the figures of the replicas are as they must be: they rest on these.
+    Queues and bounds are checked only where the figures of the replicas are right, since they depend on these.
     """
     replicas = tuple(_check_replicas(deployment, evidence))
     yield from replicas
@@ -118,7 +118,7 @@ def _check_required_memory(predicted: ReplicaPrediction) -> Iterator[str]:
 
 
 def _check_utilization(replica: Replica) -> Iterator[str]:
-    """Yield where a replica is said to be busy for less than its requests take, or for more than all of its time."""
+    """Yield a utilisation below what the requests take, or above 1."""
     predicted = replica.predicted
     if predicted.utilization is None or replica.merged or not predicted.throughput_rps > 0.0:
         return
@@ -217,7 +217,7 @@ def _check_map(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 
 
 def _check_cost(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield a cost that is not the sum of the prices, or that is said where a device has none."""
+    """Yield a cost that is not the sum of the prices, or that is given although a device has no price."""
     cost = deployment.predicted.cost_per_hour
     used = [
         gpu.device for node in deployment.nodes for gpu in node.gpus if any(part.replicas for part in gpu.partitions)
@@ -268,7 +268,7 @@ def _compute_unused_part(deployment: DeploymentMap, evidence: Evidence) -> float
 
 
 def _compute_idle_part(deployment: DeploymentMap, evidence: Evidence) -> float:
-    """Return the part of their time for which shares are idle, by what their replicas are said to be busy for."""
+    """Return the fraction of time for which shares are idle, by the utilisation of their replicas."""
     units, busy = 0.0, 0.0
     for _, gpu, partition, replica in deployment.places():
         device, predicted = evidence.devices[gpu.device], replica.predicted

@@ -31,7 +31,7 @@ _Member = tuple[str, Replica, BatchServer]
 
 
 def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield what is said of the queue of a model's replicas, or of one of them, and is not so."""
+    """Yield wrong figures of the queue of a model's replicas, or of one of them."""
     if evidence.latency_budget is not None:
         for node, gpu, _, replica in deployment.places():
             for message in _alone(replica):
@@ -56,7 +56,7 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
 
 
 def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield what is said of a replica that serves several models, by the one queue of all their requests."""
+    """Yield wrong figures of a replica that serves several models, by the one queue of all their requests."""
     servers = map_servers(deployment, replace(evidence, confidence=_MEANS))
     serving = Counter(name for *_, replica in deployment.places() for name in replica.rates())
     for (node, gpu, _, replica), server in zip(deployment.places(), servers, strict=True):
@@ -82,7 +82,7 @@ def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vio
 
 
 def _alone(replica: Replica) -> Iterator[str]:
-    """Yield where a replica whose batches are held to a part of the SLO is said to do other than its rate asks."""
+    """Yield wrong figures of a replica whose batch time is limited to a part of the SLO."""
     predicted = replica.predicted
     if not predicted.throughput_rps > 0.0:
         return

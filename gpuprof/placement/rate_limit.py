@@ -27,7 +27,7 @@ RATE_PRECISION = 0.01
 #: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
 #: more than that, since hundreds of them would do the work of one.
 NEARLY_IDLE = 0.01
-#: Every so many questions the half is asked for, as plain bisection does: guesses may come near from one side only.
+#: Steps after which one bisects: guesses may converge from one side only.
 _HALVED = 3
 #: Where the search for a load begins of which nothing is known.
 _LIKELY_LOAD = 0.8
@@ -115,7 +115,7 @@ class RateLimits:
             asked += 1
 
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
-        """Ask for one rate between those known, keep what is said, and return whether it is in time."""
+        """Evaluate one rate between those known, store the result, and return whether it is in time."""
         tail = _tail_at_once(queueing, server, slo, rate_rps) if self._solved >= _FEW_SOLVED else None
         if tail is None:
             tail = _tail_ms(queueing, server, slo, rate_rps)

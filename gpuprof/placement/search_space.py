@@ -14,7 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
 
-#: Processes inside a MIG instance where nobody says how many; ParvaGPU (SC'24 §III) stops at three.
+#: Processes inside a MIG instance where their number is not given; ParvaGPU (SC'24 §III) stops at three.
 MIG_PROCESSES = 3
 #: Percent of an instance that several models may share.
 PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
@@ -22,7 +22,7 @@ PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
 _APART = 1.2
 #: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
 SHARE_STEP = 2.5
-#: A share that nobody lists: an estimator that answers for it answers for those between the listed ones.
+#: A share that is not listed: an estimator that answers for it answers for those between the listed ones.
 _ODD_PERCENT = 13.0
 
 

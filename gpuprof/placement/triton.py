@@ -92,7 +92,7 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
 
 
 def _readme(deployment: DeploymentMap) -> str:
-    """Return what whoever starts the servers must do and know: which stands where, and what Triton does not keep."""
+    """Return the instructions for starting the servers: which runs where, and what Triton does not support."""
     rows = [
         f"| {name} | {node.name} | {gpu.index} | {_say_mig(partition)} | {_say_share(gpu, partition, replica)} "
         f"| {folder_name(public_name(deployment, replica.model).name)} | {replica.rate_rps:g} |"

@@ -22,7 +22,7 @@ from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
 _GIB = 2**30
-#: Of more kinds of devices than this only the first one's reason is told: a line that nobody reads says nothing.
+#: With more kinds of devices than this only the first one's reason is given, to keep the line readable.
 _MOST_REASONS = 3
 
 

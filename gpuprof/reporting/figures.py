@@ -20,7 +20,7 @@ _MOST_BARS = 40
 _NO_MODEL = 7  #: Black on white, white on black.
 _PERCENTILES, _PREDICTED = ("p50", "p95", "p99"), " predicted"
 _PREDICTED_SHADE = 0.45
-_MANY_BARS, _BROAD = 72, 1160  # from so many on, a figure is so many pixels wide
+_MANY_BARS, _BROAD = 72, 1160  # from this many bars on a figure is this many pixels wide
 
 
 def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:

@@ -73,7 +73,7 @@ def group_series(chart: Chart, marks: Sequence[tuple[Line | Points | Box, Callab
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text of at most so many letters, without its middle: beginnings and ends tell names apart."""
+    """Return a text shortened to ``letters`` by cutting its middle: beginnings and ends distinguish names."""
     if len(text) <= letters:
         return text
     tail = max(0, (letters - 1) // 2)

@@ -39,7 +39,7 @@ def map_figure(
     Returns
     -------
     Chart
-        A MIG instance stands at its memory slices. Where nobody knows the slices of a device, the note says so and
+        A MIG instance stands at its memory slices. Where the slices of a device are unknown, the note says so and
         its instances are drawn equally wide.
     """
     colors = list(models if models is not None else [*deployment.models, *deployment.merges])

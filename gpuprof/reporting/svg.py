@@ -33,7 +33,7 @@ _TARGETS = 240  # of a line, that can be pointed at
 
 
 def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) -> str:
-    """Return charts, so many beside one another, as a file of its own, with its colours and background in it."""
+    """Return charts in ``columns`` as a self-contained file with its colours and background."""
     values = THEMES[theme]
     parts, top, width = [], 0, 0
     for first in range(0, len(charts), columns):

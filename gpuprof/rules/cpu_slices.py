@@ -33,7 +33,7 @@ class CpuSlice:
 
 
 def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
-    """Cut ``cores`` into a slice for each share: whole cores are nobody else's, fractions get a quota.
+    """Cut ``cores`` into a slice for each share: whole cores are exclusive, fractions get a quota.
 
     A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into what is
     left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is spread over

@@ -1,6 +1,6 @@
 """CPU time that serving costs a machine beside the batches, and how much longer batches take for it.
 
-Router, machine process and clients compute, too. Where a core is idle they run there and disturb nobody. Where every
+Router, machine process and clients compute, too. On an idle core they slow no batch down. Where every
 core runs a batch, they mostly go on where they were last, on the core that was idle last, and whatever runs there ends
 so much later: the short batches of a busy model bear it more than the long ones beside them. The simulator plays that
 event by event (`gpuprof.simulator.host`); here stands what it comes to on average, for placing, checking and
@@ -41,7 +41,7 @@ _ROUNDS = 4
 class HostWork:
     """The cost of serving, measured by ``gpuprof profile``."""
 
-    #: For so long each batch keeps its worker beyond the model's own time: taking it in, handing the answer out.
+    #: Time that each batch occupies its worker beyond the model's: receiving it and sending the answer.
     handover_ms: float = 0.0
     #: CPU time that router, machine process and clients of the same machine take for a request, at few of them.
     host_ms: float = 0.0

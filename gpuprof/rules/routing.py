@@ -88,7 +88,7 @@ def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
-#: Of the arrivals at a replica that are refused: from so many on its batches wait as long as they can.
+#: Fraction of refused arrivals at a replica from which on its batches wait as long as they can.
 _PATIENT_PART = 0.04
 #: Of the time that an oldest request has to spare: the last of it would be lost to rounding.
 _LATEST_PART = 0.999
@@ -340,7 +340,7 @@ def adapt_reserve(
 
 
 def relax_reserve(reserve: float, usual: float, elapsed_ms: float) -> float:
-    """Return the part of a deadline to keep in hand so long after it was ``reserve``; see `usual_reserve`.
+    """Return the reserved part of a deadline ``elapsed_ms`` after it was ``reserve``; see `usual_reserve`.
 
     What an overload or a pause has raised refuses the requests that could correct it; so it is given up again.
     """
@@ -350,7 +350,7 @@ def relax_reserve(reserve: float, usual: float, elapsed_ms: float) -> float:
 
 
 def usual_reserve(usual: float, reserve: float, elapsed_ms: float) -> float:
-    """Return the running mean of the reserve after it was ``reserve`` for so long, for which it was ``usual`` before.
+    """Return the running mean of the reserve, ``usual`` before, after it was ``reserve`` for ``elapsed_ms``.
 
     An overload of some seconds hardly moves it; where expectations are off all the time, it is what is needed.
     """

@@ -1,6 +1,6 @@
 """Turns: models time-share one part of a device, and one batch of them runs at a time (Choi et al., ATC'22).
 
-Whoever has a batch ready gets its turn behind those that were ready before. A worker has one batch at a time, so that
+Turns are first come, first served, by when a batch is ready. A worker has one batch at a time, so that
 a batch waits for at most one batch of each of the others: the longest time from when it is ready until it is done is a
 duty cycle, the sum of one full batch of each. Predictions are by that longest time, whatever runs in truth.
 """

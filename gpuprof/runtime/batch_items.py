@@ -31,7 +31,7 @@ _QUANTISED_TOLERANCE = 1e-1
 _QUANTISING = "DynamicQuantize"
 #: Requests in the batch that is tried.
 ITEMS = 2
-#: Inputs of so many seeds must all show it: of indices, one may differ by chance, where two values are nearly equal.
+#: Seeds whose inputs must all show it: of indices, one may differ by chance, where two values are nearly equal.
 _SEEDS = (0, 1)
 
 

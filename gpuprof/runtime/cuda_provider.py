@@ -1,10 +1,10 @@
 """Whether ONNX Runtime's provider for NVIDIA GPUs starts here, and what is missing where it does not.
 
 ONNX Runtime lists the providers that it was built with, not those that start. Where a library of CUDA or the driver is
-missing, a session is opened on the CPU without an error, so that whoever wants a GPU must ask the open session.
+missing, a session is opened on the CPU without an error, so that the open session must be asked for its provider.
 
 ``python -m gpuprof.runtime.cuda_provider`` opens a session with one convolution, which needs cuBLAS and cuDNN, runs it
-and prints what it found as one JSON object. It is a process of its own because a process that has used CUDA holds
+and prints what it found as one JSON object. It is a child process because a process that has used CUDA holds
 memory on the GPU until it ends, and has read its share of it.
 """
 
@@ -103,7 +103,7 @@ def missing_libraries() -> tuple[str, ...]:
 def provider_unavailable_reason() -> str | None:
     """Return None when a session with one node runs on the first GPU here, else why not, in one line.
 
-    It is asked once, in a process of its own.
+    It is asked once, in a child process.
     """
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -146,7 +146,7 @@ def read_attempt(printed: str, complaints: str = "") -> str | None:
 
 
 def main() -> int:
-    """Open and run one convolution on the GPU and print what came of it."""
+    """Open and run one convolution on the GPU and print the result."""
     import numpy as np
     import onnxruntime as ort
     from onnx import TensorProto, helper

@@ -1,6 +1,6 @@
 """Opens a model in ONNX Runtime with the one set of options that profiling and serving share.
 
-What was profiled is what is served only if both run the same session; whoever needs one opens it here. Where ONNX
+What was profiled is what is served only if both run the same session; all sessions are opened here. Where ONNX
 Runtime has no provider for a GPU, PyTorch stands in (`torch_session`), under a provider's name of its own.
 """
 

@@ -87,7 +87,7 @@ class _Step:
     node: _Node
     #: Inputs by their position that follow from weights and shapes alone, where the node reads them.
     known: Mapping[int, torch.Tensor]
-    over: tuple[str, ...]  #: Values that nobody needs after it.
+    over: tuple[str, ...]  #: Values that are not needed after it.
 
 
 @dataclass(frozen=True, slots=True)

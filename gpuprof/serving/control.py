@@ -21,9 +21,9 @@ Apply = Callable[[Path], Awaitable[dict[str, Any]]]
 def control_path(port: int) -> Path:
     """Return the socket of the server on ``port``, in a directory that only this user can enter."""
     directory = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpuprof-{os.getuid()}"
-    # The directory guards the socket: whoever can connect is obeyed, and the temporary directory is everybody's.
+    # The directory guards the socket: every peer is trusted, and the temporary directory is world-writable.
     directory.mkdir(mode=0o700, exist_ok=True)
-    # Somebody else may have made it first.
+    # Another process may have created it first.
     if directory.stat().st_uid != os.getuid():
         raise UnavailableError(
             f"{directory} belongs to somebody else", "set XDG_RUNTIME_DIR to a directory of your own"

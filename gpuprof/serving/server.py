@@ -243,7 +243,7 @@ class Server:
         return asdict(move)
 
     async def _follow_machines(self) -> None:
-        """Plan the same map anew: a machine was replaced by another, whose cores and GPUs may be others."""
+        """Replan the same map: a machine was replaced by another with perhaps other cores and GPUs."""
         try:
             move = await self._move(self._source)
         except GpuprofError as error:
@@ -318,7 +318,7 @@ class Server:
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answer what was asked, and what is being asked, then return."""
         self.router.draining = True
-        await asyncio.sleep(_GRACE_S)  # whoever asks for readiness can see it and send no more
+        await asyncio.sleep(_GRACE_S)  # load balancers see that it is not ready and send no more
         await self._stop_listening(listener)
         if self._grpc is not None:
             await self._grpc.stop(self._settings.drain_s)

@@ -19,14 +19,14 @@ class ServerSettings:
     routing: str = "fastest"  #: Name of a routing rule.
     buffer_bytes: int = 1 << 30  #: Memory for the tensors of all requests and answers together.
     max_body_bytes: int = 64 << 20  #: Of one inference request.
-    hang_s: float = 5.0  #: Beyond what its batches should take, a worker that is silent for so long is replaced.
+    hang_s: float = 5.0  #: Beyond what its batches should take, silence after which a worker is replaced.
     drain_s: float = 30.0  #: How long requests may take to be answered after the server was told to stop.
-    #: A connection that stands still in the middle of a request or an answer for so long is closed.
+    #: Time after which a connection that stalls in the middle of a request or an answer is closed.
     stall_s: float = 30.0
-    idle_s: float = 300.0  #: A connection on which nothing is asked for so long is closed.
+    idle_s: float = 300.0  #: Time after which an idle connection is closed.
     #: Connections of HTTP, and calls and connections of gRPC, that one address may have.
     connections_per_peer: int = 2048
     shadow: bool = False  #: Whether the standbys of the plan take over from replicas whose model breaks its SLO.
-    adapt: AdaptSettings | None = None  #: When and how the map is planned anew; None: never.
+    adapt: AdaptSettings | None = None  #: When and how the map is replanned; None: never.
     tracer: SpanTracer | None = None  #: Makes spans of requests.
     security: Security = OPEN  #: What clients must know and are shown.

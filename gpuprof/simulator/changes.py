@@ -23,7 +23,7 @@ _PAUSE_STEP_NS = 1_000_000
 class Change:
     """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have.
 
-    With ``pause`` they do neither: what they run ends so many nanoseconds later.
+    With ``pause`` they do neither: what they run ends this many nanoseconds later.
     """
 
     time: int

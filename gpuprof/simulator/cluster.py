@@ -57,7 +57,7 @@ class SimulationOptions:
     pauses: tuple[Pause, ...] = ()  #: Those of one replica must not overlap.
     absent: tuple[int, ...] = ()  #: Replicas that do not take requests until a switch begins them.
     max_in_system: int = 2**22  #: More requests at a time are turned away: the bound on memory.
-    #: Every batch waits so long to be filled, whatever the deadline: what routers do that know no SLOs (Elvinger's
+    #: Batching delay of every batch, whatever the deadline: what routers do that know no SLOs (Elvinger's
     #: thesis, section 4.3.3). None: as long as the map says of each replica, and the deadline allows.
     batch_timeout_ms: float | None = None
     #: What serving costs the machine beside the batches; its ``handover_ms`` is in the map's batch times already.

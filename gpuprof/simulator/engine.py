@@ -25,7 +25,7 @@ from gpuprof.simulator.streams import arrival_streams
 _FIRST_PLACES = 2**14
 #: Arrivals, and service times, that are drawn ahead for all models or replicas together.
 _STORED = 2**20
-#: Parts of the duration after each of which progress is told.
+#: Parts of the duration after each of which progress is reported.
 _SLICES = 200
 #: Nanoseconds; after every event.
 _FOREVER = 2**62

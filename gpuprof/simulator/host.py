@@ -1,6 +1,6 @@
 """CPU time that router, machine process and clients take from the batches on a machine that serves from its CPU.
 
-They work for a request as it comes and as its answer goes. On a core that runs no batch they disturb nobody. Where
+They work for a request as it comes and as its answer goes. On a core that runs no batch they slow none down. Where
 every core runs one, they mostly go on where they were last (`rules.host_work.STAYS`), which is the core that was idle
 last, else on some core, each as likely as another. Whatever runs there ends so much later. What it comes to on average
 is in `gpuprof.rules.host_work`.

@@ -1,6 +1,6 @@
 """Interference by the neighbours that actually run: asks the estimator once for each combination, when it first occurs.
 
-The times in a map are those beside *all* neighbours. Whoever knows better (an estimator, by a function that is passed
+The times in a map are those beside *all* neighbours. Something more exact (an estimator, by a function that is passed
 in) says how long a batch takes beside some of them, as a multiple of the map's time.
 """
 

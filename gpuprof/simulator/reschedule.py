@@ -44,7 +44,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLifetime:
-    """A replica holds its device from when it begins to load until it ends; ``end_s`` infinity: for good."""
+    """A replica holds its device from when it begins to load until it ends; ``end_s`` infinity: to the end."""
 
     node: str
     gpu: int

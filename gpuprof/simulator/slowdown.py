@@ -41,7 +41,7 @@ class Slowdown(NamedTuple):
 
 
 def no_slowdown(replicas: int) -> Slowdown:
-    """Return a table for replicas that nobody disturbs beyond what their batch times hold already."""
+    """Return a table for replicas without interference beyond that in their batch times."""
     zeros = np.zeros(replicas, np.int64)
     return _slowdown(zeros, zeros, np.full(replicas, -1), 1)
 

@@ -61,7 +61,7 @@ class ClusterArrays(NamedTuple):
     router_ns: int  #: Time of the router for a request.
     round_robin: bool  #: Each replica in turn instead of the fastest.
     refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
-    #: Shape (1,). What router and clients take of a CPU twice for a request, 0 where they disturb nobody.
+    #: Shape (1,). What router and clients take of a CPU twice for a request, 0 where they slow no batch down.
     host_event: Ints
     #: ``core_start``, ``core_process``: The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
     core_start: Ints

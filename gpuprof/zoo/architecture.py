@@ -15,7 +15,7 @@ class ZooArchitecture:
 
     name: str
     #: Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that library's
-    #: configuration and code) or ``"gpuprof"`` (not a published network). What is called random is drawn anew for
+    #: configuration and code) or ``"gpuprof"`` (not a published network). What is called random is drawn again for
     #: each seed, layers and all; size and input are those of seed 0.
     origin: str
     stem: str  #: What the origin calls it.

@@ -1,4 +1,4 @@
-"""Convolutional networks drawn at random: layers of every common kind in combinations that nobody published.
+"""Convolutional networks drawn at random: layers of every common kind in new combinations.
 
 Regressors trained on published networks alone see few layer shapes; these cover the range between them.
 """

@@ -45,7 +45,7 @@ def test_a_shape_by_name_is_planned_for() -> None:
     ("text", "shape"),
     [
         ("gamma:0.5", GammaArrivals(1.0, 0.5)),
-        ("LognormalArrivals:2.25", LognormalArrivals(1.0, 2.25)),
+        ("Lognormal:2.25", LognormalArrivals(1.0, 2.25)),
         ("gamma:4", GammaArrivals(1.0, 4.0)),
     ],
 )

@@ -38,7 +38,7 @@ class IgniterTable:
         return type(self)(self.hardware, *own)
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
-        """Return what each workload takes for a batch beside so many, and that without loading (equation 2)."""
+        """Return each workload's batch time among ``count`` workloads, and that without loading (equation 2)."""
         crowded = np.maximum(totals[0] - self.pressures[:, 0], 0.0)
         demand_w = np.maximum(totals[1], self.pressures[:, 1]) + self.hardware.idle_power_w
         over = np.maximum(demand_w - self.hardware.max_power_w, 0.0)

@@ -64,7 +64,7 @@ def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | Non
 
 
 def group_facts(graph: ModelGraph, groups: Groups) -> list[OpFacts]:
-    """Return the facts of each group: of the op that its time is said to be of, and of what is fused into it."""
+    """Return the facts of each group: of the op that its time is attributed to, and of what is fused into it."""
     maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
     touched = working_set_bytes(graph)
     return [replace(_facts(graph, anchor, group, maker), working_set=touched) for anchor, group in groups.items()]

@@ -17,7 +17,7 @@ class FusionRule:
     executed: Mapping[Key, float]  #: Fraction of such ops that had a time of their own.
 
     def fractions(self, graph: ModelGraph) -> list[float]:
-        """Return for each op of ``graph`` the expected part of it that is executed by itself; 1 where nobody knows."""
+        """Return for each op of ``graph`` the expected part of it that is executed by itself; 1 where unknown."""
         return [self.executed.get(key, 1.0) for key in _keys(graph)]
 
 

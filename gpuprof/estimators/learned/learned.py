@@ -191,7 +191,7 @@ def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple
 class _Execution:
     """Ops that are executed by themselves, their facts, and what tells those apart.
 
-    Where nobody knows (``known`` is false), these are all ops.
+    Where that is unknown (``known`` is false), these are all ops.
     """
 
     positions: tuple[int, ...]

@@ -52,7 +52,7 @@ class OpFacts:
     fused: int = 1
     fused_functions: int = 0
     fused_inputs: int = 0
-    #: Bytes that the whole model touches from one execution of the op to its next; infinite where nobody knows.
+    #: Bytes that the whole model touches from one execution of the op to its next; infinite where unknown.
     working_set: float = math.inf
 
 

@@ -32,7 +32,7 @@ from gpuprof.kernel_db.store import KernelDb
 Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
 
-#: What of the rows decides whether regressors must be fitted anew.
+#: Columns of the rows whose changes require refitting the regressors.
 _HASHED_OP = (
     "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
     "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",

@@ -83,7 +83,7 @@ class KnownModels:
         return tuple(dict.fromkeys(dim for sizes in by_sizes for dim, _ in sizes))
 
     def sizes_of(self, model: str) -> Sizes:
-        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.
+        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where unknown.
 
         Raises `InputError` when the model is unknown, or nothing says which sizes are meant.
         """

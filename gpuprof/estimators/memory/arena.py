@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.estimators.memory.liveness import VIEWS
 
-#: Ops that runtimes let write over an input that nobody reads after them, or fuse into what made it.
+#: Ops that runtimes let write over an input that is not read after them, or fuse into what made it.
 _IN_PLACE = frozenset(
     {"Relu", "Clip", "Sigmoid", "Tanh", "LeakyRelu", "HardSwish", "HardSigmoid", "Elu", "Erf", "Sqrt", "Exp", "Log",
      "Add", "Mul", "Sub", "Div", "Pow", "Sum", "BatchNormalization", "Softmax", "Cast", "Neg", "Abs", "Where",
@@ -94,7 +94,7 @@ class _Arena:
         return len(self._sizes) - 1
 
     def hold(self, buffer: int, reads: int) -> None:
-        """Keep a buffer until so many more reads; what nobody reads is free at once."""
+        """Keep a buffer for ``reads`` more reads; without any it is free at once."""
         self._waiting[buffer] += reads
         if self._waiting[buffer] == 0:
             self._release_buffer(buffer)

@@ -32,7 +32,7 @@ _CELLS_PER_SERVICE = 32
 _LATTICE_SERVICES = 4
 _TAIL_MASS = 1e-7
 _MAX_TAIL_CELLS = 40_000
-#: Up to so many terms of the Poisson law are quicker to sum than the incomplete gamma function is.
+#: Number of terms of the Poisson law up to which summing is faster than the incomplete gamma function.
 _SUMMED = 8
 #: Where so many are expected, the probability of as few as `_SUMMED` is below what a float holds.
 _NEVER_SO_FEW = 800.0
@@ -160,7 +160,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
 
 
 def _reachable_fresh_states(batch: int, max_wait: float) -> Array:
-    """Return the fresh states that occur: where nobody waits for a batch to fill, a process at rest takes one."""
+    """Return the fresh states that occur: without a batching delay an idle process takes one request."""
     if max_wait > 0.0:
         return np.arange(2 * batch)
     return np.append(np.arange(batch - 1), batch)

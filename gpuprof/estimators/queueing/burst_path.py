@@ -43,7 +43,7 @@ class BurstPath:
     shortening: float  #: How much longer bursts and calm are than on the path.
 
     def draw_arrivals(self, requests: int, random: np.random.Generator) -> Array:
-        """Return so many times of requests."""
+        """Return the times of this many requests."""
         events = np.cumsum(random.standard_exponential(requests))
         return np.asarray(np.interp(events * (self.expected[-1] / events[-1]), self.expected, self.ends))
 
@@ -117,7 +117,7 @@ def draw_path(
     random: np.random.Generator,
     service_scv: float = 0.0,
 ) -> BurstPath:
-    """Return a path on which about so many requests come.
+    """Return a path with about this many requests.
 
     ``rate`` and ``capacity``: requests in a unit of time: that come, and that the pool answers when every batch is
     full; ``requests``: where they would come in too few cycles, these are shortened, and what requests find is

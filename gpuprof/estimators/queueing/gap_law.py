@@ -1,4 +1,4 @@
-"""Laws of the time in which so many requests come, on a lattice, where the gaps are independent and not gamma."""
+"""Distributions of the time until the n-th arrival, on a lattice, for independent gaps that are not gamma."""
 
 from __future__ import annotations
 

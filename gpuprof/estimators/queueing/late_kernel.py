@@ -20,9 +20,9 @@ from gpuprof.machine.machine_code import compile_function
 _MOMENTS = 24
 #: Of probabilities that are left out.
 _NOTHING = 1e-9
-#: How many that are late are told apart, times what is left of the capacity.
+#: Late requests that are distinct states, times the unused fraction of the capacity.
 _LATE_LONG = 3.0
-#: Waiting requests that are told apart beyond a full batch, at most.
+#: Most waiting requests beyond a full batch that are distinct states.
 _MOST_LEFT = 400
 
 
@@ -49,7 +49,7 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> b
     before, ahead, in_time = np.empty(states), np.empty(states), np.empty(batch)
     for size in range(1, batch + 1):
         lasts = times[size - 1]
-        left = states - batch if size == batch else 1  # how many may be left over is told apart for full batches
+        left = states - batch if size == batch else 1  # numbers left over are distinct states for full batches
         mass = waiting[size] + (waiting[0] if size == 1 else 0.0)
         for more in range(1, left):
             mass += waiting[batch + more]
@@ -84,7 +84,7 @@ def _largest_used(rate: float, times: Array) -> int:
 
 
 def _count_states(rate: float, full: float, batch: int, limit: float) -> int:
-    """Return how many waiting requests are told apart: whoever stands behind more is late, or that never happens."""
+    """Return how many numbers of waiting requests are distinct states: beyond them a request is late, or none is."""
     mean = rate * full
     # Near capacity those who are late long since still keep others waiting.
     late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - mean / batch))

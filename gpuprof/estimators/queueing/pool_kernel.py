@@ -85,7 +85,7 @@ class Draws(NamedTuple):
 
 
 def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
-    """Return idle replicas, ready for so many requests."""
+    """Return idle replicas with space for this many requests."""
     count, processes = len(replicas.batch), len(replicas.owner)
     return PoolState(
         waiting=np.zeros(count, np.int64),

@@ -22,7 +22,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPar
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
-#: More replicas are regarded as so many, at the same load: a pool of hundreds hardly waits less than one of these.
+#: More replicas are treated as this many at the same load: a pool of hundreds hardly waits less than one of these.
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
 _MOST_EXACT = 500  # loads of one table

@@ -1,1 +1,1 @@
-"""What FLOPs and bytes say of ops that nobody measured."""
+"""The roofline model: times of unmeasured ops from FLOPs and bytes."""

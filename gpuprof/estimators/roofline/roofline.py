@@ -19,15 +19,15 @@ _FETCH_BYTES = 2048 * 16.0
 #: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
 _BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
-#: What launching a kernel costs at least where nobody measured it: 1.37 us, the scheduling delay of a kernel alone on
+#: What launching a kernel costs at least where it was not measured: 1.37 us, the scheduling delay of a kernel alone on
 #: a V100 in the profile that iGniter's authors publish with their code (`idletime` of the hardware).
 LAUNCH_US = 1.37
-#: What a CPU takes at most for an op with next to nothing to do, where nobody measured it: the median that ONNX
+#: What a CPU takes at most for an op with next to nothing to do, where it was not measured: the median that ONNX
 #: Runtime's profile gives for 1,667 executions of less than 1,000 FLOPs and 4 KB on two cores of an AMD EPYC, with what
 #: profiling itself takes.
 DISPATCH_US = 4.0
-#: An op without a formula takes at most so many times its traffic, or as long as the dearest op that has one: local
-#: response normalisation, the dearest op measured that multiplies no matrices, takes a hundred times its traffic.
+#: An op without a formula takes at most this multiple of its traffic, or the time of the slowest op that has one: local
+#: response normalisation, the slowest measured op without a matrix product, takes a hundred times its traffic.
 _DEAREST = 100.0
 
 
@@ -90,15 +90,15 @@ def bandwidth(device: Device, share: Share) -> float:
 
 
 def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
-    """Return the bytes per second at which ``share`` reads again what was touched so many bytes ago.
+    """Return the bytes per second at which ``share`` rereads data at a reuse distance of this many bytes.
 
     Caches belong to the cores, so that a share has its part of what they deliver; beyond them `bandwidth` holds, as
-    everywhere where nobody has measured the caches.
+    everywhere where the caches were not measured.
 
     Parameters
     ----------
     touched : ndarray of shape (N,)
-        Bytes, infinite where nobody knows.
+        Bytes, infinite where unknown.
 
     Returns
     -------

@@ -31,9 +31,9 @@ from gpuprof.placement.pooled_segment import SLACK
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Times are compared so much more generously than whoever checks a map does.
+#: Times are compared by so much more tolerantly than in the check of a map.
 _GENEROUS = 1e-8
-#: Pools are simulated, and judged by that: a request may take so many times as long as its SLO for a bound.
+#: Pools are simulated, and judged by that: for a bound a request may exceed its SLO by this factor.
 _PATIENT = 1.05
 #: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
 _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
@@ -64,7 +64,7 @@ class LeastCosts:
 
     def bound(self, needed: Floats, demands: Floats) -> Floats:
         """Return what each class costs at least by its rate and number of demands; 0 where nothing serves it."""
-        # Whoever serves more pieces can serve fewer.
+        # A replica that serves more pieces can serve fewer.
         costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
         whole, _ = find_cheapest_covers(costs)
         known = np.isfinite(self.per_rps)

@@ -45,7 +45,7 @@ class BoundProcess:
 
     def begin(self, task: BoundTask, limit: Limit) -> bool:
         """Give the process its task and the time that is left; whether it could take it."""
-        # Workloads take longest to send, and are told apart by their numbers there.
+        # Workloads take longest to send, and are identified by their numbers there.
         kinds = [replace(kind, workloads=()) for kind in task.kinds]
         assert self._process.stdin is not None
         # Plug-ins may tell tables that cannot be sent.
@@ -85,7 +85,7 @@ class BoundProcess:
             self._process.returncode = 0  # nobody waits for it, which is meant
         else:
             self._process.kill()
-        # Of a process that still compiles, whoever sends the task closes what it is sent by.
+        # The pipe of a process that still compiles is closed by the thread that sends the task.
         sends = self._compiles and not self._ended
         for stream in (None if sends else self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -132,7 +132,7 @@ def _count_cores() -> int:
 def main() -> None:
     """Read a task, and write each bound that is higher than those before it, after one of 0 once all is compiled."""
     with ThreadPoolExecutor(1) as reader, suppress(BrokenPipeError, EOFError):
-        # Read meanwhile: whoever sends more than a pipe holds waits for it.
+        # Read meanwhile: a sender of more than a pipe holds blocks.
         content = reader.submit(sys.stdin.buffer.read)
         compile_kernel()
         _write(0.0)

@@ -32,7 +32,7 @@ from gpuprof.placement.segment import Segment, Segments
 
 #: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.
 _MOST_DEMANDS = 40
-#: Guesses are made for demands that fill so many devices at most: to others a part of a device is next to nothing.
+#: Guesses are made for demands of at most this many devices: to others a part of a device is next to nothing.
 _MOST_DEVICES = 100
 #: A segment that serves this part of its demand serves nothing: next to a slow batch of great variation, queues bound
 #: what is in time by rates of 1e-40 requests/s, of which no program can count how many it takes.

@@ -28,13 +28,13 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Into how many replicas a demand is split, where that takes no more of a device than so many times the least.
+#: Splits of a demand are considered that take at most this multiple of the least part of a device.
 _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
 _DEARER = 1.35
 _MOST_ROUNDS = 60
 #: Questions to the estimator that are remembered, after which no more patterns are looked for.
 _MOST_ASKED = 150_000
-#: Combinations with one part that are looked at and planned anew in one round of pricing, and patterns that it adds.
+#: Combinations with one part that are evaluated and planned in one round of pricing, and patterns that it adds.
 _MOST_LOOKED_AT = 2_000
 _MOST_PLANNED = 12
 _MOST_ADDED = 150

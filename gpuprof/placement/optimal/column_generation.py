@@ -94,7 +94,7 @@ def farley_bound(
     """Return the bound on the cost that a relaxed solution's duals give.
 
     Each partition is priced at what its best pattern is worth; all duals are then scaled down by the one factor that
-    leaves no configuration of a device dearer than the device. Columns of covers cost nothing and stay feasible.
+    leaves no configuration of a device worth more than its price. Columns of covers cost nothing and stay feasible.
     """
     scale = 1.0
     for configuration, dual in master.configuration_duals(solution.duals):

@@ -41,7 +41,7 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
         cost = _bound_full_batches(problem, segments, rates, bound_limit)
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
     serves_any = any(rate > 0.0 for rate in rates.values())
-    # The dearest kind gives the fewest devices for the cost: a bound whichever kinds a map takes.
+    # The most expensive kind gives the fewest devices for the cost: a bound whichever kinds a map takes.
     gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
     least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)

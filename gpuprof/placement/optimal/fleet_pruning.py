@@ -37,13 +37,13 @@ _LIKELY, _PART = 0.7, 0.4
 #: Seconds of processor time that the map of the first kind may take in any case with so many demands, less with more:
 #: the map that comes of no look at all costs several times as much. An idle machine takes a part of it.
 _LEAST_S, _FEW_DEMANDS = 3.0, 8
-#: Of so many kinds at most, each is guessed.
+#: Most kinds of devices of which each is guessed.
 _FEW_KINDS = 6
 #: What networks are not computed in.
 _UNUSUAL = "float64"
-#: Kinds that are guessed to cost so many times as much as another are not tried.
+#: Kinds whose guessed cost is this multiple of another's are not tried.
 _FAR = 1.5
-#: Nor are those that are guessed to cost so many times as much as the first map: a guess may be half as much again.
+#: Nor are those whose guessed cost is this multiple of the first map's: a guess may be off by half.
 _FAR_FROM_KNOWN = 2.0
 
 

@@ -18,7 +18,7 @@ from gpuprof.placement.program import Program, Solution
 _GIVE = 1e-6
 #: A demand counts as served better than the worst when it gets this much more of its rate.
 _BETTER = 1e-3
-#: Levels of fairness that are told apart; what is left then is maximised together.
+#: Levels of fairness that are maximised one by one; the rest is maximised together.
 _MOST_LEVELS = 8
 
 #: What a request of a priority counts beside one of the next lower, while patterns are generated.

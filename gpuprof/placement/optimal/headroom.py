@@ -17,7 +17,7 @@ from gpuprof.placement.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlowedEstimator:
-    """An estimator: nobody is quicker than ``factor`` times the time alone, nor than its neighbours let it be."""
+    """An estimator whose times are at least ``factor`` times those alone, and at least those beside the neighbours."""
 
     estimator: Estimator
     factor: float  #: At least 1.

@@ -60,7 +60,7 @@ def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> 
 
 
 def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTable | None:
-    """Return the workloads of a kind of device that are in time alone; None where instances, or no sums, are told."""
+    """Return the workloads of a kind of device that are in time alone; None with MIG, or without a table of sums."""
     device, numbers = entry.device, number_classes(problem, segments)
     shares = [share for model in numbers for share in problem.estimator.shares(model, device)]
     if device.kind != "gpu" or any(share.mig is not None for share in shares):

@@ -58,7 +58,7 @@ class LocalSearch:
         if len(gpus) > _MOST_DEVICES:
             return gpus
         gpus = self._serve_more(gpus)
-        # First improvement: after each the devices are ranked anew, since what was full may be empty now.
+        # First improvement: after each the devices are ranked again, since what was full may be empty now.
         better = True
         while better and not self.is_over:
             better = False

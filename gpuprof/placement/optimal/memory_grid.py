@@ -29,7 +29,7 @@ class MemoryGrid:
         return self.unit <= 1
 
     def count(self, memory_bytes: int | None) -> int:
-        """Return the units that so many bytes take; what is not known takes none."""
+        """Return the units of ``memory_bytes``; unknown memory takes none."""
         if not self.unit or not memory_bytes:
             return 0
         return memory_bytes // self.unit if self.relaxed else -(-memory_bytes // self.unit)

@@ -17,7 +17,7 @@ from gpuprof.placement.segment import Segments
 def merge_replicas(
     problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
 ) -> tuple[PlacedGpu, ...]:
-    """Return the devices with as few replicas in each partition as their shares allow; nobody gets a larger share."""
+    """Return the devices with as few replicas in each partition as their shares allow; no share grows."""
     done: dict[PlacedGpu, PlacedGpu] = {}
     for gpu in gpus:
         if gpu not in done:

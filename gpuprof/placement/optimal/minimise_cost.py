@@ -17,7 +17,7 @@ from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, Res
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
 
-#: Of a fleet of so many devices, a part is placed without searching for the last device.
+#: Devices from which on a fleet is planned without searching for the last one.
 _MANY_DEVICES = 1_000
 #: How often guesses on which the bound rests are worked out.
 _MOST_ROUNDS = 3

@@ -34,13 +34,13 @@ from gpuprof.placement.optimal.neighbour_box import (
     root_boxes,
 )
 
-#: Replicas on a device that are told apart by their number; the last stands for more as well.
+#: Numbers of replicas on a device that have boxes of their own; the last stands for more as well.
 _COUNTS = tuple(range(1, 10))
 #: Rounds where no time limit says otherwise.
 _MOST_ROUNDS = 80
-#: A bound that is so much below the program without whole demands is good enough to go on with them.
+#: Relative gap to the program without whole demands at which the bound goes on with them.
 _NEAR = 0.02
-#: Boxes are split up to this number, so many a round.
+#: Most boxes, and how many are split in a round.
 _MOST_BOXES, _MOST_SPLIT = 1_500, 24
 #: A device is worth more than it costs by less than this part: no more boxes are looked at for it.
 _TOLERANCE = 1e-4
@@ -214,7 +214,7 @@ class NeighbourBound:
 
 
 def _list_splits(most: int) -> Iterator[dict[int, int]]:
-    """Yield ways to serve a demand by so many pieces at most: by one size, or by one piece of each of two sizes."""
+    """Yield ways to serve a demand by at most ``most`` pieces: by one size, or by one piece of each of two sizes."""
     for pieces in range(1, most + 1):
         yield {pieces: -(-PIECES // pieces)}
         if PIECES - most <= pieces < PIECES - pieces:

@@ -27,7 +27,7 @@ PIECES = 36
 _NOTHING = 1e-5
 #: Steps of the multipliers (Polyak's rule) before a box is taken as it is.
 _MOST_STEPS = 12
-#: Times are compared, and rates allowed, so much more generously than whoever checks a map does.
+#: Times are compared, and rates allowed, by so much more tolerantly than in the check of a map.
 _SLACK = 1e-8
 #: How often the end of two halves of a box is looked for.
 _BISECTIONS = 6
@@ -56,7 +56,7 @@ class KindTable:
     most: int  #: Replicas on one device.
 
     def most_rps(self, count: int, totals: Floats, rows: Integers | slice = _ALL) -> Floats:
-        """Return what each of some workloads serves at most where so many press at least so much."""
+        """Return the most that some workloads serve each beside ``count`` replicas with at least these pressures."""
         table = self.table if rows is _ALL else self.table.take(np.asarray(rows))
         latency, occupied = table.least_times_ms(count, totals)
         rates = np.minimum(self.rates_rps[rows], 1000.0 * self.requests[rows] / occupied * (1.0 + _SLACK))
@@ -98,7 +98,7 @@ class DualPrices:
         return DualPrices(weight * self.per_rps + kept[0], weight * self.of_pieces + kept[1])
 
     def scale(self, factor: float) -> DualPrices:
-        """Return so many times these worths."""
+        """Return the prices times ``factor``."""
         return DualPrices(factor * self.per_rps, factor * self.of_pieces)
 
 

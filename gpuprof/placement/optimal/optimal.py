@@ -75,7 +75,7 @@ class Optimal:
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `SearchSpace`, which all policies obey; demands that fill over a hundred devices only use the listed shares.
     That program ignores neighbours: interference among models that share a partition is seen when the chosen segments
-    are packed. Where the result is then above the bound, few demands are combined anew with their
+    are packed. Where the result is then above the bound, few demands are recombined with their
     interference (`PatternSearch`): where all patterns can be listed, the map is the best there is and the bound that of
     the program over them; elsewhere the best of many patterns is kept, and the quick policies' maps (`run_portfolio`)
     and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). Demands
@@ -304,10 +304,10 @@ class Optimal:
     def _keep_running(
         self, problem: Problem, segments: Segments, planned: Placement, limit: Limit
     ) -> Iterator[Placement]:
-        """Yield what runs and what it leaves to be placed, with as many devices planned anew as make it cost no more.
+        """Yield what runs and what it leaves to be placed, with as many devices replanned as make it cost no more.
 
         What is left may need a further device that it does not fill, while others have capacity that does not fit it.
-        How many are planned anew is doubled until that is enough, and then bisected.
+        How many are replanned is doubled until that is enough, and then bisected.
         """
         if problem.previous is None:
             return

@@ -1,8 +1,8 @@
 """Plans partitions: the shares and batches with which replicas keep their SLOs beside one another.
 
-A partition is a device as a whole or one of its MIG instances. As iGniter's Algorithm 2 does, shares start at the least
-that suffices alone and are raised, step by step, for whoever breaks an SLO; here a larger or smaller batch may mend it
-too, the model of interference is the estimator's, whatever it is, and instances hold several models.
+A partition is a whole device or one of its MIG instances. As in iGniter's Algorithm 2, shares start at the least that
+suffices alone and are raised step by step for replicas that break an SLO. Unlike there, another batch size may help,
+interference is by any estimator, and instances hold several models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuprof.placement.segment import Segments
 Task = tuple[str, float]
 
 _EPSILON = 1e-9
-#: After so many rounds shares are raised by two steps at once, after twice as many by four, and so on.
+#: Rounds after which shares are raised by two steps at once, after twice as many by four, and so on.
 _PATIENCE = 4
 
 
@@ -131,7 +131,7 @@ class PartitionPlanner:
         if held > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
             return None
         partition = PlacedPartition(tuple(replicas), mig)
-        # Whoever changed its batch changed what the others stand beside.
+        # A changed batch changes what the others stand beside.
         return partition if self.segments.holds(device, partition) else None
 
     def _find_least_step(self, device: Device, mig: str | None, task: Task) -> int | None:

@@ -19,9 +19,9 @@ from gpuprof.placement.optimal.knapsack import best_packing, multisets
 
 #: Patterns of a partition are listed up to this many; beyond, they are generated as the program asks for them.
 MOST_PACKINGS = 2_000
-#: The maximal ones are found among so many patterns at most.
+#: Most patterns among which the maximal ones are found.
 _MOST_LOOKED_AT = 50_000
-#: Where memory is counted too, among so many: each takes longer to look at.
+#: The same where memory counts, too, which takes longer.
 _MOST_LOOKED_AT_WITH_MEMORY = 15_000
 #: How often a share stands beside others in the patterns to begin with.
 _MOST_ALIKE = 3

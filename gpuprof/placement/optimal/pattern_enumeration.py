@@ -39,7 +39,7 @@ _Standing = tuple[Segment, ...]
 class PatternEnumeration:
     """Lists what can stand in the partitions of a problem's fleet.
 
-    Whoever keeps no SLO alone keeps none beside others: neighbours are taken never to quicken one another.
+    A replica that breaks its SLO alone breaks it beside others: neighbours are assumed never to speed one another up.
     """
 
     problem: Problem

@@ -26,7 +26,7 @@ PHASES: tuple[tuple[float, ...], ...] = ((1.0,), (0.5,), (1 / 3, 2 / 3), (0.25, 
 _DIVIDED = (1, 2, 3, 4, 6, 8)
 #: Parts that are combined, beside the one that gets what is left of the partition.
 _MOST_TOGETHER = 4
-#: What is left is looked for in steps of so much, relative, down to a part of the demand.
+#: Relative steps in which the rest of a demand is searched for, down to a part of it.
 _STEP, _STEPS = 0.98, 200
 _EPSILON = 1e-9
 

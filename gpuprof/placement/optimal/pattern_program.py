@@ -53,7 +53,7 @@ class PatternProgram:
     #: Those to be served; one that no pattern has a replica of makes the program infeasible.
     demands: Sequence[Demand]
     patterns: Sequence[ReplicaPattern]
-    partial: bool = False  #: Demands may be served in part; the objective is then set by whoever solves the program.
+    partial: bool = False  #: Demands may be served in part; the objective is then set by the caller.
     program: Program = field(default_factory=Program)
     _kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
     _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)

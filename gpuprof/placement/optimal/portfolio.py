@@ -26,7 +26,7 @@ _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
 _FEW = 20
 #: Of figures that are looked up, all of them together take 20 to 30 ms a demand by a latency budget, 0.2 s by queues.
 _FEW_LOOKED_UP = 100
-#: Policies that search; they are asked about so many demands at most.
+#: Policies that search, and the most demands that they are run with.
 _SEARCHING = {"usher": 30, "milp": 12}
 #: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
 _ASKING = {"igniter": 100, "gslice": 100, "alpaserve": 100, "paris-elsa": 100, "shepherd": 100}
@@ -97,7 +97,7 @@ def _are_figures_measured(problem: Problem) -> bool:
 
 
 def has_fast_late_bounds(problem: Problem) -> bool:
-    """Whether replicas are told to be late without their queues, and neighbours act through sums, on every kind."""
+    """Whether late replicas are found without solving queues, and interference is by sums, on every kind of device."""
     first = problem.demands[0]
     with suppress(InputError):
         if not all(isinstance(queue_of(problem.queueing, one.model), QuickQueueModel) for one in problem.demands):

@@ -25,7 +25,7 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced, is_refused_ever
 _LIKELY = 0.7
 #: Of the SLO: what takes no longer than this for a batch likely keeps it at a high load.
 _PART = 0.4
-#: Of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of so many.
+#: Of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of several.
 _GOOD, _MOST_TRIED = 0.65, 12
 #: Part of the time that is left when the first that keeps its SLO is taken.
 _EARLY = 0.6

@@ -66,7 +66,7 @@ class _ResourceUse:
 
     @classmethod
     def of(cls, segment: Segment) -> _ResourceUse:
-        """Return what ``segment`` takes; one whose memory nobody knows takes none."""
+        """Return what ``segment`` takes; one of unknown memory takes none."""
         return cls(segment.device, segment.share, segment.memory_bytes or 0)
 
 

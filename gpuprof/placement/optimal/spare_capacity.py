@@ -2,7 +2,7 @@
 
 A replica's risk is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
 leaves: at 1 the upper end just keeps the SLO. Shares and MIG instances grow, step by step, always that of the
-replica at most risk, as long as nobody on the device breaks an SLO. The devices and what stands on them stay.
+replica at most risk, as long as no replica on the device breaks an SLO. The devices and what stands on them stay.
 """
 
 from __future__ import annotations

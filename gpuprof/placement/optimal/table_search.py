@@ -32,7 +32,7 @@ from gpuprof.placement.segment import Segments
 _COARSE, _FINE = (12, 4), (36, 2)
 #: Numbers of equal replicas beside them.
 _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
-#: Parts are left out that take so many times as much of a device for their requests as the class's best.
+#: Parts are left out that take this multiple of the class's least part of a device per request.
 _DEARER = 1.35
 _MOST_ROUNDS = 60
 #: Patterns that a round of pricing adds.
@@ -51,7 +51,7 @@ _STALLED = 1e-4
 _MOST_STALLED = 6
 #: Part of the time that is left to the program in whole numbers.
 _FOR_PROGRAM = 0.35
-#: Programs in whole numbers are solved again without the patterns that break an SLO after all, so often at most.
+#: Programs in whole numbers are solved again without patterns that break an SLO after all, at most this often.
 _MOST_REPAIRED = 5
 
 
@@ -279,7 +279,7 @@ def _list_splits(parts: Sequence[DemandPart], pieces: int, most_unequal: int) ->
 
 
 def _partitions(total: int, sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to make a total of at most so many sizes, largest first."""
+    """Yield the ways to make a total of at most ``most`` sizes, largest first."""
     if total == 0:
         yield ()
         return

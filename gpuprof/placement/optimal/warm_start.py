@@ -56,7 +56,7 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
 def keep_previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap) -> tuple[PlacedGpu, ...]:
     """Return what runs and may go on running, each model's rate shared out evenly; empty where it is not sound.
 
-    Nothing is said of SLOs.
+    SLOs are not checked.
     """
     try:
         old = _within_fleet(problem, list(_list_previous_gpus(problem, previous)))
@@ -98,7 +98,7 @@ def balance_rates(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu
 
     It stays as it is where an SLO would break, or where the replicas serve more than is known to be within reach.
     """
-    # Equal devices may be one object, and replicas are told apart by identity.
+    # Equal devices may be one object, and replicas are compared by identity.
     gpus = [_copy_replicas(gpu) for gpu in gpus]
     by_replica = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(by_replica) < sum(1 for gpu in gpus for _ in gpu.replicas()):
@@ -269,7 +269,7 @@ def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem |
     fleet = Fleet(tuple(entry for entry in entries if entry.count != 0))
     if not demands or not fleet.entries:
         return None
-    # Without the older map: whoever plans the rest would start from it again.
+    # Without the older map: planning the rest would start from it again.
     return replace(problem, demands=demands, fleet=fleet, previous=None)
 
 

@@ -17,7 +17,7 @@ from gpuprof.placement.published.igniter import Igniter, first_of
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Nobody's share grows by more than this factor in one adjustment, however far its latency is off.
+#: No share grows by more than this factor in one adjustment, however far its latency is off.
 _MOST_GROWTH = 2.0
 
 _State = tuple[PlacedReplica, ...]  # of one device
@@ -35,7 +35,7 @@ class Gslice:
     The descriptions leave open, and here is decided: what is seen is what the estimator says; shares change in
     proportion to how far the objective is off, in whole units, and grow no further than what is free on the device
     (GSLICE itself gives out more than the whole, iGniter's Table 1); what is kept is the last state in which every
-    SLO holds; where there is none, whoever is furthest off gets a further device, or is named as not served.
+    SLO holds; where there is none, the workload furthest off gets another device, or is reported as not served.
     """
 
     threshold: float = 0.1  #: Part of the objective; iGniter's figures are with one tenth.
@@ -77,7 +77,7 @@ class _ShareTuner:
     _batches: dict[tuple[str, Share], tuple[int, ...]] = field(default_factory=dict)
 
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
-        """Return the replica with the least share that keeps its SLO with nobody beside it."""
+        """Return the replica with the least share that keeps its SLO without neighbours."""
         # Here and below, 1e-9: quotients carry rounding, and `int` would take a whole unit away for it.
         most = int(100.0 / self.policy.unit_pct + 1e-9)
         units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))

@@ -76,7 +76,7 @@ class Services:
         object.__setattr__(self, "_capacity", capacity)
 
     def rps(self, held: Counter[str], model: str) -> float:
-        """Return what so many instances by ``model/profile`` serve of a model."""
+        """Return the rate of a model that these numbers of instances by ``model/profile`` serve."""
         return math.fsum(
             self._capacity[f"{model}/{profile}"] * held[f"{model}/{profile}"] for profile in self.best[model]
         )

@@ -73,7 +73,7 @@ class SlowSearch:
         return Counter(key for one in deployment for key in one.keys)
 
     def _cross(self, deployment: Deployment, random: Random) -> Deployment:
-        """Take some configurations away and let the tree search replace them; then those that nobody needs."""
+        """Take some configurations away and let the tree search replace them; then remove superfluous ones."""
         if not deployment:
             return deployment
         erased = set(random.sample(range(len(deployment)), random.randint(1, min(_MOST_ERASED, len(deployment)))))

@@ -29,7 +29,7 @@ class Milp:
     ``max_replicas`` replicas. With several kinds of device goodput, Creq and Mreq have the device as a third index.
     The thesis leaves open which of equally good solutions is taken: here the one of least ΣCreq + ΣMreq. Decided here
     too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a device
-    on which somebody's SLO would break beside the others is not used.
+    on which an SLO would break beside the others is not used.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).

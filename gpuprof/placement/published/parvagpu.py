@@ -91,7 +91,7 @@ class ParvaGpu:
 
     With an older map in the problem (`Problem.previous`), only services whose demand or profile is another than then
     are configured and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization
-    then breaks up only GPUs on which changed services stand alone, so that nobody else is moved.
+    then breaks up only GPUs on which changed services stand alone, so that no other service moves.
     """
 
     single: bool = False  #: One process in each instance (the paper's ParvaGPU-single).
@@ -190,7 +190,7 @@ def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: 
 def _segments_then(
     previous: DeploymentMap, segments: Segments, entry: FleetEntry, service: _Service
 ) -> list[tuple[tuple[str, int], MigPlacement, _Triplet]]:
-    """Return where the service's segments stood, none when it has to be configured anew."""
+    """Return where the service's segments stood, none when it has to be reconfigured."""
     demand, then = service.demand, previous.models.get(service.demand.model)
     if then is None or (then.rate_rps, Slo(then.slo_ms, then.percentile)) != (demand.rate_rps, demand.slo):
         return []

@@ -58,7 +58,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class FreeCapacity:
-    """What is free on a device, in percent, and which models of the group at hand stand there."""
+    """What is free on a device, in percent, and which models of the current group stand there."""
 
     device: str
     compute_pct: float = 100.0

@@ -110,7 +110,7 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
     send_message(speech, "ready", sms=visible_sms() if task.provider in GPU_PROVIDERS else None)
     wait_for("go")
     starts, latencies, cpu_s = _measure_runs(run, task)
-    if task.leads:  # what follows has pauses: nobody is to sample the device in them
+    if task.leads:  # what follows has pauses, in which the device must not be sampled
         send_message(speech, "timed")
     # Before the runs after pauses, whose copies of the inputs are not the model's memory.
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
@@ -250,7 +250,7 @@ def _least_ns(run: Callable[[], object], effort: Effort) -> int:
 
 
 def _run_repeatedly(run: Callable[[], object], effort: Effort) -> int:
-    """Run so often; return how often."""
+    """Run as often as ``effort`` says; return how often that was."""
     end = time.monotonic() + effort.time_s
     most = math.inf if effort.max_repeats is None else effort.max_repeats
     repeats = 0
@@ -327,7 +327,7 @@ def die_with_parent() -> None:
 def wait_for(word: str) -> None:
     """Wait for a line on stdin, which must be ``word``; end the process otherwise."""
     line = _STDIN.readline().decode()
-    if line.strip() != word:  # the parent is gone: nobody wants the answer
+    if line.strip() != word:  # the parent is gone
         raise SystemExit(1)
 
 

@@ -32,9 +32,9 @@ class TimingLimits:
     want_repeats: int = 100
     want_time_s: float = 3.0
     max_time_s: float = 10.0
-    #: A child that says nothing for so long, beyond the time that it was given, is taken for dead.
+    #: Silence of a child, beyond its time limit, after which it is considered dead.
     hang_s: float = 300.0
-    #: A profiler that has not ended after so long, loading and its own work afterwards included, is taken for hung.
+    #: Time after which a profiler, its loading and post-processing included, is considered hung.
     tool_s: float = 900.0
 
 

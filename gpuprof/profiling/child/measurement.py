@@ -226,7 +226,7 @@ def _run(
     """Return what each process measured, and how many SMs those of each job were given."""
     everybody = [child for children in children_of_jobs for child in children]
     sms = {child: child.expect("ready", _LOAD_S).get("sms") for child in everybody}
-    # All have loaded: nobody is timed while a neighbour still reads its file.
+    # All have loaded: no job is timed while a neighbour still reads its file.
     begin()
     for child in everybody:
         child.tell("go")

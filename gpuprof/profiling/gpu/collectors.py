@@ -132,11 +132,11 @@ class GpuCollector:
 
     @property
     def can_measure_batches_together(self) -> bool:
-        """Whether `collect_batches` measures as `collect` does: what counts or records from outside starts anew."""
+        """Whether `collect_batches` measures as `collect` does: external tools need a process for each."""
         return not self.counters and self.timeline in (None, "cupti")
 
     def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | GpuprofError]:
-        """Measure requests for one model under one share, alone, in one process; yield what came of each, in order.
+        """Measure requests for one model under one share, alone, in one process; yield the results in order.
 
         All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
         `UnavailableError` when the share cannot be given here.

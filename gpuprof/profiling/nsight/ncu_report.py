@@ -151,7 +151,7 @@ def _through_ncu(path: Path) -> Counters:
 
 
 def _table(text: str, source: str) -> Iterator[list[str]]:
-    """Yield the table's rows, header first; lines that are no row of it were printed by somebody else."""
+    """Yield the table's rows, header first; other lines were printed by other programs."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith(f'"{_ID}",') and _NAME in line), None)
     if start is None:

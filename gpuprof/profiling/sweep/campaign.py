@@ -68,7 +68,7 @@ class Campaign:
     def run(
         self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
     ) -> Generator[CellResult, None, None]:
-        """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
+        """Measure ``cells`` one after another and yield each result once it is on the disk.
 
         A cell is left alone when a run of it is there with this collector and these versions, unless that run was
         unstable or failed. ``begin``: called with each cell before it is measured. Raises `InputError` when the runtime
@@ -260,7 +260,7 @@ def _describe_data(job: Job) -> dict[str, object]:
 
 
 def _is_assumed(graph: ModelGraph) -> bool:
-    """Tell whether nobody gave any of the sizes of a graph."""
+    """Return whether all sizes of a graph are assumed."""
     return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
 
 

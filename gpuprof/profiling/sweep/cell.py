@@ -1,4 +1,4 @@
-"""What is to be measured, what came of it, and which runs of a database are of it."""
+"""A configuration to measure, its result, and its key among the runs of a database."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def plan_cells(
 ) -> tuple[Cell, ...]:
     """Return a cell for each model, share, batch and number of processes, and beside the neighbours again.
 
-    What is measured in company is measured alone first, the neighbours too: a slowdown needs both. Raises `InputError`
+    Workloads with neighbours, and these, are measured alone first: a slowdown needs both. Raises `InputError`
     when a model cannot be read or bound to a batch, or the neighbours leave no room.
     """
     cells: list[Cell] = []

@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What came of a task: the tables of each run as Arrow files, and what was said when it failed."""
+    """The result of a task: the tables of each run as Arrow files, and the error output if it failed."""
 
     runs: Mapping[str, Mapping[str, bytes]]  #: Mapping of str to mapping of str to bytes. Run, table, content.
     exit_code: int = 0

@@ -37,7 +37,7 @@ class Timeline:
     #: the launch, or None) and ``repeat`` (`OUTSIDE` outside of all runs); in order of start.
     kernels: pd.DataFrame
     #: ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
-    #: the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``, and where it is said ``device_index``.
+    #: the host: ``"pinned"``, ``"pageable"``, or None: not recorded), ``repeat``, and perhaps ``device_index``.
     copies: pd.DataFrame
     ranges: pd.DataFrame  #: ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
     #: ``tool``, ``version``: What recorded it.

@@ -36,7 +36,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_WAITED_PERIODS = 64
-_LIKE = 0.2  # figures within so much of each other are the same load
+_LIKE = 0.2  # relative difference up to which figures are the same load
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class AdaptSettings:
     period_s: float = 5.0  #: Time over which the load is measured.
     #: Periods in a row for which a model must have too little (True), or too much (False).
     patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
-    headroom: float = 1.2  #: The placer plans for so many times the measured rate.
+    headroom: float = 1.2  #: Multiple of the measured rate that is planned for.
     settle_periods: int = 1  #: Periods after a move that are not judged.
     bounds: Bounds = field(default_factory=Bounds)
 
@@ -127,7 +127,7 @@ class Adapter:
         LOGGER.warning(
             "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
         )
-        # In a process of its own: planning takes seconds, in which the event loop must answer requests.
+        # In a child process: planning takes seconds, in which the event loop must answer requests.
         wanted = await run_in_process(self._settings.replan, self._deployment, load)
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})

@@ -33,10 +33,10 @@ class Departure(StrEnum):
 class Bounds:
     """The bounds of a plan, as fractions of its predictions."""
 
-    #: ``more``, ``less``: The rate may be so many times the planned one.
+    #: ``more``, ``less``: Allowed multiples of the planned rate.
     more: float = 1.2
     less: float = 0.5
-    #: Batches may take so many times the predicted time, or its inverse; more where the map's interval says so.
+    #: Allowed multiple of the predicted batch time, or its inverse; more where the map's interval says so.
     slower: float = 1.25
 
 

@@ -68,7 +68,7 @@ class RayEngine:
     security : Security
         Its certificate is the rendezvous's, too; machines and workers have a secret of their own in place of the token.
     hang_s : float
-        A machine that is silent for so long while a worker is missing is told of.
+        Silence after which a machine with a missing worker is reported.
     insecure : bool
         Whether the rendezvous may be open to other machines without TLS.
     """

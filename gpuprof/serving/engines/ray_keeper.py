@@ -38,7 +38,7 @@ class Keeper:
         self._kept: dict[str, _KeptMachine] = {}
 
     def keep(self, node: str, order: str) -> None:
-        """Have Ray place the machine of a node of the map, and place it anew whenever it dies."""
+        """Have Ray place the machine of a node of the map, and place it again whenever it dies."""
         options = placement(node, self._ray.nodes())
         if options is None:
             known = sorted({name for one in self._ray.nodes() if one["Alive"] for name in one["Resources"]})
@@ -53,7 +53,7 @@ class Keeper:
         say({"node": node, "placed": True})
 
     def look(self) -> None:
-        """Place machines anew that Ray has given up."""
+        """Place machines again that Ray has given up."""
         for node, kept in list(self._kept.items()):
             done, _ = self._ray.wait([kept.serving], timeout=0)
             if done:

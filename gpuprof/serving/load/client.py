@@ -74,7 +74,7 @@ class SentRequests:
     windows: int = 0  #: How many windows were measured, where a rule says when it ends.
     is_stable: bool = False  #: Whether the last of them agree.
     #: ``server_ms``, ``queue_ms``, ``infer_ms``: What the server says that it took, and of it for waiting and for the
-    #: model; `UNTOLD_MS` where it does not, and empty where nobody asked.
+    #: model; `UNTOLD_MS` where it does not, and empty where it was not asked.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
     queue_ms: array[float] = field(default_factory=lambda: array("d"))
     infer_ms: array[float] = field(default_factory=lambda: array("d"))
@@ -230,7 +230,7 @@ class LoadClient:
         return self._is_told_to_stop() or (self._watch is not None and self._watch.is_over(now))
 
     def _run_closed(self, start: float, loop: ClosedLoop) -> None:
-        """Keep so many requests of each model on their way; each answer lets the next one go."""
+        """Keep a number of requests of each model in flight; each answer releases the next one."""
         ended_s = -1.0
         while True:
             now = time.monotonic() - start
@@ -253,7 +253,7 @@ class LoadClient:
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
-        """Let the next request of a closed loop go; after one that was lost a while later: nobody may be there."""
+        """Let the next request of a closed loop go; after a lost one only a while later, in case the server is down."""
         if self._loop is not None:
             status = self.sent.status[number]
             self._loop.finish(number, now if status else now + _LOOK_S, status == _OK)

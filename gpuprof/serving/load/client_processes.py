@@ -1,4 +1,4 @@
-"""Runs several load clients at once, each in a process of its own but for the first."""
+"""Runs several load clients in parallel, the first in this process, the others in child processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuprof.serving.load.windows import WindowRule, WindowWatch
 def run_clients(
     schedules: Sequence[Schedule], rule: WindowRule | None = None, begin_s: float = 0.0
 ) -> list[SentRequests]:
-    """Run one client for each schedule, the first in this process, the others in processes of their own.
+    """Run one client for each schedule, the first in this process, the others in child processes.
 
     With a rule the first, whose requests are dealt from all, says when it is over; windows begin at ``begin_s``.
     """
@@ -44,7 +44,7 @@ def run_clients(
 
 
 def _tell(watch: WindowWatch | None, stop: Any) -> bool:
-    """Tell the other clients once it is over; nobody tells the first."""
+    """Tell the other clients when it is over; the first tells them."""
     if watch is not None and watch.is_stable and not stop.is_set():
         stop.set()
     return False

@@ -48,7 +48,7 @@ class ClosedLoop:
         return model, chain[step] if chain else None
 
     def finish(self, number: int, next_s: float, is_answered: bool) -> None:
-        """Let the next request go at ``next_s``; a sequence of which one was not answered begins anew later."""
+        """Let the next request go at ``next_s``; a sequence with an unanswered request restarts later."""
         model, chain, step = self._on_way.pop(number)
         if chain and (not is_answered or step + 1 == len(chain)):
             self._free[model].append(chain)

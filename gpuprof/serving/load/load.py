@@ -40,7 +40,7 @@ class RequestStream:
     dims: str | None = None
     #: Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
     data: Path | None = None
-    #: Closed loop: so many requests are on their way at any time, whatever the rate; None: open loop. All streams of a
+    #: Closed loop: number of requests in flight, whatever the rate; None: open loop. All streams of a
     #: load are of one kind.
     concurrency: int | None = None
 

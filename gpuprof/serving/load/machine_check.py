@@ -23,11 +23,11 @@ from gpuprof.serving.load.target import Target
 
 #: Of a core; less is what any system does in the background.
 BUSY_CORES = 0.25
-#: Other speeds than the profile's by so much are told.
+#: Relative difference from the profile's speed that is reported.
 OTHER_SPEED = 0.1
 #: Of the time of the machine's cores; with more of it given to others, the 99th percentile shows it.
 STOLEN_PART = 0.005
-#: A process that slept wakes up within a fraction of a millisecond; one in a hundred later than this is told.
+#: A process that slept wakes up within a fraction of a millisecond; a 99th percentile above this is reported.
 LATE_MS = 2.0
 _WATCH_S, _PROBE_S, _MOST_PROBED = 0.5, 1.0, 2
 #: Pauses between batches are then as long as those after which the profile timed them.
@@ -45,7 +45,7 @@ class MachineCheck:
     stolen: float | None = None
 
     def notes(self) -> Iterator[str]:
-        """Yield what somebody who is about to measure must know."""
+        """Yield warnings before a measurement."""
         if self.busy_cores is not None and self.busy_cores > BUSY_CORES:
             yield (
                 f"something else keeps {self.busy_cores:.1f} of this machine's {len(allowed_cores())} cores busy: "

@@ -1,6 +1,6 @@
 """Measures what serving itself adds to a request on this machine: client, network, router and worker, no model.
 
-The server of this package runs null models, which answer at once, in a process of its own; a client sends requests of
+The server of this package runs null models, which answer at once, in a child process; a client sends requests of
 two sizes, few enough that none waits for another. A straight line through the two medians is the overhead of any size.
 Beside the time that passes, the CPU time is taken of those who compute: of the worker, which cannot run a batch
 meanwhile, and of router, machine process and client, which take it from whoever computes on their core.
@@ -117,7 +117,7 @@ def _cpu_ms(pid: int) -> tuple[float, float]:
 
 @contextmanager
 def _run_null_server(device: str, size: int) -> Iterator[tuple[str, int]]:
-    """Run a server of one null model in a process of its own; yield its address and pid."""
+    """Run a server of one null model in a child process; yield its address and pid."""
     command = module_command("gpuprof.serving.load.null_server", device, str(size))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:

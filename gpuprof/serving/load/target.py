@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData, InputShape
     from gpuprof.serving.transport.datatypes import Array
 
-#: Different inputs that are sent of each model, in turn; where they have several sizes, so many more.
+#: Different inputs that are sent of each model in turn; with several sizes as many times more.
 VARIANTS = 4
 _MIXED_VARIANTS = 20
 _MAX_ANSWER_BYTES = 64 << 20
@@ -87,7 +87,7 @@ class Target:
     def get(self, path: str) -> Any:
         """Return the JSON that a GET answers.
 
-        Raises `UnavailableError` when nobody answers there; `InputError` when the answer is an error or no JSON.
+        Raises `UnavailableError` when no server answers there; `InputError` when the answer is an error or no JSON.
         """
         connection = self._connection()
         try:
@@ -200,7 +200,7 @@ def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
 
 
 def describe_assumed(target: Target, model: str, path: str | None, dims: str | None) -> str | None:
-    """Return a remark on the sizes of a model's requests that nobody gave, None where all are known.
+    """Return a remark on assumed sizes of a model's requests, None where all are known.
 
     Raises `GpuprofError` as `requests_for` does.
     """

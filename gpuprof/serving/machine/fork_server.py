@@ -2,7 +2,7 @@
 
     python -m gpuprof.serving.machine.fork_server SOCKET_FD PADDING < WHAT-THEY-SHARE
 
-An interpreter that imports everything anew takes two thirds of the time in which a worker starts, and all of it on
+A fresh interpreter's imports take two thirds of the time in which a worker starts, and all of it on
 cores that are busy because a worker has just died; a fork takes a few milliseconds. ONNX Runtime is left to the worker:
 it starts a thread as soon as it is imported, and threads do not survive a fork. What is bound to a GPU is started by
 `launcher.start_worker` instead. The fork server ends when the machine closes the socket; what it forked lives on.
@@ -86,7 +86,7 @@ class ForkServer:
             return
         if not pid:
             self._run_worker(asked)
-        descriptor = os.pidfd_open(pid)  # nobody else waits for it, so that it is there even if it has ended
+        descriptor = os.pidfd_open(pid)  # only this process reaps it, so that it exists even if it has ended
         self._children[descriptor] = pid
         self._reply({"pid": pid}, [descriptor])
 

@@ -43,7 +43,7 @@ class WorkerOrder:
     sha256: str = ""  #: Of the model's file as it was planned with; empty: any will do.
 
     def to_message(self) -> dict[str, object]:
-        """Return what the worker is told, as JSON for the wire."""
+        """Return the worker's part of the order, as JSON for the wire."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in _KEPT}
 
     def to_machine(self) -> dict[str, Any]:

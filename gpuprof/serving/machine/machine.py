@@ -40,7 +40,7 @@ _HURRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineOrder:
-    """What a machine process is told when it starts."""
+    """The order that a machine process gets at its start."""
 
     node: str  #: Its name in the map.
     key: RendezvousKey

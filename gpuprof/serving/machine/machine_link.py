@@ -116,7 +116,7 @@ class MachineLink:
             self._connection.send(FrameKind.KILL, [number, pid])
 
     def watch(self, now: float, limit_s: float) -> None:
-        """Tell whoever keeps the machine's process when it is silent while a worker is missing."""
+        """Report a machine process that is silent while a worker is missing."""
         if self._connection is None:
             return
         if self._pinged is None:

@@ -12,7 +12,7 @@ from gpuprof.serving.watch.living_process import LivingProcess
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
-#: A worker that lived for so long is started again without delay.
+#: Lifetime after which a worker is restarted without delay.
 _LONG_LIFE_S = 30.0
 #: How long a worker may take to end by itself.
 PATIENCE_S = 5.0

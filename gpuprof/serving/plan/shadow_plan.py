@@ -13,7 +13,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 
-#: Percent of a device that a standby has more than its replica, if so much is left: iGniter's largest error.
+#: Percent of a device that a standby has more than its replica, if that is left: iGniter's largest error.
 SHADOW_PCT = 10.0
 #: A standby with less than this percent of the device more would not be worth its memory.
 _LEAST_PCT = 1.0

@@ -42,7 +42,7 @@ class Arena:
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
         self.capacity = capacity
-        # Unnamed: nothing is left of it, however the router ends, and nobody else can open it.
+        # Unnamed: it disappears however the router ends, and other processes cannot open it.
         self.fd = os.memfd_create("gpuprof-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity)
         self._map = mmap.mmap(self.fd, capacity)
@@ -80,7 +80,7 @@ class Arena:
         return moved
 
     def give_back(self, slot: Slot) -> None:
-        """Take back a slot that nobody reads or writes any more.
+        """Release a slot that is no longer read or written.
 
         Raises `RuntimeError` when it is not out: somebody else may have the memory already.
         """

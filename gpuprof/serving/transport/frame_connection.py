@@ -10,7 +10,7 @@ from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, Frame
 
 
 class FrameReceiver(Protocol):
-    """Who is told what a connection brings."""
+    """The receiver of a connection's frames."""
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""

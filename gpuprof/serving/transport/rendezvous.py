@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, FrameKind
 
-#: Whoever connects must have proved itself in this time.
+#: A peer must authenticate within this time.
 _GREETING_S = 20.0
 _SECRET_BYTES = 32
 
@@ -66,7 +66,7 @@ class ExpectedPeer(Protocol):
 
 
 class Rendezvous:
-    """Lets in those whom it waits for, by a secret that nobody else knows."""
+    """Admits expected peers, by a shared secret."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_hex(_SECRET_BYTES)
@@ -105,7 +105,7 @@ class Rendezvous:
         self._peers.pop(name, None)
 
     def close(self) -> None:
-        """Let nobody in any more; who is in stays."""
+        """Admit no more peers; those that are connected stay."""
         for server in self._listeners:
             server.close()
 
@@ -128,20 +128,20 @@ class Rendezvous:
 
 
 class _GreetedConnection(FrameConnection):
-    """The connection of somebody who has not said yet who it is."""
+    """The connection of a peer that has not identified itself yet."""
 
     def __init__(self, unknown: _UnknownPeer) -> None:
         super().__init__(unknown, MAX_GREETING_BYTES)
         self._unknown = unknown
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask whoever connects for its greeting."""
+        """Ask a new connection for its greeting."""
         super().connection_made(transport)
         self._unknown.ask(self)
 
 
 class _UnknownPeer:
-    """Somebody at the rendezvous who has not said yet who it is."""
+    """A peer that has not identified itself yet."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -156,7 +156,7 @@ class _UnknownPeer:
         connection.send(FrameKind.CHALLENGE, self._challenge)
 
     def receive(self, frame: Frame) -> None:
-        """Admit whoever answers the challenge; end the connection of anybody else."""
+        """Admit a peer that answers the challenge; close the connection of any other."""
         assert self._connection is not None
         self._stop_waiting()
         if frame.kind != FrameKind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):

@@ -31,7 +31,7 @@ class Security:
     private_key: str = field(default="", repr=False)
 
     def admits(self, authorization: bytes) -> bool:
-        """Return whether the value of an Authorization header holds the token, in a time that does not tell more."""
+        """Return whether the value of an Authorization header holds the token, in constant time."""
         if not self.token:
             return True
         scheme, _, token = authorization.partition(b" ")

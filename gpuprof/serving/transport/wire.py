@@ -19,7 +19,7 @@ _PREFIX = struct.Struct("<IIII")
 _CHUNK = 1 << 17
 #: Payloads up to this size are written in one piece with their head: copying them costs less than another buffer.
 _JOINED_BYTES = 1 << 14
-#: No frame is larger: whoever announces more is not speaking this protocol.
+#: No frame is larger: a peer that announces more does not speak this protocol.
 MAX_FRAME_BYTES = (1 << 31) - 1
 #: Nor, as long as nobody knows who sends it, than this.
 MAX_GREETING_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""What the process has in memory, and how it returns what nobody uses any more to the system."""
+"""Memory of the process, and how unused memory is returned to the system."""
 
 from __future__ import annotations
 

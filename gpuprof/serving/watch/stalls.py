@@ -1,4 +1,4 @@
-"""For how long the router itself stood still: what it then did not hear, nobody kept from it."""
+"""Stalls of the router's event loop, during which silence of workers means nothing."""
 
 from __future__ import annotations
 

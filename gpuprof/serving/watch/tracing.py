@@ -27,7 +27,7 @@ _WORKER_STAGES = ("gather", "infer", "scatter")
 
 
 class RequestTracer(Protocol):
-    """Is told what becomes of requests."""
+    """Receives the outcome of requests."""
 
     def record_answer(self, model: str, inference: Inference) -> None:
         """Take an answered request, at the moment of its answer."""
@@ -113,7 +113,7 @@ def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
 
     resource = Resource.create({"service.name": "gpuprof"})
     provider = TracerProvider(
-        # Not at exit: `close` ends it after the last answer, and waits for the collector only so long.
+        # Not at exit: `close` ends it after the last answer, and waits for the collector for a limited time.
         sampler=ParentBased(TraceIdRatioBased(sampled)),
         resource=resource,
         shutdown_on_exit=False,

@@ -1,7 +1,7 @@
 """Turns of worker processes that share one part of a device in time: one batch runs at once, first come, first served.
 
-The processes meet in a file, by locks of its bytes, which the kernel releases for whoever dies. Each takes the next
-number, locks the byte of that number, and waits for the byte of the number before: a queue in which nobody overtakes,
+The processes meet in a file, by locks of its bytes, which the kernel releases when a process dies. Each takes the next
+number, locks the byte of that number, and waits for the byte of the number before: a queue without overtaking,
 also not the worker that has just had its turn. Plain locks of a whole file have no such order.
 """
 
