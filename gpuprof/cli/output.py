@@ -82,7 +82,7 @@ def print_json(document: object) -> None:
     """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
     # A terminal of another encoding could not print the letters themselves.
     escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=escaped) + "\n")
+    sys.stdout.write(json.dumps(_replace_non_finite(document), indent=1, ensure_ascii=escaped) + "\n")
 
 
 def print_text(text: str) -> None:
@@ -180,10 +180,10 @@ def _print_csv(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> Non
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _flat(row.get(name)) for name in names})
+        writer.writerow({name: _flatten_value(row.get(name)) for name in names})
 
 
-def _flat(value: object) -> object:
+def _flatten_value(value: object) -> object:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else value
 
 
@@ -201,7 +201,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         ColumnText(c.heading, tuple(shown), c.right, c.role, c.joined) for c, shown in zip(columns, cells, strict=True)
     ]
     layout = lay_out_columns(texts, console.width)
-    for line in (title, _above(texts, layout)):
+    for line in (title, _describe_common(texts, layout)):
         if line:
             console.print(Text(line))
     for order, group in enumerate(layout.tables):
@@ -234,7 +234,7 @@ def _show_column(column: Column, values: Sequence[object]) -> list[str]:
     return ["–" if value is None else column.show(value) for value in values]
 
 
-def _above(texts: Sequence[ColumnText], layout: TableLayout) -> str:
+def _describe_common(texts: Sequence[ColumnText], layout: TableLayout) -> str:
     """Return what is the same in every row, without what no row has."""
     shown = ((position, texts[position].cells[0]) for position in layout.above)
     return ", ".join(_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –"))
@@ -254,11 +254,11 @@ def _full_heading(texts: Sequence[ColumnText], position: int) -> str:
     return own if owner == position else f"{_UNIT.sub('', texts[owner].heading)} {own}"
 
 
-def _finite(value: object) -> object:
+def _replace_non_finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value

@@ -91,7 +91,7 @@ def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:
     header = _read_header(path, root)
     for name, model in header.models.items():
         if model.file is None and model.model is None:
-            node = _find(root, ("models", name))
+            node = _find_node(root, ("models", name))
             raise error_at(path, node, InputError(f"{name} has neither a file nor a model", "file: MODEL.onnx"))
     steps = next((value for key, value in read_pairs(root, path, "a key") if key.value == "steps"), None)
     if not isinstance(steps, yaml.SequenceNode) or not steps.value:
@@ -113,7 +113,7 @@ def _read_header(path: Path, root: yaml.Node) -> _Header:
     except ValidationError as error:
         first = error.errors()[0]
         where = tuple(str(part) for part in first["loc"])
-        node, name = _find(root, where), ".".join(where)
+        node, name = _find_node(root, where), ".".join(where)
         if first["type"] == "extra_forbidden":
             kind = PlannedModel if where[0] == "models" else _Header
             raise error_at(path, node, unknown_name("key", where[-1], list(kind.model_fields))) from None
@@ -176,7 +176,7 @@ def _refuse_twice(path: Path, root: yaml.Node) -> None:
             names.add(str(key.value))
 
 
-def _find(node: yaml.Node, where: Sequence[str]) -> yaml.Node:
+def _find_node(node: yaml.Node, where: Sequence[str]) -> yaml.Node:
     """Return the node that stands there, or the nearest above it; of the last part its key."""
     for depth, part in enumerate(where):
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()

@@ -111,21 +111,21 @@ def _write_demands(plan: RunPlan) -> None:
             (plan.folder / "slo.csv").write_text(write_csv(plan.models), encoding="utf-8")
 
 
-def _state_file(folder: Path) -> Path:
+def _locate_state_file(folder: Path) -> Path:
     return folder / ".steps.json"
 
 
 def _read_done(folder: Path) -> dict[str, list[str]]:
     """Return what was done before; what cannot be read was not."""
     try:
-        content = json.loads(_state_file(folder).read_text(encoding="utf-8"))
+        content = json.loads(_locate_state_file(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _write_done(folder: Path, done: dict[str, list[str]]) -> None:
-    target = _state_file(folder)
+    target = _locate_state_file(folder)
     with refuse_unwritable(target):
         # Written beside it and renamed: a run that is killed must not leave half a list.
         part = target.with_suffix(".part")
@@ -137,27 +137,27 @@ def _fingerprint(paths: Sequence[Path]) -> str:
     """Return a digest of what stands under the paths; one that is not there counts as that."""
     digest = hashlib.sha256()
     for path in paths:
-        for file in sorted(_files(path)):
+        for file in sorted(_list_files(path)):
             digest.update(f"{file}\0".encode())
-            digest.update(_describe(file))
+            digest.update(_describe_file(file))
         # Names and contents stay apart: without it "ab" and "c" would be as "a" and "bc".
         digest.update(b"\0")
     return digest.hexdigest()
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _list_files(path: Path) -> Iterator[Path]:
     try:
         if path.is_dir():
             for one in path.iterdir():
                 if not one.name.startswith(".") or one.name in _LEARNT:
-                    yield from _files(one)
+                    yield from _list_files(one)
         elif path.is_file():
             yield path
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _describe(file: Path) -> bytes:
+def _describe_file(file: Path) -> bytes:
     try:
         known = file.stat()
         if known.st_size > _HASHED_BYTES:

@@ -18,19 +18,25 @@ _WHOLE_RPS = 1000.0
 def summarize_map(deployment: DeploymentMap) -> str:
     """Return ``"1 × a100-80 ($3.43/h), proven minimum. 3,149 of 3,150 requests/s within SLO. Unused: …"``."""
     return " ".join(
-        filter(None, (make(deployment) for make in (_devices, _goodput, _describe_unused, _moves, _describe_search)))
+        filter(
+            None,
+            (
+                make(deployment)
+                for make in (_describe_devices, _describe_goodput, _describe_unused, _describe_moves, _describe_search)
+            ),
+        )
     )
 
 
-def _devices(deployment: DeploymentMap) -> str:
+def _describe_devices(deployment: DeploymentMap) -> str:
     kinds = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
     text = " + ".join(f"{count:,} × {name}" for name, count in kinds.items()) or "No devices"
     if deployment.predicted.cost_per_hour is not None:
         text += f" (${deployment.predicted.cost_per_hour:,.2f}/h)"
-    return f"{text}{_bound(deployment, kinds)}."
+    return f"{text}{_describe_bound(deployment, kinds)}."
 
 
-def _bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
+def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     """Return whether fewer devices, or several kinds for less money, could do; bounds are of the estimates."""
     predicted = deployment.predicted
     texts, proven = [], False
@@ -59,7 +65,7 @@ def _bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     return f", {text.strip()}" if text else ""
 
 
-def _goodput(deployment: DeploymentMap) -> str:
+def _describe_goodput(deployment: DeploymentMap) -> str:
     asked = math.fsum(model.rate_rps for model in deployment.models.values())
     goodput = min(deployment.predicted.goodput_rps, asked)
     decimals = 0 if asked >= _WHOLE_RPS or (_is_whole(asked) and _is_whole(goodput)) else 2
@@ -123,7 +129,7 @@ def _describe_unused(deployment: DeploymentMap) -> str:
     )
 
 
-def _moves(deployment: DeploymentMap) -> str:
+def _describe_moves(deployment: DeploymentMap) -> str:
     moves, total = deployment.predicted.moves, sum(1 for _ in deployment.places())
     return "" if moves is None else f"Replicas to move: {moves:,} of {total:,}."
 

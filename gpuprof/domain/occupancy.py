@@ -176,15 +176,15 @@ def occupancies(
         Shared memory that is preferred, in percent of the most an SM has; before 7.0 without effect. By default as
         much as possible.
     """
-    sm, capability = _limits_of(device)
-    columns = _columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
+    sm, capability = _read_limits(device)
+    columns = _to_columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
     grid, threads, registers, static, dynamic = columns
     warps = -(-threads // WARP)
     limits = np.stack(
         [
             np.where(threads > MAX_THREADS_PER_BLOCK, 0, sm.warps // warps),
-            _register_limit(sm, capability, warps, registers),
-            _shared_limit(sm, capability, static + dynamic, carveout_pct),
+            _limit_by_registers(sm, capability, warps, registers),
+            _limit_by_shared_memory(sm, capability, static + dynamic, carveout_pct),
             np.full_like(warps, sm.blocks),
         ]
     )
@@ -207,7 +207,7 @@ def occupancies(
     )
 
 
-def _limits_of(device: Device) -> tuple[SmLimits, tuple[int, int]]:
+def _read_limits(device: Device) -> tuple[SmLimits, tuple[int, int]]:
     if device.sm is None or device.compute_capability is None:
         raise InputError(f"{device.name} has no SMs, so that nothing occupies them", "name a GPU")
     major, minor = (int(part) for part in device.compute_capability.split("."))
@@ -216,7 +216,7 @@ def _limits_of(device: Device) -> tuple[SmLimits, tuple[int, int]]:
     return device.sm, (major, minor)
 
 
-def _columns(*values: ArrayLike) -> list[Integers]:
+def _to_columns(*values: ArrayLike) -> list[Integers]:
     columns = [np.atleast_1d(np.asarray(value, dtype=np.int64)) for value in values]
     names = ("blocks", "threads per block", "registers per thread", "static shared bytes", "dynamic shared bytes")
     for name, column, least in zip(names, columns, (1, 1, 0, 0, 0), strict=True):
@@ -225,32 +225,36 @@ def _columns(*values: ArrayLike) -> list[Integers]:
     return [np.ascontiguousarray(column) for column in np.broadcast_arrays(*columns)]
 
 
-def _register_limit(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
+def _limit_by_registers(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
     a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-    limit = _register_limit_by_partition(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
+    limit = _limit_by_register_partitions(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
     if capability == (6, 0):
         # A block that the other Pascals cannot run is refused here too, though it would fit.
-        limit = np.where(_register_limit_by_partition(sm, 4, warps, a_warp) > 0, limit, 0)
+        limit = np.where(_limit_by_register_partitions(sm, 4, warps, a_warp) > 0, limit, 0)
     most_per_thread = 255 if capability[0] < 7 else 256
     return np.where(registers > most_per_thread, 0, np.where(a_warp == 0, _UNLIMITED, limit))
 
 
-def _register_limit_by_partition(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
+def _limit_by_register_partitions(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
     spread_evenly = a_warp * (-(-warps // partitions) * partitions)
     warps_of_a_partition = (sm.registers // partitions) // np.maximum(a_warp, 1)
     held = warps_of_a_partition * partitions // warps
     return np.where(spread_evenly > sm.max_registers_per_block, 0, held)
 
 
-def _shared_limit(sm: SmLimits, capability: tuple[int, int], wanted: Integers, carveout_pct: int | None) -> Integers:
+def _limit_by_shared_memory(
+    sm: SmLimits, capability: tuple[int, int], wanted: Integers, carveout_pct: int | None
+) -> Integers:
     unit, reserve = (128, _DRIVER_SHARED_BYTES) if capability[0] >= 8 else (256, 0)
     a_block = -(-(wanted + reserve) // unit) * unit
-    available = _carveout(sm, capability, a_block, carveout_pct)
+    available = _choose_carveout(sm, capability, a_block, carveout_pct)
     held = np.where(a_block == 0, _UNLIMITED, available // np.maximum(a_block, 1))
     return np.where(a_block > sm.max_shared_memory_per_block_bytes + reserve, 0, held)
 
 
-def _carveout(sm: SmLimits, capability: tuple[int, int], a_block: Integers, carveout_pct: int | None) -> Integers:
+def _choose_carveout(
+    sm: SmLimits, capability: tuple[int, int], a_block: Integers, carveout_pct: int | None
+) -> Integers:
     """Return the shared memory that the SM is set to: the least setting that is preferred and holds one block."""
     if carveout_pct is None or capability[0] < 7:
         return np.full_like(a_block, sm.shared_memory_bytes)

@@ -58,7 +58,7 @@ def read_executed(path: Path) -> tuple[ExecutedNode, ...]:
 def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     """Tie the nodes that the runtime executed to the ops of ``graph``."""
     producer = {tensor.name: position for position, op in enumerate(graph.ops) for tensor in op.outputs}
-    targets = _targets(graph, executed, producer)
+    targets = _find_targets(graph, executed, producer)
     made = {tensor for names in targets for tensor in names}
     owner: dict[int, int] = {}
     groups: dict[int, Group] = {}
@@ -81,7 +81,9 @@ def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
     return max(positions, key=lambda position: (ops[position].flops or 0, -position))
 
 
-def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]) -> list[tuple[str, ...]]:
+def _find_targets(
+    graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]
+) -> list[tuple[str, ...]]:
     """Return the tensors of the model that each executed node computes."""
     by_name = {op.name: op for op in graph.ops}
     targets: list[tuple[str, ...]] = []

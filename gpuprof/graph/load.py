@@ -157,14 +157,14 @@ def load_nodes(
     Raises `InputError` as `load_graph` does.
     """
     file = read_onnx(Path(path))
-    _, _, shapes, nodes = _walk(file, batch, dict(dims or {}))
+    _, _, shapes, nodes = _walk_graph(file, batch, dict(dims or {}))
     return tuple(nodes), shapes.values
 
 
 _WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
 
-def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
+def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
     """Walk the graph; where it does not take the assumed sizes, at shorter or longer ones."""
     try:
         return _walk_at(file, batch, dims)
@@ -225,20 +225,20 @@ def _load(
 ) -> ModelGraph:
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
-    inputs, names, shapes, ops = _walk(file, batch, dict(dims))
+    inputs, names, shapes, ops = _walk_graph(file, batch, dict(dims))
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     try:
-        outputs = _outputs(graph, shapes, names, batch, model)
+        outputs = _make_outputs(graph, shapes, names, batch, model)
     except InputError as error:
         told = _explain_error(error, names, _free_inputs(file), batch)
         raise InputError(told.message, told.fix or "export the model again") from error
     return ModelGraph(
         name=name,
         batch=batch,
-        ops=_ops(ops, shapes),
+        ops=_make_ops(ops, shapes),
         inputs=tuple(inputs.values()),
         outputs=outputs,
-        weights=_used_weights(ops, graph, shapes),
+        weights=_list_used_weights(ops, graph, shapes),
         opset=opsets.get("", 1),
         path=str(path),
         sha256=file.sha256,
@@ -270,7 +270,9 @@ def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Ten
     return tensors
 
 
-def _outputs(graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch: int, model: str) -> tuple[Tensor, ...]:
+def _make_outputs(
+    graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch: int, model: str
+) -> tuple[Tensor, ...]:
     tensors = []
     for info in graph.output:
         if info.name not in shapes.tensors:
@@ -290,9 +292,9 @@ def _is_plausible_shape(shape: tuple[int, ...], declared: tuple[int | None, ...]
     )
 
 
-def _ops(nodes: Sequence[NodeProto], shapes: Shapes) -> tuple[Op, ...]:
+def _make_ops(nodes: Sequence[NodeProto], shapes: Shapes) -> tuple[Op, ...]:
     taken: set[str] = set()
-    return tuple(_op(node, _make_unique_name(node, i, taken), shapes) for i, node in enumerate(nodes))
+    return tuple(_make_op(node, _make_unique_name(node, i, taken), shapes) for i, node in enumerate(nodes))
 
 
 def _make_unique_name(node: NodeProto, position: int, taken: set[str]) -> str:
@@ -303,7 +305,7 @@ def _make_unique_name(node: NodeProto, position: int, taken: set[str]) -> str:
     return name
 
 
-def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
+def _make_op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     given = [shapes.tensors[value] if value else None for value in node.input]
     outputs = [shapes.tensors.get(value) for value in node.output]
     # What the bodies of If, Loop and Scan take from around them is read by the node, too.
@@ -312,7 +314,7 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     attributes = {attribute.name: _to_plain_value(attribute) for attribute in node.attribute}
     cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
     cost, launches = max(
-        (_body_cost(body) for body in shapes.body_of(node)), key=lambda pair: _work(pair[0]), default=(cost, 1)
+        (_sum_body_cost(body) for body in shapes.body_of(node)), key=lambda pair: _rank_cost(pair[0]), default=(cost, 1)
     )
     return Op(
         name=name,
@@ -329,12 +331,12 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     )
 
 
-def _body_cost(body: Body) -> tuple[OpCost, int]:
+def _sum_body_cost(body: Body) -> tuple[OpCost, int]:
     """Return what all turns of a nested graph cost together, and how many nodes they run that are no views.
 
     FLOPs are None where one of its ops has no formula.
     """
-    ops = _ops(body.nodes, body.shapes)
+    ops = _make_ops(body.nodes, body.shapes)
     flops = [op.flops for op in ops]
     cost = OpCost(
         None if None in flops else body.times * sum(count or 0 for count in flops),
@@ -344,7 +346,7 @@ def _body_cost(body: Body) -> tuple[OpCost, int]:
     return cost, max(1, body.times * sum(op.launches for op in ops if op.flops or op.bytes_written))
 
 
-def _work(cost: OpCost) -> tuple[bool, int, int]:
+def _rank_cost(cost: OpCost) -> tuple[bool, int, int]:
     return cost.flops is None, cost.flops or 0, cost.bytes_read + cost.bytes_written
 
 
@@ -367,7 +369,7 @@ def _to_plain_value(attribute: AttributeProto) -> object:
     )
 
 
-def _used_weights(nodes: Sequence[NodeProto], graph: GraphProto, shapes: Shapes) -> tuple[Tensor, ...]:
+def _list_used_weights(nodes: Sequence[NodeProto], graph: GraphProto, shapes: Shapes) -> tuple[Tensor, ...]:
     used = [name for node in nodes for name in (*node.input, *list_captured(node))]
     used += [info.name for info in graph.output]
     return tuple(shapes.tensors[name] for name in dict.fromkeys(used) if name in shapes.constants)

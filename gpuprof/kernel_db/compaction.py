@@ -48,12 +48,12 @@ def merge_segments(database: KernelDb) -> Compaction:
             before = database.segments()
             if foreign := list(_list_foreign_files(before)):
                 raise InputError(f"gpuprof did not write {foreign[0]}", "move it out of the kernel database")
-            bytes_before = sum(map(_bytes, before))
-            _merge(database, before)
+            bytes_before = sum(map(_count_bytes, before))
+            _merge_rows(database, before)
             after = database.segments()
     except OSError as error:
         raise write_error(database.path, error) from error
-    return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
+    return Compaction(len(before), len(after), bytes_before, sum(map(_count_bytes, after)))
 
 
 def compact_if_due(database: KernelDb) -> None:
@@ -72,7 +72,7 @@ def compact_if_due(database: KernelDb) -> None:
             remove_replaced(database)
             everything = len(segments) - len(runs) >= _MOST_COMPACTED
             chosen = segments if everything else runs
-            _merge(database, [segment for segment in chosen if not any(_list_foreign_files([segment]))])
+            _merge_rows(database, [segment for segment in chosen if not any(_list_foreign_files([segment]))])
 
 
 def remove_replaced(database: KernelDb) -> None:
@@ -105,7 +105,7 @@ def _lock_compaction(database: KernelDb) -> Iterator[bool]:
             yield True
 
 
-def _merge(database: KernelDb, old: list[Path]) -> None:
+def _merge_rows(database: KernelDb, old: list[Path]) -> None:
     if len(old) < 2:
         return
     tables = {}
@@ -122,5 +122,5 @@ def _merge(database: KernelDb, old: list[Path]) -> None:
     remove_replaced(database)
 
 
-def _bytes(segment: Path) -> int:
+def _count_bytes(segment: Path) -> int:
     return sum(file.stat().st_size for file in segment.iterdir())

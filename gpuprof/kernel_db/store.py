@@ -128,7 +128,7 @@ class KernelDb:
 
     def _refuse_known(self, run_id: str) -> None:
         """Refuse an id that the database has: readers would pass over its rows where a compacted segment names it."""
-        found = _listing(self.path)
+        found = _list_directory(self.path)
         with suppress(FileNotFoundError):
             if run_id in found or run_id in replaced_names(found.values()):
                 raise InputError(f"run {run_id} is in the kernel database {self.path} already")
@@ -163,7 +163,7 @@ class KernelDb:
         for attempt in range(_READ_ATTEMPTS):
             try:
                 return _read_table(
-                    table, self.segments() if segments is None else segments, columns, _expression(where or {})
+                    table, self.segments() if segments is None else segments, columns, _make_filter(where or {})
                 )
             except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
                 if attempt == _READ_ATTEMPTS - 1:
@@ -173,10 +173,10 @@ class KernelDb:
     def segments(self) -> list[Path]:
         """Return the directories that hold the rows, oldest first; each row is in exactly one of them."""
         while True:
-            listing = _listing(self.path)
+            listing = _list_directory(self.path)
             with suppress(FileNotFoundError):  # a compaction removed one of them: look again
                 replaced = replaced_names(listing.values())
-                if listing.keys() == _listing(self.path).keys():  # else a compaction passed through: no snapshot
+                if listing.keys() == _list_directory(self.path).keys():  # else a compaction passed through: no snapshot
                     return [listing[name] for name in sorted(listing) if name not in replaced]
 
     def replaced_segments(self) -> list[Path]:
@@ -187,7 +187,7 @@ class KernelDb:
         replaces would bring their rows back.
         """
         while True:
-            found = _listing(self.path)
+            found = _list_directory(self.path)
             with suppress(FileNotFoundError):
                 return [found[name] for name in sorted(replaced_names(found.values()) & found.keys())]
 
@@ -224,7 +224,9 @@ def _read_table(
     if not files:
         return schema.empty_table().select(list(columns) if columns is not None else schema.names)
     try:
-        rows = pa.concat_tables([part.to_table(columns=columns, filter=condition) for part in _parts(table, files)])
+        rows = pa.concat_tables(
+            [part.to_table(columns=columns, filter=condition) for part in _list_datasets(table, files)]
+        )
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -257,7 +259,7 @@ def _parquet_format() -> ds.ParquetFileFormat:
     return ds.ParquetFileFormat(default_fragment_scan_options=options)
 
 
-def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
+def _list_datasets(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
     """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
     import pyarrow.dataset as ds
 
@@ -280,7 +282,7 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
     return parts
 
 
-def _listing(database: Path) -> dict[str, Path]:
+def _list_directory(database: Path) -> dict[str, Path]:
     try:
         with os.scandir(database) as entries:
             return {e.name: Path(e.path) for e in entries if not e.name.startswith(".") and _is_directory(e)}
@@ -310,17 +312,17 @@ def replaced_names(segments: Iterable[Path]) -> set[str]:
     return names
 
 
-def _expression(where: Mapping[str, object]) -> pc.Expression | None:
+def _make_filter(where: Mapping[str, object]) -> pc.Expression | None:
     import pyarrow.compute as pc
 
     condition: pc.Expression | None = None
     for name, value in where.items():
-        term = _term(pc.field(name), value)
+        term = _make_term(pc.field(name), value)
         condition = term if condition is None else condition & term
     return condition
 
 
-def _term(column: Any, value: object) -> pc.Expression:
+def _make_term(column: Any, value: object) -> pc.Expression:
     import pyarrow.compute as pc
 
     if value is None:
@@ -348,7 +350,7 @@ def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) ->
     import pyarrow as pa
 
     for file in files:
-        rows = pa.concat_tables([part.to_table() for part in _parts(table, [file])])
+        rows = pa.concat_tables([part.to_table() for part in _list_datasets(table, [file])])
         if found := find_impossible(rows):
             return damage_error(file, found)
     return InputError(f"the kernel database is damaged: {impossible}")

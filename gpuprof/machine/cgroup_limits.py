@@ -18,18 +18,18 @@ def cgroup_version(root: Path = Path("/")) -> int | None:
     mount = root / "sys/fs/cgroup"
     if (mount / "cgroup.controllers").exists():
         return 2
-    return 1 if next(_mounts(mount, "cpu"), None) else None
+    return 1 if next(_list_mounts(mount, "cpu"), None) else None
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
     """Return the CPU quota of this process in cores, or None without one."""
-    quotas = [quota for group in _own_groups(root, "cpu") if (quota := _quota(group)) is not None]
+    quotas = [quota for group in _list_own_groups(root, "cpu") if (quota := _read_quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory limit of this process's control groups, or None without one."""
-    limits = [limit for group in _own_groups(root, "memory") if (limit := _memory(group)) is not None]
+    limits = [limit for group in _list_own_groups(root, "memory") if (limit := _read_memory(group)) is not None]
     return min(limits, default=None)
 
 
@@ -38,33 +38,33 @@ def usable_cores(processors: int, quota_cores: float | None) -> int:
     return processors if quota_cores is None else max(1, min(processors, math.ceil(quota_cores)))
 
 
-def _own_groups(root: Path, controller: str) -> Iterator[Path]:
+def _list_own_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's group of the controller and all groups around it, whose limits hold too."""
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(","):
-            for base in _mounts(mount, controller):
-                yield from _upwards(base, path)
+            for base in _list_mounts(mount, controller):
+                yield from _list_upwards(base, path)
         elif not controllers and (mount / "cgroup.controllers").exists():
-            yield from _upwards(mount, path)
+            yield from _list_upwards(mount, path)
 
 
-def _mounts(mount: Path, controller: str) -> Iterator[Path]:
+def _list_mounts(mount: Path, controller: str) -> Iterator[Path]:
     for name in (controller, "cpu,cpuacct" if controller == "cpu" else controller):
         if (mount / name / "cgroup.procs").exists():
             yield mount / name
             return
 
 
-def _upwards(base: Path, path: str) -> Iterator[Path]:
+def _list_upwards(base: Path, path: str) -> Iterator[Path]:
     # A container sees its host's path but its own mount: then only the mount's root is there.
     group = base / path.lstrip("/")
     yield from (place for place in (group, *group.parents) if place == base or base in place.parents)
 
 
-def _quota(group: Path) -> float | None:
+def _read_quota(group: Path) -> float | None:
     words = read_text(group / "cpu.max").split()
     if len(words) == 2:
         quota, period = words
@@ -75,7 +75,7 @@ def _quota(group: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def _memory(group: Path) -> int | None:
+def _read_memory(group: Path) -> int | None:
     text = read_text(group / "memory.max").strip() or read_text(group / "memory.limit_in_bytes").strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
 

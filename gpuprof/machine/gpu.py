@@ -41,18 +41,18 @@ def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return tuple(found for handle in handles if (found := _device(nvml, handle)) is not None)
+        return tuple(found for handle in handles if (found := _describe_device(nvml, handle)) is not None)
     finally:
         nvml.nvmlShutdown()
 
 
-def _device(nvml: Any, handle: Any) -> Device | None:
+def _describe_device(nvml: Any, handle: Any) -> Device | None:
     driver_name = decode_nvml(nvml.nvmlDeviceGetName(handle))
     known = device_of_driver(driver_name)
     base = known or _scale_device(nvml, handle, driver_name)
     if base is None:
         return None
-    profiles = _mig_profiles(nvml, handle)
+    profiles = _read_mig_profiles(nvml, handle)
     power_mw = ask_nvml(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
     sources = {**base.sources, "memory": f"{base.sources['memory']}; size as NVML reports it"}
     if power_mw is not None:
@@ -102,15 +102,15 @@ def _cores_per_sm(gpu: Device) -> int:
     return round(gpu.flops_per_s["float32"] / (2 * gpu.compute_units * gpu.clock_mhz * 1e6) / 64) * 64
 
 
-def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
+def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     """Return the plain profiles that the driver lists with where they may start; empty when it will not say."""
     profiles = {}
-    for info in _profile_infos(nvml, handle):
+    for info in _list_profile_infos(nvml, handle):
         name = decode_nvml(info.name).removeprefix("MIG ").strip()
         # "1g.10gb+me" is the same instance with media engines, which inference has no use for.
         if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
             continue
-        places = _placements(nvml, handle, info.id)
+        places = _read_placements(nvml, handle, info.id)
         # All or none: a list without the profiles that the driver keeps to itself would rule out layouts that work.
         if not places:
             return ()
@@ -126,14 +126,14 @@ def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     return tuple(sorted(profiles.values(), key=lambda p: (p.compute_slices, p.memory_slices)))
 
 
-def _profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
+def _list_profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
     for profile in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
         info = ask_nvml(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, profile)
         if info is not None:
             yield info
 
 
-def _placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
+def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
     """Return (start, size) of every place of the profile; empty where the driver will not say (it wants root)."""
     # NVML's way: asked without a buffer it gives the number of places, asked again the places.
     count = c_uint(0)

@@ -23,18 +23,18 @@ _COUNTERS_FIX = (
 
 def gpu_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield a finding for each GPU, or why there is none, and for MPS."""
-    yield from _gpus(machine)
-    yield _mps(machine)
+    yield from _find_gpus(machine)
+    yield _examine_mps(machine)
 
 
 def profiler_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for nsys, ncu and the permission to read performance counters."""
-    yield _nsys(machine)
-    yield _ncu(machine)
-    yield _counters(machine)
+    yield _examine_nsys(machine)
+    yield _examine_ncu(machine)
+    yield _examine_counters(machine)
 
 
-def _gpus(machine: MachineView) -> Iterator[Finding]:
+def _find_gpus(machine: MachineView) -> Iterator[Finding]:
     nvml = machine.load("pynvml")
     if nvml is None:
         yield Finding("gpu", "NVML", Status.MISSING, "nvidia-ml-py is not installed", install_hint("gpu"))
@@ -53,11 +53,11 @@ def _gpus(machine: MachineView) -> Iterator[Finding]:
         if handle is None:
             yield Finding("gpu", f"GPU {index}", Status.LIMITED, "the driver does not hand it out", "see nvidia-smi")
         else:
-            yield _gpu(nvml, handle, index, driver)
+            yield _examine_gpu(nvml, handle, index, driver)
     ask_nvml(nvml, "nvmlShutdown")
 
 
-def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
+def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     mode = ask_nvml(nvml, "nvmlDeviceGetComputeMode", handle)
     persistent = ask_nvml(nvml, "nvmlDeviceGetPersistenceMode", handle)
     mig = ask_nvml(nvml, "nvmlDeviceGetMigMode", handle)
@@ -84,19 +84,19 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     return Finding("gpu", f"GPU {index}", Status.OK, detail)
 
 
-def _mps(machine: MachineView) -> Finding:
+def _examine_mps(machine: MachineView) -> Finding:
     binary = machine.which("nvidia-cuda-mps-control")
     if binary is None:
         fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
         return Finding("gpu", "MPS", Status.MISSING, "nvidia-cuda-mps-control is not on the PATH", fix)
     # The kernel keeps 15 characters of a name: both the daemon and its server are "nvidia-cuda-mps" there.
-    running = any(name.startswith("nvidia-cuda-mps") for name in _process_names(machine.root))
+    running = any(name.startswith("nvidia-cuda-mps") for name in _list_process_names(machine.root))
     pipe = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     state = f"daemon running, pipe {pipe}" if running else "daemon not running; gpuprof starts its own when needed"
     return Finding("gpu", "MPS", Status.OK, f"{binary}, {state}")
 
 
-def _process_names(root: Path) -> Iterator[str]:
+def _list_process_names(root: Path) -> Iterator[str]:
     for path in (root / "proc").glob("[0-9]*/comm"):
         try:
             yield path.read_text(encoding="utf-8", errors="replace").strip()
@@ -104,22 +104,22 @@ def _process_names(root: Path) -> Iterator[str]:
             continue  # it ended meanwhile
 
 
-def _nsys(machine: MachineView) -> Finding:
+def _examine_nsys(machine: MachineView) -> Finding:
     binary = machine.which("nsys")
     if binary is None:
         fix = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-cli (NVIDIA's repository)"
         return Finding("profilers", "nsys", Status.MISSING, "not on the PATH", fix)
-    version = _version_of(machine, binary)
+    version = _ask_version(machine, binary)
     if version is None:
         return Finding("profilers", "nsys", Status.LIMITED, f"{binary} does not run", "reinstall Nsight Systems")
-    importer = _importer(machine.root, binary)
+    importer = _find_importer(machine.root, binary)
     if importer is None:
         fix = "install the package with the host part (nsight-systems-host); recorded runs cannot be read without it"
         return Finding("profilers", "nsys", Status.LIMITED, f"{version}, {binary}, without QdstrmImporter", fix)
     return Finding("profilers", "nsys", Status.OK, f"{version}, {binary}, importer {importer}")
 
 
-def _importer(root: Path, binary: str) -> Path | None:
+def _find_importer(root: Path, binary: str) -> Path | None:
     """Return the program that turns a recording into a report: beside nsys, or where the packages put it."""
     try:
         near = Path(binary).resolve().parent.parent
@@ -131,22 +131,24 @@ def _importer(root: Path, binary: str) -> Path | None:
     return next((path for found in places for path in sorted(found)), None)
 
 
-def _ncu(machine: MachineView) -> Finding:
-    binary = machine.which("ncu") or _first(machine.root, "usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
+def _examine_ncu(machine: MachineView) -> Finding:
+    binary = machine.which("ncu") or _find_first(
+        machine.root, "usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu"
+    )
     if binary is None:
         fix = "install Nsight Compute (CUDA toolkit, or nsight-compute of NVIDIA's repository) for counters of kernels"
         return Finding("profilers", "ncu", Status.MISSING, "not on the PATH", fix)
-    version = _version_of(machine, binary)
+    version = _ask_version(machine, binary)
     if version is None:
         return Finding("profilers", "ncu", Status.LIMITED, f"{binary} does not run", "reinstall Nsight Compute")
     return Finding("profilers", "ncu", Status.OK, f"{version}, {binary}")
 
 
-def _first(root: Path, *patterns: str) -> str | None:
+def _find_first(root: Path, *patterns: str) -> str | None:
     return next((str(path) for pattern in patterns for path in sorted(root.glob(pattern), reverse=True)), None)
 
 
-def _version_of(machine: MachineView, binary: str) -> str | None:
+def _ask_version(machine: MachineView, binary: str) -> str | None:
     printed = machine.execute([binary, "--version"])
     if printed is None:
         return None
@@ -154,7 +156,7 @@ def _version_of(machine: MachineView, binary: str) -> str | None:
     return match[1] if match else "unknown version"
 
 
-def _counters(machine: MachineView) -> Finding:
+def _examine_counters(machine: MachineView) -> Finding:
     parameters = machine.read_text("proc/driver/nvidia/params")
     if not parameters:
         return Finding("profilers", "counters", Status.MISSING, "no NVIDIA driver is loaded", _NO_GPU_FIX)

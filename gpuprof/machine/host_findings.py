@@ -37,9 +37,9 @@ def runtime_findings(machine: MachineView) -> Iterator[Finding]:
     yield Finding(
         "runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version(DISTRIBUTION) or 'not installed'}"
     )
-    yield _onnxruntime(machine)
-    yield from _cuda_provider(machine)
-    yield from _extras(machine)
+    yield _examine_onnxruntime(machine)
+    yield from _examine_cuda_provider(machine)
+    yield from _examine_extras(machine)
     ray = machine.version("ray")
     if ray is None:
         yield Finding(
@@ -55,9 +55,9 @@ def host_findings(machine: MachineView) -> Iterator[Finding]:
     quota = cpu_quota_cores(machine.root)
     capped = "" if quota is None else f", capped at {quota:g} cores' time"
     yield Finding("cpu", "cores", Status.OK, f"{cpu.compute_units} of {cpu.sources['name']}{capped}")
-    yield _clock_policy(machine)
-    yield _quotas(machine)
-    yield _memory(machine, cpu.dram_bytes)
+    yield _examine_clock_policy(machine)
+    yield _examine_quotas(machine)
+    yield _examine_memory(machine, cpu.dram_bytes)
 
 
 def storage_findings(database: Path) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def storage_findings(database: Path) -> Iterator[Finding]:
         yield Finding("storage", "database", Status.OK, detail)
 
 
-def _onnxruntime(machine: MachineView) -> Finding:
+def _examine_onnxruntime(machine: MachineView) -> Finding:
     installed = [name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)]
     if not installed:
         fix = f"{install_hint('cpu')}, on a machine with GPUs {install_hint('gpu')}"
@@ -104,7 +104,7 @@ def _onnxruntime(machine: MachineView) -> Finding:
     return Finding("runtime", "ONNX Runtime", Status.OK, detail)
 
 
-def _cuda_provider(machine: MachineView) -> Iterator[Finding]:
+def _examine_cuda_provider(machine: MachineView) -> Iterator[Finding]:
     """Yield whether the provider for NVIDIA GPUs starts, where ONNX Runtime was built with it."""
     runtime = machine.load("onnxruntime")
     if runtime is None or ORT_CUDA not in runtime.get_available_providers():
@@ -117,7 +117,7 @@ def _cuda_provider(machine: MachineView) -> Iterator[Finding]:
     yield Finding("runtime", "CUDA provider", Status.LIMITED, failure, fix)
 
 
-def _extras(machine: MachineView) -> Iterator[Finding]:
+def _examine_extras(machine: MachineView) -> Iterator[Finding]:
     requirements = machine.requirements(DISTRIBUTION)
     if not requirements:
         fix = "pip install -e '.[cpu,serve]' in the checkout"
@@ -139,7 +139,7 @@ def _extras(machine: MachineView) -> Iterator[Finding]:
             yield Finding("runtime", f"extra {extra}", Status.OK, f"{purpose}: complete")
 
 
-def _clock_policy(machine: MachineView) -> Finding:
+def _examine_clock_policy(machine: MachineView) -> Finding:
     governor = machine.read_text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
     if governor in {"powersave", "ondemand", "conservative", "schedutil"}:
         fix = "cpupower frequency-set -g performance, for steadier measurements"
@@ -147,7 +147,7 @@ def _clock_policy(machine: MachineView) -> Finding:
     return Finding("cpu", "clock policy", Status.OK, governor or "not in this system's hands")
 
 
-def _quotas(machine: MachineView) -> Finding:
+def _examine_quotas(machine: MachineView) -> Finding:
     version = cgroup_version(machine.root)
     fix = "shares that are whole cores still work; for fractions run as root, or in a container with writable cgroups"
     if version is None:
@@ -162,7 +162,7 @@ def _quotas(machine: MachineView) -> Finding:
     return Finding("cpu", "CPU quotas", Status.OK, f"cgroup v{version}, a quota could be set and was removed again")
 
 
-def _memory(machine: MachineView, usable_bytes: int) -> Finding:
+def _examine_memory(machine: MachineView, usable_bytes: int) -> Finding:
     match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read_text("proc/meminfo"), re.MULTILINE)
     available = f", {int(match[1]) / 2**20:.1f} GiB available" if match else ""
     limited = memory_limit_bytes(machine.root) == usable_bytes

@@ -149,16 +149,16 @@ def read_source(
         merge.
     """
     file = read_onnx(path)
-    model = _at_opset(file, opset)
+    model = _convert_opset(file, opset)
     graph = model.graph
-    weights = _weights(file, model)
+    weights = _collect_weights(file, model)
     infos = [info for info in graph.input if info.name not in file.weights]
     declared = {info.name: declared_dims(info) or () for info in infos}
     axes = batch_axes(declared)
-    bound = {} if any_length else _bound(declared, axes, dict(dims or {}), path)
+    bound = {} if any_length else _bind_dims(declared, axes, dict(dims or {}), path)
     fixed = 1 if axes else next((int(shape[0]) for shape in declared.values() if shape and shape[0]), 1)
     batches = _BATCHES if axes else (fixed,)
-    traced = [_trace(model, file, weights, batch, bound) for batch in batches]
+    traced = [_infer_shapes(model, file, weights, batch, bound) for batch in batches]
     return SourceModel(
         name=name,
         path=path,
@@ -169,15 +169,15 @@ def read_source(
         weights=weights,
         inputs=tuple(info.name for info in infos),
         outputs=tuple(info.name for info in graph.output),
-        values=_sizes(traced),
-        known=_same_values(traced),
+        values=_solve_sizes(traced),
+        known=_find_constant_values(traced),
         batch_input=next(iter(axes.items())) if axes else None,
         fixed_batch=fixed,
         external=bool(file.external),
     )
 
 
-def _at_opset(file: OnnxFile, opset: int | None) -> ModelProto:
+def _convert_opset(file: OnnxFile, opset: int | None) -> ModelProto:
     domains = {o.domain if o.domain != "ai.onnx" else "": o.version for o in file.model.opset_import}
     if opset is None or domains.get("") == opset:
         return file.model
@@ -191,7 +191,7 @@ def _at_opset(file: OnnxFile, opset: int | None) -> ModelProto:
         ) from error
 
 
-def _bound(
+def _bind_dims(
     declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], dims: Mapping[str, int], path: Path
 ) -> dict[str, int]:
     """Return the sizes of the free dimensions beside the batch, all of which must be given."""
@@ -211,7 +211,7 @@ def _bound(
     return bound
 
 
-def _weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
+def _collect_weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
     """Return all constants with their data, those of Constant nodes included."""
     whole = onnx.load(str(file.path))
     if whole.graph.sparse_initializer:
@@ -226,7 +226,7 @@ def _weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
     return tensors
 
 
-def _trace(
+def _infer_shapes(
     model: ModelProto, file: OnnxFile, weights: Mapping[str, TensorProto], batch: int, dims: Mapping[str, int]
 ) -> Shapes:
     graph, label = model.graph, file.path.name
@@ -255,7 +255,7 @@ def _declared_tensors(graph: GraphProto, names: Mapping[str, int]) -> dict[str, 
     return declared
 
 
-def _sizes(traced: list[Shapes]) -> dict[str, Value]:
+def _solve_sizes(traced: list[Shapes]) -> dict[str, Value]:
     first, last = traced[0].tensors, traced[-1].tensors
     step = _BATCHES[1] - _BATCHES[0]
     values = {}
@@ -268,7 +268,7 @@ def _sizes(traced: list[Shapes]) -> dict[str, Value]:
     return values
 
 
-def _same_values(traced: list[Shapes]) -> dict[str, Array]:
+def _find_constant_values(traced: list[Shapes]) -> dict[str, Array]:
     first, last = traced[0].values, traced[-1].values
     return {
         name: value

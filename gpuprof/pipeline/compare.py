@@ -44,7 +44,7 @@ class CompareResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each policy: devices, cost, goodput, what is idle, bounds and seconds."""
-        return [_row(outcome, self.problem.options.time_limit_s) for outcome in self.outcomes]
+        return [_make_row(outcome, self.problem.options.time_limit_s) for outcome in self.outcomes]
 
     def draw(self, path: PathArgument) -> Path:
         """Draw the maps into an .svg or .png file and return where.
@@ -119,7 +119,7 @@ def compare(
         progress(Progress(f"planning by {policy[0]}", done, len(chosen)))
         limit = Limit(options.time_limit_s)
         outcomes += (
-            _with_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
+            _add_interval_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
         )
     progress(Progress("planned", len(chosen), len(chosen)))
     _note_unserved(outcomes, notes)
@@ -137,13 +137,13 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
             notes.add(f"{name}: no policy serves any of it: {reason}")
 
 
-def _with_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit) -> Outcome:
+def _add_interval_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit) -> Outcome:
     if outcome.deployment is None or outcome.violations:
         return outcome
     return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, spent))
 
 
-def _row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:
+def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:
     figures, deployment = outcome.objective, outcome.deployment
     remark = outcome.reason
     if outcome.violations:

@@ -70,7 +70,7 @@ def build_problem(
 
     options = planning.problem_options()
     asked = resolve_demands(demands)
-    given = _graph_files(asked)
+    given = _list_graph_files(asked)
     named = tuple(name_demand(demand) for demand in asked)
     models = {demand.model: demand.source_model or demand.model for demand in named}
     database = open_database(db, needed=not given.keys() >= set(models.values()))
@@ -89,11 +89,11 @@ def build_problem(
     estimator = name_services(estimator, sources)
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
-    options = replace(options, host=_host_work(database, devices, named))
+    options = replace(options, host=_find_host_work(database, devices, named))
     if options.max_processes is None and default and not _is_any_measured(known, names, devices):
         options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
-        options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
+        options = replace(options, overhead_ms=_find_overhead_ms(database, devices, used))
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if default:
@@ -226,13 +226,13 @@ def _judge_doubts(
             note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
 
 
-def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
+def _find_overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
     from gpuprof.pipeline.serving_cost import serving_overhead_ms
 
     return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
 
 
-def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
+def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return what serving costs the machine; for several kinds of devices it is not known."""
     from gpuprof.pipeline.serving_cost import serving_work
     from gpuprof.rules.host_work import NO_HOST_WORK
@@ -247,7 +247,7 @@ def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand
     return serving_work(database, entry.device, rates_rps, alone=entry.count == 1)
 
 
-def _graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
+def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
     """Return the files of the models that are named by a path, or whose file is given.
 
     Raises `InputError` when a model is given two files.

@@ -121,7 +121,7 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
             database = open_existing(source)
             if not database.segments():
                 raise InputError(f"the kernel database {source} holds no runs", "gpuprof profile fills one")
-            all_sections += _database_sections(database, source.name)
+            all_sections += _make_database_sections(database, source.name)
             continue
         sections, deployment = sections_of(read_result(source), source.name)
         taken = {section.title for section in all_sections}
@@ -152,7 +152,7 @@ def _write_pictures(sections: Sequence[Section], directory: Path, picture_format
 _MOST_MODELS, _UNFOLDED = 100, 6
 
 
-def _database_sections(database: KernelDb, name: str) -> list[Section]:
+def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
     """Return the sections of a database that the report calls ``name``.
 
     Raises `InputError` when a file of it is damaged.
@@ -172,15 +172,15 @@ def _database_sections(database: KernelDb, name: str) -> list[Section]:
     text += f", measured by {', '.join(collectors)}." if collectors else "."
     if len(by_model) > _MOST_MODELS:
         text += f" The first {_MOST_MODELS} are drawn one by one."
-    sections = [Section("Profiles", text, tuple(batch_and_share_figures(models)), _index(by_model), "measured")]
+    sections = [Section("Profiles", text, tuple(batch_and_share_figures(models)), _make_index(by_model), "measured")]
     for own in list(by_model.values())[:_MOST_MODELS]:
-        section = _model_section(database, own, devices, is_only=len(by_model) == 1)
+        section = _make_model_section(database, own, devices, is_only=len(by_model) == 1)
         if section is not None:
             sections.append(replace(section, is_folded=len(by_model) > _UNFOLDED))
     return sections
 
 
-def _index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
+def _make_index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
     """Return what was measured of each model, a row each."""
     headings = ("model", "device", "batches", "shares in %", "workloads", "least batch ms", "most requests/s")
     rows = []
@@ -207,11 +207,11 @@ def _list_numbers(values: Collection[float]) -> str:
     return ", ".join(f"{value:g}" for value in ordered) or "–"
 
 
-def _model_section(
+def _make_model_section(
     database: KernelDb, rows_of_model: Sequence[ModelRow], devices: Mapping[str, DeviceRow], is_only: bool
 ) -> Section | None:
     """Return the figures of one model: over batches and shares unless it is the only one, and of its ops."""
-    measured, ops = _largest_with_ops(database, rows_of_model)
+    measured, ops = _find_largest_with_ops(database, rows_of_model)
     where = {"run_id": measured.run_id, "model": measured.model}
     kernels = read_records(database, KernelRow, where)
     workload = f"{measured.model}, batch {measured.batch}"
@@ -225,7 +225,7 @@ def _model_section(
     return Section(measured.model, text, shown, source="measured") if shown else None
 
 
-def _largest_with_ops(database: KernelDb, rows_of_model: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
+def _find_largest_with_ops(database: KernelDb, rows_of_model: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
     """Return the largest batch whose ops were measured, with them in their order; without any the largest batch."""
     ordered = sorted(rows_of_model, key=lambda row: (row.batch, row.run_id), reverse=True)
     by_run = {row.run_id: row for row in reversed(ordered)}

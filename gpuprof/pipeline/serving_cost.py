@@ -38,7 +38,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
     from gpuprof.kernel_db.store import Run, new_run_id
     from gpuprof.profiling.sweep.campaign import machine_columns
 
-    known = _last_measured(database, device.name)
+    known = _find_last_measured(database, device.name)
     if device.kind != "cpu" or (known is not None and known.handover_ms is not None):
         return
     started = datetime.now(UTC)
@@ -77,11 +77,13 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
 
     What keeps the worker from other batches is part of the batch (see `serving_work`), and not of this.
     """
-    known = None if database is None else _last_measured(database, device)
+    known = None if database is None else _find_last_measured(database, device)
     if database is None or known is None:
         return 0.0
     outside_ms: float = (known.request_ms or 0.0) - (known.handover_ms or 0.0)
-    more_ms: float = (known.request_ms_per_mib or 0.0) * max(_mib(database, device, models).values(), default=0.0)
+    more_ms: float = (known.request_ms_per_mib or 0.0) * max(
+        _read_request_mib(database, device, models).values(), default=0.0
+    )
     return outside_ms + more_ms
 
 
@@ -93,20 +95,20 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
     """
     from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
-    known = None if database is None else _last_measured(database, device.name)
+    known = None if database is None else _find_last_measured(database, device.name)
     if database is None or known is None:
         return NO_HOST_WORK
     handover_ms = known.handover_ms or 0.0
     if not alone or device.kind != "cpu" or not known.host_ms:
         return HostWork(handover_ms)
-    sizes, total = _mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
+    sizes, total = _read_request_mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
     mean_mib = math.fsum(rate * sizes.get(model, 0.0) for model, rate in rates_rps.items()) / total if total else 0.0
     more_ms = (known.host_ms_per_mib or 0.0) * mean_mib
     busy_ms = known.host_ms_busy
     return HostWork(handover_ms, known.host_ms + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0)
 
 
-def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
+def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
     """Return the MiB of tensors that a request of each model brings, where that is known."""
     sizes: dict[str, float] = {}
     for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
@@ -120,7 +122,7 @@ def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, fl
     return mib
 
 
-def _last_measured(database: KernelDb, device: str) -> DeviceRow | None:
+def _find_last_measured(database: KernelDb, device: str) -> DeviceRow | None:
     """Return the last row of a device that says what serving costs."""
     measured = [row for row in read_records(database, DeviceRow, {"device": device}) if row.request_ms is not None]
     return max(measured, key=lambda row: row.run_id, default=None)

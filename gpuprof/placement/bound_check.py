@@ -39,15 +39,15 @@ def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     used = sum(any(part.replicas for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus)
     if predicted.lower_bound_gpus is not None and predicted.lower_bound_gpus > used:
         yield _make_violation(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
-    least, cost = predicted.lower_bound_cost_per_hour, _cost(deployment, evidence)
+    least, cost = predicted.lower_bound_cost_per_hour, _sum_cost(deployment, evidence)
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _make_violation(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
-    yield from _between_ends(deployment, used)
+    yield from _check_interval_ends(deployment, used)
     if evidence.demands is None and not deployment.merges:
-        yield from _without_one(deployment, evidence, used)
+        yield from _check_without_one(deployment, evidence, used)
 
 
-def _cost(deployment: DeploymentMap, evidence: Evidence) -> float | None:
+def _sum_cost(deployment: DeploymentMap, evidence: Evidence) -> float | None:
     """Return what the devices used cost an hour, which the map need not say; None where one has no price."""
     if deployment.predicted.cost_per_hour is not None:
         return deployment.predicted.cost_per_hour  # compared with the prices elsewhere
@@ -65,7 +65,7 @@ def _serves_all(deployment: DeploymentMap) -> bool:
     return math.fsum(one.rate_rps for one in deployment.unplaced) <= _LITTLE * asked
 
 
-def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
+def _check_interval_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
     """Yield bounds that a plan for slower batches exceeds: what suffices there suffices here."""
     said, low, high = deployment.predicted, deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
     asked = math.fsum(model.rate_rps for model in deployment.models.values())
@@ -81,10 +81,10 @@ def _between_ends(deployment: DeploymentMap, used: int) -> Iterator[Violation]:
                 )
 
 
-def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
+def _check_without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> Iterator[Violation]:
     """Yield the bound that the map without one of its devices refutes, where it serves everything without."""
     predicted, tried = deployment.predicted, set()
-    least, cost = predicted.lower_bound_cost_per_hour, _cost(deployment, evidence)
+    least, cost = predicted.lower_bound_cost_per_hour, _sum_cost(deployment, evidence)
     for number, node in enumerate(deployment.nodes):
         for gpu in node.gpus:
             price = evidence.devices[gpu.device].price_per_hour
@@ -96,19 +96,19 @@ def _without_one(deployment: DeploymentMap, evidence: Evidence, used: int) -> It
             tried.add(kind)
             if len(tried) > _MOST_TRIED:
                 return
-            if _suffices(_leave_out(deployment, number, gpu), evidence):
+            if _is_sufficient(_remove_device(deployment, number, gpu), evidence):
                 where = f"{node.name} gpu {gpu.index}"
                 yield _make_violation(f"no map is said to need less, and without {where} the others serve everything")
                 return
 
 
-def _leave_out(deployment: DeploymentMap, number: int, removed: Gpu) -> DeploymentMap:
+def _remove_device(deployment: DeploymentMap, number: int, removed: Gpu) -> DeploymentMap:
     node = deployment.nodes[number]
     rest = node.model_copy(update={"gpus": tuple(gpu for gpu in node.gpus if gpu.index != removed.index)})
     return deployment.model_copy(update={"nodes": (*deployment.nodes[:number], rest, *deployment.nodes[number + 1 :])})
 
 
-def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
+def _is_sufficient(deployment: DeploymentMap, evidence: Evidence) -> bool:
     """Whether the replicas of each model answer all of its requests within the SLO, and clearly so.
 
     Where there is no estimator the map's times count at their upper ends: it may have been planned there, and its bound
@@ -127,7 +127,7 @@ def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
     for (*_, replica), server in zip(deployment.places(), map_servers(deployment, evidence), strict=True):
         if isinstance(server, str):
             return False
-        pools[replica.model].append(server if evidence.estimator is not None else _at_upper_end(replica, server))
+        pools[replica.model].append(server if evidence.estimator is not None else _slow_to_upper_end(replica, server))
     for name, model in deployment.models.items():
         if model.rate_rps >= math.fsum(server.capacity_rps for server in pools[name]):
             return False
@@ -138,7 +138,7 @@ def _suffices(deployment: DeploymentMap, evidence: Evidence) -> bool:
     return True
 
 
-def _at_upper_end(replica: Replica, server: BatchServer) -> BatchServer:
+def _slow_to_upper_end(replica: Replica, server: BatchServer) -> BatchServer:
     predicted = replica.predicted
     if predicted.latency_ms_interval is None or not predicted.latency_ms > 0.0:
         return server

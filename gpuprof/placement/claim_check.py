@@ -26,7 +26,7 @@ def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
         if text is not None and not text.strip():
             yield Violation("figures", name, "has no name")
     if deployment.created is not None:
-        yield from _creation(deployment.created)
+        yield from _check_creation(deployment.created)
     for name, sha256 in (("slo_sha256", settings.slo_sha256), ("database_sha256", settings.database_sha256)):
         if sha256 is not None and not _SHA256.fullmatch(sha256):
             yield Violation("figures", name, f"{sha256!r} is no SHA-256")
@@ -35,12 +35,12 @@ def check_claims(deployment: DeploymentMap) -> Iterator[Violation]:
         if path is not None and not path.strip():
             yield Violation("figures", name, "its file has no path")
     if settings.latency_budget is not None:
-        yield from _unplanned_percentiles(deployment)
-    yield from _planned_devices(deployment)
-    yield from _required_compute(deployment)
+        yield from _check_percentiles(deployment)
+    yield from _check_devices(deployment)
+    yield from _check_required_compute(deployment)
 
 
-def _creation(created: str) -> Iterator[Violation]:
+def _check_creation(created: str) -> Iterator[Violation]:
     try:
         when = read_creation_time(created)
     except InputError as error:
@@ -52,7 +52,7 @@ def _creation(created: str) -> Iterator[Violation]:
         yield Violation("figures", "created", f"{created} is before any clock of a computer")
 
 
-def _unplanned_percentiles(deployment: DeploymentMap) -> Iterator[Violation]:
+def _check_percentiles(deployment: DeploymentMap) -> Iterator[Violation]:
     """Yield percentiles of maps whose batches keep to a part of the SLO: of queues such plans know nothing."""
     said = [(replica.model, replica.predicted) for *_, replica in deployment.places()]
     for name, one in (*said, *((name, model.predicted) for name, model in deployment.models.items())):
@@ -60,7 +60,7 @@ def _unplanned_percentiles(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("figures", name, "has percentiles, and the map was planned without queues")
 
 
-def _planned_devices(deployment: DeploymentMap) -> Iterator[Violation]:
+def _check_devices(deployment: DeploymentMap) -> Iterator[Violation]:
     """Yield devices in use that the map was not planned on, or on fewer of them."""
     planned = {one.device: one.count for one in deployment.planned_with.fleet}
     used = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
@@ -71,7 +71,7 @@ def _planned_devices(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("fleet", name, f"{count} devices are used and the map was planned on {there}")
 
 
-def _required_compute(deployment: DeploymentMap) -> Iterator[Violation]:
+def _check_required_compute(deployment: DeploymentMap) -> Iterator[Violation]:
     for node, gpu, _, replica in deployment.places():
         creq, where = replica.predicted.creq, f"{node.name} gpu {gpu.index}"
         if creq is None:

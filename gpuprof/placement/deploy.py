@@ -31,14 +31,14 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     addressed, moves = number_devices(problem, placement.gpus)
     disturbances = predictor.disturbances(placement.gpus)
     predictor.pool_replicas(placement.gpus, disturbances)
-    nodes = tuple(_nodes(addressed, problem, predictor, disturbances))
+    nodes = tuple(_make_nodes(addressed, problem, predictor, disturbances))
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
         planned_with=problem.planned_with.model_copy(
             update={"found_by": placement.found_by, "stopped_by": STOPPED if placement.stopped else None}
         ),
-        models=_models(problem, predictor),
+        models=_describe_models(problem, predictor),
         nodes=nodes,
         predicted=MapPrediction(gpus=len(placement.gpus), goodput_rps=0.0),
         unplaced=placement.unplaced,
@@ -47,7 +47,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     figures, bounds = measure(drawn, devices), _drop_refuted_bounds(problem, placement)
     predicted = MapPrediction(
         gpus=figures.gpus,
-        cost_per_hour=_cost(problem, placement.gpus),
+        cost_per_hour=_sum_cost(problem, placement.gpus),
         goodput_rps=figures.goodput_rps,
         internal_slack=figures.internal_slack,
         external_fragmentation=figures.external_fragmentation,
@@ -75,7 +75,7 @@ def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
 
 
-def _nodes(
+def _make_nodes(
     addressed: Sequence[tuple[DeviceAddress, PlacedGpu]],
     problem: Problem,
     predictor: Predictor,
@@ -83,24 +83,26 @@ def _nodes(
 ) -> Iterator[Node]:
     for name, group in groupby(addressed, key=lambda pair: pair[0].node):
         drawn = [
-            _gpu(address.index, gpu, problem.device(gpu.device), predictor, disturbances) for address, gpu in group
+            _make_gpu(address.index, gpu, problem.device(gpu.device), predictor, disturbances) for address, gpu in group
         ]
         yield Node(name=name, gpus=tuple(drawn))
 
 
-def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
+def _make_gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
     ordered = sorted(placed.partitions, key=lambda partition: partition.start or 0)
-    partitions = tuple(_partition(partition, device, predictor, disturbances) for partition in ordered)
+    partitions = tuple(_make_partition(partition, device, predictor, disturbances) for partition in ordered)
     return Gpu(index=index, device=placed.device, partitions=partitions)
 
 
-def _partition(placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Partition:
+def _make_partition(
+    placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances
+) -> Partition:
     mig = None if placed.mig is None else MigInstance(profile=placed.mig, start=placed.start or 0)
     replicas = tuple(predictor.replica(device, one, placed.beside(one), disturbances) for one in placed.replicas)
     return Partition(mig=mig, replicas=replicas, unshared=placed.unshared)
 
 
-def _models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:
+def _describe_models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:
     models = {}
     for demand in problem.demands:
         file = problem.files.get(demand.model, ModelFile())
@@ -117,7 +119,7 @@ def _models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:
     return models
 
 
-def _cost(problem: Problem, gpus: Sequence[PlacedGpu]) -> float | None:
+def _sum_cost(problem: Problem, gpus: Sequence[PlacedGpu]) -> float | None:
     """Return the cost for an hour; None when some device used has no price."""
     prices = [problem.device(gpu.device).price_per_hour for gpu in gpus]
     return None if None in prices else sum(price for price in prices if price is not None)

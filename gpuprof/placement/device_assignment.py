@@ -45,9 +45,9 @@ def assign_devices(
     ``previous``: devices of it that are not in ``devices`` are not used again.
     """
     old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
-    ours = _group_equal([_content(gpu) for gpu in gpus])
-    theirs = _group_equal([_old_content(gpu) for _, gpu in old])
-    arranged = _pairs(gpus, [gpu for _, gpu in old], ours, theirs, devices)
+    ours = _group_equal([_describe_content(gpu) for gpu in gpus])
+    theirs = _group_equal([_describe_old_content(gpu) for _, gpu in old])
+    arranged = _list_pairs(gpus, [gpu for _, gpu in old], ours, theirs, devices)
     chosen: list[tuple[PlacedGpu, DeviceAddress | None]] = [(gpu, None) for gpu in gpus]
     stays = 0
     for (ours_at, theirs_at), times in _solve_assignment(ours, theirs, arranged).items():
@@ -68,7 +68,7 @@ def number_devices(
     fills machines of the older map that have room, then new ones.
     """
     if problem.previous is None:
-        return [*_free_addresses(problem, list(gpus), {})], None
+        return [*_list_free_addresses(problem, list(gpus), {})], None
     kept = assign_devices(gpus, problem.previous, {entry.device.name: entry.device for entry in problem.fleet.entries})
     order = {node.name: position for position, node in enumerate(problem.previous.nodes)}
     taken = {node.name: {gpu.device for gpu in node.gpus} for node in problem.previous.nodes}
@@ -78,13 +78,13 @@ def number_devices(
         used[address.node].add(address.index)
     open_nodes = {name: (next(iter(kinds)), used[name]) for name, kinds in taken.items() if len(kinds) == 1}
     unassigned = [gpu for gpu, address in kept.gpus if address is None]
-    for address, gpu in _free_addresses(problem, unassigned, open_nodes, set(order)):
+    for address, gpu in _list_free_addresses(problem, unassigned, open_nodes, set(order)):
         order.setdefault(address.node, len(order))
         fixed.append((address, gpu))
     return sorted(fixed, key=lambda pair: (order[pair[0].node], pair[0].index)), kept.moves
 
 
-def _free_addresses(
+def _list_free_addresses(
     problem: Problem,
     gpus: Sequence[PlacedGpu],
     open_nodes: Mapping[str, tuple[str, set[int]]],
@@ -110,13 +110,13 @@ def replica_key(replica: PlacedReplica | Replica) -> ReplicaKey:
     return replica.model, replica.batch, replica.processes, round(share, 6), replica.max_wait_ms
 
 
-def _content(gpu: PlacedGpu) -> object:
+def _describe_content(gpu: PlacedGpu) -> object:
     parts = ((part.mig or "", tuple(sorted(map(replica_key, part.replicas)))) for part in gpu.partitions)
     return gpu.device, tuple(sorted(parts))
 
 
-def _old_content(gpu: Gpu) -> object:
-    standing = ((str(place), tuple(sorted(there.items()))) for place, there in _replicas_by_instance(gpu).items())
+def _describe_old_content(gpu: Gpu) -> object:
+    standing = ((str(place), tuple(sorted(there.items()))) for place, there in _group_by_instance(gpu).items())
     return gpu.device, tuple(sorted(standing))
 
 
@@ -129,14 +129,14 @@ def _group_equal(keys: Sequence[object]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _replicas_by_instance(gpu: Gpu) -> _ReplicasByInstance:
+def _group_by_instance(gpu: Gpu) -> _ReplicasByInstance:
     def place(part: Partition) -> tuple[str, int] | None:
         return None if part.mig is None else (part.mig.profile, part.mig.start)
 
     return {place(part): Counter(map(replica_key, part.replicas)) for part in gpu.partitions}
 
 
-def _pairs(
+def _list_pairs(
     gpus: Sequence[PlacedGpu],
     old: Sequence[Gpu],
     ours: Sequence[Sequence[int]],
@@ -155,7 +155,7 @@ def _pairs(
         gpu_here = gpus[members[0]]
         near = {other for one in gpu_here.replicas() for other in having[gpu_here.device, replica_key(one)]}
         for other in sorted(near):
-            standing = _replicas_by_instance(old[theirs[other][0]])
+            standing = _group_by_instance(old[theirs[other][0]])
             arranged, kept = _arrange_instances(devices[gpu_here.device], gpu_here, standing)
             if kept:
                 pairs[group, other] = (arranged, kept)
@@ -186,7 +186,7 @@ def _arrange_instances(device: Device, gpu: PlacedGpu, standing: _ReplicasByInst
     if any(part.mig is None for part in gpu.partitions):
         return gpu, sum(_count_kept(part, standing.get(None)) for part in gpu.partitions)
     best, most = gpu, -1
-    for layout in _layouts(device, Counter(str(part.mig) for part in gpu.partitions)):
+    for layout in _list_layouts(device, Counter(str(part.mig) for part in gpu.partitions)):
         parts, kept = _assign_instances(gpu.partitions, layout, standing)
         if kept > most:
             best, most = PlacedGpu(gpu.device, tuple(sorted(parts, key=lambda part: part.start or 0))), kept
@@ -215,7 +215,7 @@ def _count_kept(partition: PlacedPartition, there: Counter[ReplicaKey] | None) -
     return 0 if there is None else (Counter(map(replica_key, partition.replicas)) & there).total()
 
 
-def _layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
+def _list_layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
     """Yield the legal layouts of these instances, the same content at other starts."""
 
     def extend(remaining: list[tuple[MigProfile, int]], chosen: Layout) -> Iterator[Layout]:

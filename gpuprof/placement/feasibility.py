@@ -34,19 +34,21 @@ _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0; not the policies' cons
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
     """Return every rule that the map breaks, in the order of the map; empty when it is sound."""
-    structure = (*_names(deployment), *_devices(deployment, evidence))
+    structure = (*_check_names(deployment), *_check_devices(deployment, evidence))
     if structure:
         return structure  # nothing below can be said of devices and models that do not exist
-    layout = tuple(violation for _, where, gpu in _gpus(deployment) for violation in _gpu(where, gpu, evidence))
+    layout = tuple(
+        violation for _, where, gpu in _list_gpus(deployment) for violation in _check_gpu(where, gpu, evidence)
+    )
     if any(violation.rule == "geometry" for violation in layout):
         return layout  # nor of instances that cannot be
     broken = (
         *layout,
-        *_settings(deployment),
+        *_check_settings(deployment),
         *check_failures(deployment, evidence),
-        *_rates(deployment, evidence),
-        *_slos(deployment, evidence),
-        *_figures(deployment),
+        *_check_rates(deployment, evidence),
+        *_check_slos(deployment, evidence),
+        *_check_figures(deployment),
         *check_claims(deployment),
     )
     return broken or tuple(check_predictions(deployment, evidence))  # where they fail, so does what rests on them
@@ -57,17 +59,20 @@ def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violati
 
     Says nothing of rates and SLOs, and so asks neither the estimator nor the queueing model for times.
     """
-    known = ((where, gpu) for _, where, gpu in _gpus(deployment) if gpu.device in evidence.devices)
-    return (*_names(deployment), *(violation for where, gpu in known for violation in _gpu(where, gpu, evidence)))
+    known = ((where, gpu) for _, where, gpu in _list_gpus(deployment) if gpu.device in evidence.devices)
+    return (
+        *_check_names(deployment),
+        *(violation for where, gpu in known for violation in _check_gpu(where, gpu, evidence)),
+    )
 
 
-def _gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
+def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
     for node in deployment.nodes:
         for gpu in node.gpus:
             yield node, f"{node.name} gpu {gpu.index}", gpu
 
 
-def _names(deployment: DeploymentMap) -> Iterator[Violation]:
+def _check_names(deployment: DeploymentMap) -> Iterator[Violation]:
     served = {replica.model for *_, replica in deployment.places()}
     for name, merge in deployment.merges.items():
         strangers = sorted(set(merge.members) - set(deployment.models))
@@ -86,7 +91,7 @@ def _names(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("rate", where, f"{replica.model} gets {replica.rate_rps:g} requests/s, its models do not")
 
 
-def _settings(deployment: DeploymentMap) -> Iterator[Violation]:
+def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
     """Find replicas beyond the largest batch, or the most processes, that the map says it was planned with."""
     settings = deployment.planned_with
     most = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
@@ -97,31 +102,31 @@ def _settings(deployment: DeploymentMap) -> Iterator[Violation]:
             yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {said}")
 
 
-def _devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    for _, where, gpu in _gpus(deployment):
+def _check_devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    for _, where, gpu in _list_gpus(deployment):
         if gpu.device not in evidence.devices:
             yield Violation("geometry", where, f"unknown device {gpu.device!r}")
-    used = Counter(gpu.device for _, _, gpu in _gpus(deployment))
+    used = Counter(gpu.device for _, _, gpu in _list_gpus(deployment))
     for name, count in used.items():
         there = evidence.counts.get(name, 0) if evidence.counts else None
         if there is not None and count > there:
             yield Violation("fleet", name, f"{count} devices are used and the fleet has {there}")
 
 
-def _gpu(where: str, gpu: Gpu, evidence: Evidence) -> Iterator[Violation]:
+def _check_gpu(where: str, gpu: Gpu, evidence: Evidence) -> Iterator[Violation]:
     device = evidence.devices[gpu.device]
     instances = [partition for partition in gpu.partitions if partition.mig is not None]
     if instances and len(instances) < len(gpu.partitions):
         yield Violation("geometry", where, "the device is both cut into MIG instances and used whole")
     elif len(gpu.partitions) > 1 and not instances:
         yield Violation("geometry", where, f"the whole device stands {len(gpu.partitions)} times")
-    yield from _instances(where, instances, device)
+    yield from _check_instances(where, instances, device)
     for partition in gpu.partitions:
         if partition.mig is None or any(p.name == partition.mig.profile for p in device.mig_profiles):
-            yield from _partition(where, partition, device, evidence)
+            yield from _check_partition(where, partition, device, evidence)
 
 
-def _instances(where: str, partitions: Sequence[Partition], device: Device) -> Iterator[Violation]:
+def _check_instances(where: str, partitions: Sequence[Partition], device: Device) -> Iterator[Violation]:
     taken: dict[int, str] = {}
     profiles = {profile.name: profile for profile in device.mig_profiles}
     counts: Counter[str] = Counter()
@@ -149,7 +154,7 @@ def _instances(where: str, partitions: Sequence[Partition], device: Device) -> I
         yield Violation("geometry", where, f"{compute} compute slices of {most} are taken")
 
 
-def _partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
+def _check_partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
     yield from check_turns(where, partition)
     taken = {(replica.turns or -number): replica.sm_share_pct for number, replica in enumerate(partition.replicas)}
     shares = math.fsum(taken.values())
@@ -161,7 +166,7 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
     for replica in partition.replicas:
-        yield from _share_and_limit(where, partition, replica, device, evidence)
+        yield from _check_share_and_limit(where, partition, replica, device, evidence)
     available = _partition_memory_bytes(partition, device)
     held = sum(_memory_bytes(partition, replica, device, evidence) for replica in partition.replicas)
     if held > available:
@@ -202,7 +207,7 @@ def _needed_bytes(partition: Partition, replica: Replica, device: Device, eviden
     return 0 if needed is None else math.floor(upper_ms(needed, evidence.confidence)) * replica.processes
 
 
-def _share_and_limit(
+def _check_share_and_limit(
     where: str, partition: Partition, replica: Replica, device: Device, evidence: Evidence
 ) -> Iterator[Violation]:
     """Find a share that cannot be enforced, and a memory limit below what the replica needs."""
@@ -217,7 +222,7 @@ def _share_and_limit(
         )
 
 
-def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     planned: defaultdict[str, float] = defaultdict(float)
     replicas: Counter[str] = Counter()
     for *_, replica in deployment.places():
@@ -243,7 +248,7 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
             yield Violation(
                 "rate", name, f"replicas are planned for {rate_rps:g} requests/s and {asked:g} are asked for"
             )
-    for demand in _demands(deployment, evidence):
+    for demand in _list_demands(deployment, evidence):
         served = planned[demand.model] + (0.0 if evidence.demands is not None else named[demand.model])
         if served < demand.rate_rps * (1.0 - _TOLERANCE):
             yield Violation("rate", demand.model, f"{served:g} of {demand.rate_rps:g} requests/s are served")
@@ -251,14 +256,14 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
             yield Violation("rate", demand.model, f"{replicas[demand.model]} replicas of {demand.max_replicas} allowed")
 
 
-def _demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
+def _list_demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
     if evidence.demands is not None:
         return evidence.demands
     return [Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()]
 
 
-def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    asked = {demand.model: demand for demand in _demands(deployment, evidence)}
+def _check_slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    asked = {demand.model: demand for demand in _list_demands(deployment, evidence)}
     serving: defaultdict[str, set[str]] = defaultdict(set)
     for *_, replica in deployment.places():
         for model in replica.rates():
@@ -274,7 +279,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         where, device = f"{node.name} gpu {gpu.index}", evidence.devices[gpu.device]
         if evidence.latency_budget is not None:
             tightest = min(demands, key=lambda demand: demand.slo.latency_ms)
-            yield from _within_budget(where, partition, replica, tightest, device, evidence)
+            yield from _check_budget(where, partition, replica, tightest, device, evidence)
             continue
         if isinstance(server, str):
             yield Violation("slo", where, server)
@@ -300,10 +305,10 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             if name in asked:
                 streams[name] = [(math.fsum(replica.rates().get(name, 0.0) for replica, _ in replicas), whole)]
     for model, parts in streams.items():
-        yield from _percentile(asked[model], parts)
+        yield from _check_percentile(asked[model], parts)
 
 
-def _within_budget(
+def _check_budget(
     where: str, partition: Partition, replica: Replica, demand: Demand, device: Device, evidence: Evidence
 ) -> Iterator[Violation]:
     """Check the rule of the papers: the time of a batch within its part of the SLO, the rate within the throughput."""
@@ -332,7 +337,7 @@ def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
     return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {most_rps:.4g}"
 
 
-def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
+def _check_percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
     total = math.fsum(rate for rate, _ in streams)
     limit = demand.slo.latency_ms * (1.0 + _TOLERANCE)
     within = math.fsum(rate * sojourn.fraction_within(limit) for rate, sojourn in streams)
@@ -345,8 +350,8 @@ def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Ite
         )
 
 
-def _figures(deployment: DeploymentMap) -> Iterator[Violation]:
-    used = sum(any(partition.replicas for partition in gpu.partitions) for _, _, gpu in _gpus(deployment))
+def _check_figures(deployment: DeploymentMap) -> Iterator[Violation]:
+    used = sum(any(partition.replicas for partition in gpu.partitions) for _, _, gpu in _list_gpus(deployment))
     if deployment.predicted.gpus != used:
         said = deployment.predicted.gpus
         yield Violation("figures", "predicted", f"gpus says {said} and replicas stand on {used}")

@@ -40,7 +40,7 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """
     bundle, podded, asked = _start_bundle(deployment, image, base)
     names = UniqueNames()
-    manifests = [_config_map(podded), _volume_claim(bundle)]
+    manifests = [_make_config_map(podded), _make_volume_claim(bundle)]
     for node in podded.nodes:
         name = names.add(f"gpuprof-{slug(node.name)[:40]}")
         manifests.append(
@@ -53,8 +53,11 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
                     "strategy": {"type": "Recreate"},  # two pods cannot hold the node's GPUs at once
                     "selector": {"matchLabels": {"app": "gpuprof", "gpuprof/node": label(node.name)}},
                     "template": {
-                        "metadata": {"labels": _pod_labels(podded, node), "annotations": _annotations(podded)},
-                        "spec": _pod(node, image, asked[node.name].requirements()),
+                        "metadata": {
+                            "labels": _make_pod_labels(podded, node),
+                            "annotations": _make_annotations(podded),
+                        },
+                        "spec": _make_pod(node, image, asked[node.name].requirements()),
                     },
                 },
             }
@@ -69,7 +72,7 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """
     bundle, podded, asked = _start_bundle(deployment, image, base)
     names = UniqueNames()
-    manifests = [_config_map(podded), _volume_claim(bundle)]
+    manifests = [_make_config_map(podded), _make_volume_claim(bundle)]
     for node in podded.nodes:
         # KServe itself would limit a container without limits to one core and 2 GiB.
         resources = asked[node.name].requirements(limited=True)
@@ -81,15 +84,15 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
                     "name": names.add(f"gpuprof-{slug(node.name)[:40]}"),
                     "labels": {"app": "gpuprof"},
                     # Knative would scale the one server of a node, and allow a single port.
-                    "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment", **_annotations(podded)},
+                    "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment", **_make_annotations(podded)},
                 },
                 "spec": {
                     "predictor": {
                         "minReplicas": 1,
                         "maxReplicas": 1,
                         "deploymentStrategy": {"type": "Recreate"},
-                        "labels": _pod_labels(podded, node),
-                        **_pod(node, image, resources, container="kserve-container"),
+                        "labels": _make_pod_labels(podded, node),
+                        **_make_pod(node, image, resources, container="kserve-container"),
                     }
                 },
             }
@@ -105,10 +108,10 @@ def _finish_bundle(
     name: str,
 ) -> Bundle:
     """Add the manifests with a Service a model, which KServe makes for nodes alone, and how to deploy them."""
-    services = [_service(model) for model in _service_names(deployment).values()]
+    services = [_make_service(model) for model in _name_services(deployment).values()]
     bundle.files[name] = _to_yaml([*manifests, *services])
-    bundle.files["README.md"] = _readme(deployment, asked, name)
-    bundle.notes += _uneven_services(deployment)
+    bundle.files["README.md"] = _write_readme(deployment, asked, name)
+    bundle.notes += _note_uneven_services(deployment)
     bundle.notes.append("the processor time and memory that pods request are assumptions in part: README.md says which")
     return bundle
 
@@ -160,25 +163,25 @@ def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def _annotations(deployment: DeploymentMap) -> dict[str, str]:
+def _make_annotations(deployment: DeploymentMap) -> dict[str, str]:
     """Return annotations that make pods restart when the map changes."""
     return {"gpuprof/map-sha256": hashlib.sha256(deployment.to_json().encode()).hexdigest()}
 
 
-def _pod_labels(deployment: DeploymentMap, node: Node) -> dict[str, str]:
-    services = _service_names(deployment)
+def _make_pod_labels(deployment: DeploymentMap, node: Node) -> dict[str, str]:
+    services = _name_services(deployment)
     serves = {f"gpuprof.serves/{services[model]}": "true" for model in served_models(node)}
     return {"app": "gpuprof", "gpuprof/node": label(node.name), **serves}
 
 
-def _service_names(deployment: DeploymentMap) -> dict[str, str]:
+def _name_services(deployment: DeploymentMap) -> dict[str, str]:
     """Return the name of the Service of each model that the map serves."""
     names = UniqueNames()
     served = {model for node in deployment.nodes for model in served_models(node)}
     return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
 
 
-def _pod(node: Node, image: str, resources: Manifest, container: str = "serve") -> Manifest:
+def _make_pod(node: Node, image: str, resources: Manifest, container: str = "serve") -> Manifest:
     """Return the specification of the pod that serves a node of the map."""
     arguments = ["serve", f"{_CONFIGURATION}/map.json", "--node", node.name, "--host", "0.0.0.0"]
     arguments += ["--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT), "--drain-s", str(_DRAIN_S)]
@@ -211,7 +214,7 @@ def _pod(node: Node, image: str, resources: Manifest, container: str = "serve") 
                 "args": arguments,
                 "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT}],
                 "resources": resources,
-                **_probes(),
+                **_make_probes(),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "capabilities": {"drop": ["ALL"]},
@@ -234,7 +237,7 @@ def _pod(node: Node, image: str, resources: Manifest, container: str = "serve") 
     }
 
 
-def _probes() -> Manifest:
+def _make_probes() -> Manifest:
     """Return the probes; both addresses answer without the token."""
 
     def probe(path: str, **timing: int) -> Manifest:
@@ -248,7 +251,7 @@ def _probes() -> Manifest:
     }
 
 
-def _service(name: str) -> Manifest:
+def _make_service(name: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -264,7 +267,7 @@ def _service(name: str) -> Manifest:
     }
 
 
-def _config_map(deployment: DeploymentMap) -> Manifest:
+def _make_config_map(deployment: DeploymentMap) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -273,7 +276,7 @@ def _config_map(deployment: DeploymentMap) -> Manifest:
     }
 
 
-def _volume_claim(bundle: Bundle) -> Manifest:
+def _make_volume_claim(bundle: Bundle) -> Manifest:
     """Return the claim of a volume for the models, with room for as much again."""
     gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // 2**30))
     return {
@@ -284,7 +287,7 @@ def _volume_claim(bundle: Bundle) -> Manifest:
     }
 
 
-def _uneven_services(deployment: DeploymentMap) -> list[str]:
+def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
     """Return a remark on each model that nodes serve at unequal rates: a Service sends all of them the same."""
     rates: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for node, _, _, replica in deployment.places():
@@ -299,11 +302,11 @@ def _uneven_services(deployment: DeploymentMap) -> list[str]:
     ]
 
 
-def _readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str) -> str:
+def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str) -> str:
     nodes = "\n".join(
         f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
     )
-    services = "\n".join(f"| {model} | {name} |" for model, name in _service_names(deployment).items())
+    services = "\n".join(f"| {model} | {name} |" for model, name in _name_services(deployment).items())
     requests = "\n".join(
         f"| {node} | {one.cpu} | {one.memory} | processor: {one.cores_from}; memory: {one.memory_from} |"
         for node, one in asked.items()

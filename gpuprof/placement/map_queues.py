@@ -31,7 +31,8 @@ def map_servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServ
     if evidence.latency_budget is not None:
         return ["not asked"] * len(places)
     servers = [
-        _server(partition, replica, evidence.devices[gpu.device], evidence) for _, gpu, partition, replica in places
+        _make_server(partition, replica, evidence.devices[gpu.device], evidence)
+        for _, gpu, partition, replica in places
     ]
     known = [(place, server) for place, server in zip(places, servers, strict=True) if not isinstance(server, str)]
     one_machine = len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1
@@ -44,7 +45,7 @@ def map_servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServ
     return list(disturb_servers(evidence.host, running, evidence.queueing))
 
 
-def _server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
+def _make_server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
     """Return the replica as a queue, or why nothing can be said of it."""
     if replica.batch > MOST_BATCH:
         return f"{replica.model} takes batches of {replica.batch}, which nothing can be said of above {MOST_BATCH}"
@@ -64,7 +65,7 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         said = replica.predicted
         if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
             return f"the time of {replica.model} is said to vary by more than {MOST_VARIATION:g} times itself"
-        return _queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
+        return _make_queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
     beside = neighbour_workloads(partition, replica)
     try:
         estimates = [
@@ -75,12 +76,12 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         return str(error)
     handover_ms = evidence.host.handover_ms
     times = tuple(upper_ms(estimate.latency_ms, evidence.confidence) + handover_ms for estimate in estimates)
-    return _queue(
+    return _make_queue(
         replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence
     )
 
 
-def _queue(
+def _make_queue(
     replica: Replica, times: tuple[float, ...], latency_cv: float, pause: tuple[float, float | None], evidence: Evidence
 ) -> BatchServer:
     return BatchServer(

@@ -51,7 +51,7 @@ class PodResources:
         if self.cpu_limit is not None or limited:
             limits["cpu"] = str(self.cpu_limit or self.most_cores)
         if limited:
-            limits["memory"] = _mebibytes(_LIMIT_FACTOR * self.memory_bytes)
+            limits["memory"] = _format_mebibytes(_LIMIT_FACTOR * self.memory_bytes)
         return {"requests": {"cpu": self.cpu, "memory": self.memory}, "limits": dict(sorted(limits.items()))}
 
     @property
@@ -62,7 +62,7 @@ class PodResources:
     @property
     def memory(self) -> str:
         """Memory as Kubernetes writes it."""
-        return _mebibytes(self.memory_bytes)
+        return _format_mebibytes(self.memory_bytes)
 
 
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
@@ -76,7 +76,7 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
     return PodResources(
         cores=float(cores) or _SERVER_CORES + busy,
         memory_bytes=memory,
-        devices=_devices(node),
+        devices=_count_devices(node),
         cpu_limit=cores or None,
         most_cores=cores or math.ceil(2 * _SERVER_CORES) + processes,
         cores_from="the cores that the map divides"
@@ -98,15 +98,18 @@ def _ask_memory(placed: list[tuple[Gpu, Replica]], file_bytes: Mapping[str, int]
     processes = 0
     for gpu, replica in placed:
         processes += replica.processes * (_CPU_PROCESS_BYTES if _is_host(gpu) else _GPU_PROCESS_BYTES)
-        held, source = _model_bytes(gpu, replica, file_bytes)
+        held, source = _find_model_bytes(gpu, replica, file_bytes)
         models[source] += held
     server = _SERVER_BYTES + _BUFFER_BYTES
-    texts = [f"{_gib(server)} for router and buffers (assumed)", f"{_gib(processes)} for worker processes (assumed)"]
-    texts += [f"{_gib(held)} for models ({source})" for source, held in models.items() if held]
+    texts = [
+        f"{_format_gib(server)} for router and buffers (assumed)",
+        f"{_format_gib(processes)} for worker processes (assumed)",
+    ]
+    texts += [f"{_format_gib(held)} for models ({source})" for source, held in models.items() if held]
     return server + processes + models.total(), ", ".join(texts)
 
 
-def _model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> tuple[int, str]:
+def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> tuple[int, str]:
     """Return the host's memory of a replica's model in all its processes, and where that is known from."""
     known, size = replica.predicted.memory_bytes, file_bytes.get(replica.model)
     if is_cpu(gpu) and known is not None:
@@ -121,24 +124,24 @@ def _is_host(gpu: Gpu) -> bool:
     return is_cpu(gpu) or gpu.device.startswith("sim:")
 
 
-def _devices(node: Node) -> dict[str, int]:
+def _count_devices(node: Node) -> dict[str, int]:
     """Return the devices of the node as the device plugin offers them; a plus is none of a resource's letters."""
     wanted: Counter[str] = Counter()
     for gpu in node.gpus:
-        wanted.update(() if _is_host(gpu) else _device_names(gpu))
+        wanted.update(() if _is_host(gpu) else _list_device_names(gpu))
     return dict(sorted(wanted.items()))
 
 
-def _device_names(gpu: Gpu) -> Iterator[str]:
+def _list_device_names(gpu: Gpu) -> Iterator[str]:
     instances = [part.mig.profile for part in gpu.partitions if part.mig is not None and part.replicas]
     yield from (f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in instances)
     if not instances:
         yield "nvidia.com/gpu"
 
 
-def _gib(count: int) -> str:
+def _format_gib(count: int) -> str:
     return f"{count / _GIB:.3g} GiB"
 
 
-def _mebibytes(count: int) -> str:
+def _format_mebibytes(count: int) -> str:
     return f"{-(-count // 2**20)}Mi"

@@ -82,7 +82,7 @@ class Predictor:
     def _solve(self, model: str, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
         queueing, arrivals = queue_of(self._problem.queueing, model), Arrivals(rate_rps)
         servers = [server for server, _ in replicas]
-        scaled = [_at_ends(server, estimate.latency_ms) for server, estimate in replicas]
+        scaled = [_make_end_servers(server, estimate.latency_ms) for server, estimate in replicas]
         ends = zip(*scaled, strict=True) if all(scaled) else ()
         return _Pool(
             queueing.pool(arrivals, servers),
@@ -122,13 +122,13 @@ class Predictor:
         estimate = self._segments.estimate(device, placed.workload, beside)
         prediction = ReplicaPrediction(
             latency_ms=estimate.latency_ms.value,
-            latency_ms_interval=_interval(estimate.latency_ms),
+            latency_ms_interval=_to_interval(estimate.latency_ms),
             latency_cv=estimate.latency_cv,
             pause_factor=estimate.pause_factor,
             pause_cv=estimate.pause_cv,
             overlapped_ms=estimate.overlapped_ms,
             throughput_rps=estimate.throughput_rps.value,
-            throughput_rps_interval=_interval(estimate.throughput_rps),
+            throughput_rps_interval=_to_interval(estimate.throughput_rps),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),
             utilization=placed.rate_rps / estimate.throughput_rps.value,
             memory_bytes=placed.memory_bytes,
@@ -169,7 +169,9 @@ class Predictor:
     def model(self, name: str) -> ModelPrediction:
         """Return what is predicted of a model over all its replicas."""
         pool = self._pools.get(name)
-        p50, p95, p99 = (pool and _finite(pool.expected.whole.percentile(percent)) for percent in (50.0, 95.0, 99.0))
+        p50, p95, p99 = (
+            pool and _drop_infinity(pool.expected.whole.percentile(percent)) for percent in (50.0, 95.0, 99.0)
+        )
         return ModelPrediction(goodput_rps=self._goodput.get(name, 0.0), p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
     def _with_queueing(
@@ -179,12 +181,12 @@ class Predictor:
         limit = self._problem.demand(model).slo.latency_ms
         return prediction.model_copy(
             update={
-                "p50_ms": _finite(sojourn.percentile(50.0)),
-                "p95_ms": _finite(sojourn.percentile(95.0)),
-                "p99_ms": _finite(sojourn.percentile(99.0)),
-                "p99_ms_interval": _between(ends, sojourn, lambda s: s.percentile(99.0)),
+                "p50_ms": _drop_infinity(sojourn.percentile(50.0)),
+                "p95_ms": _drop_infinity(sojourn.percentile(95.0)),
+                "p99_ms": _drop_infinity(sojourn.percentile(99.0)),
+                "p99_ms_interval": _make_interval(ends, sojourn, lambda s: s.percentile(99.0)),
                 "goodput_rps": rate_rps * sojourn.fraction_within(limit),
-                "goodput_rps_interval": _between(ends, sojourn, lambda s: rate_rps * s.fraction_within(limit)),
+                "goodput_rps_interval": _make_interval(ends, sojourn, lambda s: rate_rps * s.fraction_within(limit)),
                 "utilization": sojourn.utilization,
             }
         )
@@ -211,7 +213,7 @@ def percentile_over(streams: Sequence[Stream], percent: float) -> float | None:
     return high
 
 
-def _at_ends(server: BatchServer, latency: Figure) -> list[BatchServer]:
+def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]:
     """Return the server at the lower and the upper end of its time's interval; none where nothing is known of it."""
     if latency.low is None or latency.high is None:
         return []
@@ -219,7 +221,7 @@ def _at_ends(server: BatchServer, latency: Figure) -> list[BatchServer]:
     return [replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms)) for scale in scales]
 
 
-def _between(ends: Sequence[Sojourn], middle: Sojourn, of: Callable[[Sojourn], float]) -> Interval | None:
+def _make_interval(ends: Sequence[Sojourn], middle: Sojourn, of: Callable[[Sojourn], float]) -> Interval | None:
     """Return the figure between both ends; None where an end is unknown or the queue grows without bound there.
 
     Queues are simulated, so that where the ends are near one another, what is between may come out a little beyond.
@@ -234,7 +236,9 @@ def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
     if placed.creq is None or placed.creq_metric is None:
         return None
     creq = placed.creq
-    return RequiredCompute(metric=placed.creq_metric, pct=creq.value, interval_pct=_interval(creq), source=creq.source)
+    return RequiredCompute(
+        metric=placed.creq_metric, pct=creq.value, interval_pct=_to_interval(creq), source=creq.source
+    )
 
 
 def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemory | None:
@@ -242,12 +246,12 @@ def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemor
     if placed.creq is None or estimate.memory_bytes is None:
         return None
     needed = estimate.memory_bytes.scale_by(placed.processes)
-    return RequiredMemory(bytes=needed.value, interval_bytes=_interval(needed), source=needed.source)
+    return RequiredMemory(bytes=needed.value, interval_bytes=_to_interval(needed), source=needed.source)
 
 
-def _interval(figure: Figure) -> Interval | None:
+def _to_interval(figure: Figure) -> Interval | None:
     return None if figure.low is None or figure.high is None else (figure.low, figure.high)
 
 
-def _finite(value: float) -> float | None:
+def _drop_infinity(value: float) -> float | None:
     return None if math.isinf(value) else value

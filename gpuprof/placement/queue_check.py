@@ -34,10 +34,10 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     """Yield wrong figures of the queue of a model's replicas, or of one of them."""
     if evidence.latency_budget is not None:
         for node, gpu, _, replica in deployment.places():
-            for message in _alone(replica):
+            for message in _check_alone(replica):
                 yield Violation("figures", f"{node.name} gpu {gpu.index}", f"{replica.model}: {message}")
         return
-    for model, members in _pools(deployment, evidence).items():
+    for model, members in _check_pools(deployment, evidence).items():
         servers = [server for _, _, server in members]
         arrivals = Arrivals(math.fsum(replica.rate_rps for _, replica, _ in members))
         if not 0.0 < arrivals.rate_rps < math.fsum(server.capacity_rps for server in servers):
@@ -48,9 +48,9 @@ def check_queues(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         slo_ms = deployment.models[model].slo_ms
         for number, (where, replica, _) in enumerate(members):
             laws = [end.parts[number].sojourn for end in ends]
-            for message in _of_part(replica, pool.parts[number], laws, slo_ms):
+            for message in _check_part(replica, pool.parts[number], laws, slo_ms):
                 yield Violation("figures", where, f"{model}: {message}")
-        yield from _of_law(deployment, model, pool.whole)
+        yield from _check_law(deployment, model, pool.whole)
     if evidence.host == NO_HOST_WORK:  # else what the machine does for the others was added at its worst
         yield from _check_merged(deployment, evidence)
 
@@ -66,7 +66,7 @@ def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vio
         if not 0.0 < replica.rate_rps < server.capacity_rps:
             continue  # told of elsewhere
         law = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
-        messages = list(_percentiles(law, {name: getattr(replica.predicted, name) for name in _PERCENTILES}))
+        messages = list(_check_percentiles(law, {name: getattr(replica.predicted, name) for name in _PERCENTILES}))
         messages += _busy(replica.predicted.utilization, law)
         for one in replica.merged:
             in_time = one.rate_rps * law.fraction_within(deployment.models[one.model].slo_ms)
@@ -78,10 +78,10 @@ def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vio
             yield Violation("figures", f"{node.name} gpu {gpu.index}", f"{replica.model}: {message}")
         for name in replica.rates():
             if serving[name] == 1:
-                yield from _of_law(deployment, name, law)
+                yield from _check_law(deployment, name, law)
 
 
-def _alone(replica: Replica) -> Iterator[str]:
+def _check_alone(replica: Replica) -> Iterator[str]:
     """Yield wrong figures of a replica whose batch time is limited to a part of the SLO."""
     predicted = replica.predicted
     if not predicted.throughput_rps > 0.0:
@@ -94,7 +94,7 @@ def _alone(replica: Replica) -> Iterator[str]:
         yield f"a goodput of {predicted.goodput_rps:.4g}/s is said, and it is {most:.4g}/s"
 
 
-def _pools(deployment: DeploymentMap, evidence: Evidence) -> Mapping[str, list[_Member]]:
+def _check_pools(deployment: DeploymentMap, evidence: Evidence) -> Mapping[str, list[_Member]]:
     """Return the replicas of each model that none is merged of, with the mean times of their batches."""
     merged = {one.model for *_, replica in deployment.places() for one in replica.merged}
     places: list[tuple[Node, Gpu, Partition, Replica]] = list(deployment.places())
@@ -127,11 +127,11 @@ def _at_ends(members: Sequence[_Member]) -> list[list[BatchServer]]:
     return scaled
 
 
-def _of_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms: float) -> Iterator[str]:
+def _check_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms: float) -> Iterator[str]:
     predicted, law = replica.predicted, part.sojourn
     if abs(replica.rate_rps - part.rate_rps) > _SIMULATED * max(replica.rate_rps, part.rate_rps) + _ABSOLUTE:
         yield f"it is said to get {replica.rate_rps:.4g} requests/s, and the router gives it {part.rate_rps:.4g}"
-    yield from _percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES})
+    yield from _check_percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES})
     in_time = part.rate_rps * law.fraction_within(slo_ms)
     if abs(predicted.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
         yield f"a goodput of {predicted.goodput_rps:.4g}/s is predicted, and it is {in_time:.4g}/s"
@@ -154,14 +154,14 @@ def _busy(utilization: float | None, law: Sojourn) -> Iterator[str]:
         yield f"it is said to be busy for {utilization:.4g} of its time, and is for {law.utilization:.4g}"
 
 
-def _of_law(deployment: DeploymentMap, model: str, law: Sojourn) -> Iterator[Violation]:
+def _check_law(deployment: DeploymentMap, model: str, law: Sojourn) -> Iterator[Violation]:
     predicted = deployment.models[model].predicted
     if predicted is not None:
-        for message in _percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES}):
+        for message in _check_percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES}):
             yield Violation("figures", model, message)
 
 
-def _percentiles(law: Sojourn, predicted: Mapping[str, float | None]) -> Iterator[str]:
+def _check_percentiles(law: Sojourn, predicted: Mapping[str, float | None]) -> Iterator[str]:
     for name, value in predicted.items():
         if value is None:
             continue

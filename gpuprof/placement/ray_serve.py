@@ -35,7 +35,7 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
         "route_prefix": "/",
         "import_path": "gpuprof.pipeline.ray_serve:build_application",
         "args": {"map": f"{_FOLDER}/map.json"},
-        "deployments": [_router(), *(_node(names[node.name], node) for node in seen.nodes)],
+        "deployments": [_make_router(), *(_make_node(names[node.name], node) for node in seen.nodes)],
     }
     config = {
         "proxy_location": "EveryNode",
@@ -44,7 +44,7 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
     }
     bundle.files["serve_config.yaml"] = yaml.safe_dump(config, sort_keys=False)
     bundle.files["map.json"] = seen.to_json()
-    bundle.files["README.md"] = _readme(seen)
+    bundle.files["README.md"] = _write_readme(seen)
     return bundle
 
 
@@ -55,11 +55,11 @@ def deployment_names(deployment: DeploymentMap) -> dict[str, str]:
     return {node.name: names.add(slug(node.name)) for node in deployment.nodes}
 
 
-def _router() -> dict[str, Any]:
+def _make_router() -> dict[str, Any]:
     return {"name": ROUTER, "max_ongoing_requests": MAX_REQUESTS, "ray_actor_options": {"num_cpus": 0}}
 
 
-def _node(name: str, node: Node) -> dict[str, Any]:
+def _make_node(name: str, node: Node) -> dict[str, Any]:
     """Return the deployment of a node: one actor that holds the GPUs, or the cores, that the map uses there."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     gpus = sum(not is_cpu(gpu) and not gpu.device.startswith("sim:") for gpu in node.gpus)
@@ -76,7 +76,7 @@ def _node(name: str, node: Node) -> dict[str, Any]:
     }
 
 
-def _readme(deployment: DeploymentMap) -> str:
+def _write_readme(deployment: DeploymentMap) -> str:
     starts = "\n".join(
         f"       ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
         for node in deployment.nodes

@@ -84,28 +84,28 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
                 f"Triton serves {replica.model} without batches, which the map has ({replica.batch}): "
                 "its inputs and outputs do not all begin with a free batch dimension",
             )
-        bundle.files[f"{name}/{folder}/config.pbtxt"] = _config(folder, replica, gpu, batched)
-        environment = _replica_environment(node, gpu, partition, replica)
+        bundle.files[f"{name}/{folder}/config.pbtxt"] = _write_config(folder, replica, gpu, batched)
+        environment = _make_replica_environment(node, gpu, partition, replica)
         bundle.files[f"{name}/server.env"] = "".join(f"{key}={value}\n" for key, value in environment.items())
-    bundle.files["README.md"] = _readme(deployment)
+    bundle.files["README.md"] = _write_readme(deployment)
     return bundle
 
 
-def _readme(deployment: DeploymentMap) -> str:
+def _write_readme(deployment: DeploymentMap) -> str:
     """Return the instructions for starting the servers: which runs where, and what Triton does not support."""
     rows = [
-        f"| {name} | {node.name} | {gpu.index} | {_say_mig(partition)} | {_say_share(gpu, partition, replica)} "
+        f"| {name} | {node.name} | {gpu.index} | {_format_mig(partition)} | {_format_share(gpu, partition, replica)} "
         f"| {folder_name(public_name(deployment, replica.model).name)} | {replica.rate_rps:g} |"
         for name, node, gpu, partition, replica in replica_names(deployment)
     ]
     return _README.format(rows="\n".join(rows))
 
 
-def _say_mig(partition: Partition) -> str:
+def _format_mig(partition: Partition) -> str:
     return "–" if partition.mig is None else f"{partition.mig.profile} at {partition.mig.start}"
 
 
-def _say_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
+def _format_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
     turns = f", by turns {replica.turns}" if replica.turns else ""
     if is_cpu(gpu):
         return f"{replica.sm_share_pct:g}% of the cores{turns}"
@@ -120,8 +120,8 @@ def has_leading_batch(file: Path) -> bool:
     read = read_onnx(file)
     graph = read.model.graph
     # What is read has large weights as inputs of its own.
-    inputs = {one.name: _dims(one) for one in graph.input if one.name not in read.weights}
-    outputs = [_dims(one) for one in graph.output]
+    inputs = {one.name: _format_dims(one) for one in graph.input if one.name not in read.weights}
+    outputs = [_format_dims(one) for one in graph.output]
     axes = batch_axes(inputs)
     return (
         set(axes) == set(inputs) and set(axes.values()) == {0} and all(o and not isinstance(o[0], int) for o in outputs)
@@ -140,12 +140,12 @@ def _require_tensors(file: Path, model: str) -> None:
             )
 
 
-def _dims(value: object) -> tuple[int | str | None, ...]:
+def _format_dims(value: object) -> tuple[int | str | None, ...]:
     shape = value.type.tensor_type.shape  # type: ignore[attr-defined]
     return tuple(one.dim_value if one.HasField("dim_value") else one.dim_param or None for one in shape.dim)
 
 
-def _config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
+def _write_config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
     """Return the model's configuration: batches are formed where there is more than one request to a batch."""
     batching = (
         "dynamic_batching {\n"
@@ -169,7 +169,7 @@ def _add_note(bundle: Bundle, note: str) -> None:
         bundle.notes.append(note)
 
 
-def _replica_environment(node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, str]:
+def _make_replica_environment(node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, str]:
     """Return the environment of a replica's process: its GPU, its MPS daemon and its share; empty on a CPU."""
     if is_cpu(gpu):
         return {}

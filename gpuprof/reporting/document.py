@@ -113,17 +113,17 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
     try:
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.deployment/"):
             deployment = parse_map(content, where)
-            return [_map(deployment, where)], deployment
+            return [_make_map_section(deployment, where)], deployment
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.simulation/"):
-            return _simulation(content, where), None
+            return _make_simulation_sections(content, where), None
         if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
-            return [_load(content, where)], None
+            return [_make_load_section(content, where)], None
         if _is_rows(content, ("policy", "gpus", "goodput_rps", "seconds")):
-            return [_comparison(content, where, "policy")], None
+            return [_make_comparison_section(content, where, "policy")], None
         if _is_rows(content, ("device", "gpus", "utilization_pct", "seconds")):
-            return [_comparison(content, where, "device")], None
+            return [_make_comparison_section(content, where, "device")], None
         if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
-            return [_evaluation(content, where)], None
+            return [_make_evaluation_section(content, where)], None
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         what = f"{where} is damaged, or of another version: {why}"
@@ -147,7 +147,7 @@ def _require_names(rows: Sequence[Mapping[str, Any]], *keys: str) -> None:
                 raise ValueError(f"{key} must be a name but is {row[key]!r}")
 
 
-def _map(deployment: DeploymentMap, where: str) -> Section:
+def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
     predicted = deployment.predicted
     cost = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} dollars an hour"
     replicas = sum(1 for _ in deployment.places())
@@ -164,10 +164,10 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             name,
-            _number(model.rate_rps),
-            _number(model.slo_ms),
-            _number(None if model.predicted is None else model.predicted.goodput_rps),
-            _number(None if model.predicted is None else model.predicted.p99_ms),
+            _format_number(model.rate_rps),
+            _format_number(model.slo_ms),
+            _format_number(None if model.predicted is None else model.predicted.goodput_rps),
+            _format_number(None if model.predicted is None else model.predicted.p99_ms),
             "; ".join(sorted(sources_by_model.get(name, ()))) or "–",
         )
         for name, model in deployment.models.items()
@@ -188,7 +188,7 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
 
 
-def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
+def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Section]:
     models, series, times = content["models"], content["series"], content["times_s"]
     _require_names(models, "model")
     _require_names(series, "model")
@@ -207,7 +207,9 @@ def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
     )
     if basis := (content.get("basis") or {}).get("text"):
         text += f" Batch times: {basis}."
-    table = _table(models, ("model", "rate_rps", "goodput_rps", "in_time_pct", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
+    table = _make_table(
+        models, ("model", "rate_rps", "goodput_rps", "in_time_pct", "slo_ms", "p50_ms", "p95_ms", "p99_ms")
+    )
     return [
         Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table, "simulated"),
         *(
@@ -223,9 +225,9 @@ def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
     ]
 
 
-def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     _require_names(rows, "model")
-    table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
+    table = _make_table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
     charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
     text = f"{where}: what clients measured."
     if said := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
@@ -234,15 +236,15 @@ def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     return Section("Load test", text, tuple(c for c in charts if c is not None), table, source)
 
 
-def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+def _make_evaluation_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     _require_names(rows, "setting", "quantity", "predictor")
     keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
     text = f"{where}: how far off estimates are on what was measured and left out."
-    shown = _table(rows, keys)
+    shown = _make_table(rows, keys)
     return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), shown, "predicted and measured")
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
+def _make_comparison_section(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
     """Return what was compared: policies on one fleet, or kinds of GPUs by one policy."""
     _require_names(rows, subject)
     keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
@@ -252,7 +254,7 @@ def _comparison(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> 
     remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
     text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
     title = f"Comparison of {'policies' if subject == 'policy' else 'kinds of GPUs'}"
-    return Section(title, text, comparison_figures(rows, subject, noun), _table(rows, shown), "predicted")
+    return Section(title, text, comparison_figures(rows, subject, noun), _make_table(rows, shown), "predicted")
 
 
 _HEADINGS = {
@@ -274,22 +276,22 @@ _HEADINGS = {
 }
 
 
-def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
+def _make_table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
     headings = tuple(_HEADINGS.get(key, key.replace("_", " ")) for key in keys)
-    columns = [_column(key, [row.get(key) for row in rows]) for key in keys]
+    columns = [_format_column(key, [row.get(key) for row in rows]) for key in keys]
     return Table(headings, tuple(zip(*columns, strict=True)))
 
 
-def _column(key: str, values: Sequence[object]) -> list[str]:
+def _format_column(key: str, values: Sequence[object]) -> list[str]:
     """Return numbers with as many decimals in each row, percentages with one, and all else as it is."""
     if key.endswith("_pct"):
         return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
         return number_formatter(4).show_column(values)
-    return [_number(value) for value in values]
+    return [_format_number(value) for value in values]
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     if value is None:
         return "–"
     return show_number(value) if isinstance(value, float) else str(value)
@@ -319,7 +321,7 @@ def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
 
     A few models stand beside one another at each size, of more each has a bar of its sizes.
     """
-    counted = {row["model"]: _sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
     known = {model: own for model, own in counted.items() if sum(own.values())}
     sizes = sorted({size for own in known.values() for size in own})
     if not sizes:
@@ -349,7 +351,7 @@ def _double_spans(largest: int) -> list[tuple[int, int]]:
     return [(end // 2 + 1, end) for end in ends]
 
 
-def _sizes(row: Mapping[str, Any]) -> dict[int, int]:
+def _parse_sizes(row: Mapping[str, Any]) -> dict[int, int]:
     sizes = {int(size): int(count) for size, count in row["stages"]["batches"].items()}
     if min(*sizes, *sizes.values()) < 0:
         raise ValueError("a batch size or a count of batches is negative")

@@ -128,20 +128,20 @@ def page(title: str, sections: Sequence[Section]) -> str:
     """Return the page; light or dark as the reader's system is, until the button says otherwise."""
     links = "".join(f'<a href="#s{i}">{escape(one.title)}</a>' for i, one in enumerate(sections))
     anchors = {one.title: f"s{i}" for i, one in enumerate(sections)}
-    body = "".join(_section(i, one, anchors) for i, one in enumerate(sections))
+    body = "".join(_render_section(i, one, anchors) for i, one in enumerate(sections))
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<style>{_themes()}{style(variables())}{_CSS}</style></head><body><main>"
+        f"<style>{_render_themes()}{style(variables())}{_CSS}</style></head><body><main>"
         f'<header><h1>{escape(title)}</h1><button id="theme" type="button">light / dark</button></header>'
         f"<nav>{links}</nav>{_HINT if any(len(chart.legend()) > 1 for one in sections for chart in one.charts) else ''}"
         f'{body}</main><div id="tip" role="status"></div><script>{_SCRIPT}</script></body></html>\n'
     )
 
 
-def _themes() -> str:
+def _render_themes() -> str:
     light, dark = declarations("light"), declarations("dark")
     return (
         f":root{{color-scheme:light;{light}}}"
@@ -150,9 +150,9 @@ def _themes() -> str:
     )
 
 
-def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
-    figures = "".join(map(_figure, section.charts))
-    table = "" if section.table is None else _table(section.table, anchors)
+def _render_section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
+    figures = "".join(map(_render_figure, section.charts))
+    table = "" if section.table is None else _render_table(section.table, anchors)
     tag = f'<span class="tag">{escape(section.source)}</span>' if section.source else ""
     text = f'<p>{escape(section.text)}</p>{table}<div class="charts">{figures}</div>'
     if section.is_folded:
@@ -160,7 +160,7 @@ def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
     return f'<section id="s{number}"><h2>{escape(section.title)}{tag}</h2>{text}</section>'
 
 
-def _figure(chart: Chart) -> str:
+def _render_figure(chart: Chart) -> str:
     kind = ' class="broad"' if chart.width > _BROAD else ""
     note = f"<figcaption>{escape(chart.note)}</figcaption>" if chart.note else ""
     return f"<figure{kind}>{_draw_twice(chart)}{note}</figure>"
@@ -176,7 +176,7 @@ def _draw_twice(chart: Chart) -> str:
     return inline(chart, "wide") + inline(replace(chart, width=_NARROW), "narrow")
 
 
-def _table(table: Table, anchors: Mapping[str, str]) -> str:
+def _render_table(table: Table, anchors: Mapping[str, str]) -> str:
     """Return a table whose first cells lead to the parts of the page that are called so.
 
     Each cell carries its heading: a narrow window shows a row as a block of its own, cells below one another.
@@ -187,7 +187,7 @@ def _table(table: Table, anchors: Mapping[str, str]) -> str:
     rows = "".join(
         "<tr>"
         + "".join(
-            f'<td{side} data-heading="{escape(heading)}">{_cell(cell, {} if place else anchors)}</td>'
+            f'<td{side} data-heading="{escape(heading)}">{_render_cell(cell, {} if place else anchors)}</td>'
             for place, (side, heading, cell) in enumerate(zip(sides, table.headings, row, strict=True))
         )
         + "</tr>"
@@ -201,5 +201,5 @@ def _has_numbers(cells: Sequence[str]) -> bool:
     return all(cell == "–" or (cell.lstrip("-–")[:1].isdigit() and " " not in cell) for cell in cells)
 
 
-def _cell(text: str, anchors: Mapping[str, str]) -> str:
+def _render_cell(text: str, anchors: Mapping[str, str]) -> str:
     return f'<a href="#{anchors[text]}">{escape(text)}</a>' if text in anchors else escape(text)

@@ -67,18 +67,18 @@ def _draw(chart: Chart) -> tuple[str, int]:
     legend, rows = draw_legend(chart, above)
     top = above + round(rows)
     ends = (top, top + chart.height) if chart.y.is_downwards else (top + chart.height, top)
-    x = scale_of(chart.x, _values(chart, "x"), _left_margin(chart), chart.width - _RIGHT)
-    y = scale_of(chart.y, _values(chart, "y"), *ends)
+    x = scale_of(chart.x, _list_values(chart, "x"), _left_margin(chart), chart.width - _RIGHT)
+    y = scale_of(chart.y, _list_values(chart, "y"), *ends)
     below = _BOTTOM + _slant_height(chart.x, x)
     parts = [
         f'<text class="title" x="12" y="{20 + _TITLE_LINE * i}">{escape(line)}</text>' for i, line in enumerate(titles)
     ]
-    parts += [legend, _grid(chart, x, y, below)]
+    parts += [legend, _draw_grid(chart, x, y, below)]
     drawn: list[tuple[Box | Line | Points, Callable[[], str]]] = [
-        (box, partial(_box, box, x, y)) for box in chart.boxes
+        (box, partial(_draw_box, box, x, y)) for box in chart.boxes
     ]
-    drawn += [(line, partial(_line, line, x, y, chart)) for line in chart.lines]
-    drawn += [(points, partial(_points, points, x, y)) for points in chart.points]
+    drawn += [(line, partial(_draw_line, line, x, y, chart)) for line in chart.lines]
+    drawn += [(points, partial(_draw_points, points, x, y)) for points in chart.points]
     return "".join((*parts, group_series(chart, drawn))), top + chart.height + round(below)
 
 
@@ -123,7 +123,7 @@ def _slanted_letters(at: float) -> int:
     return max(_LEAST_LETTERS, min(_MOST_LETTERS, int(at / (LETTER * math.cos(math.radians(_SLANT))))))
 
 
-def _values(chart: Chart, which: str) -> list[float]:
+def _list_values(chart: Chart, which: str) -> list[float]:
     values: list[float] = []
     marks: tuple[Line | Points, ...] = (*chart.lines, *chart.points)
     for mark in marks:
@@ -133,15 +133,15 @@ def _values(chart: Chart, which: str) -> list[float]:
     return values
 
 
-def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
+def _draw_grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
     parts = []
-    for value, text in _labels(chart.y, y, across=False, letters=_letters_beside(chart)):
+    for value, text in _place_labels(chart.y, y, across=False, letters=_letters_beside(chart)):
         at = y(value)
         if not chart.y.names:
             parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="faint" text-anchor="end" x="{x.begin - 6:.1f}" y="{at + 4:.1f}">{text}</text>')
     slanted = _is_slanted(chart.x, x)
-    for value, text in _labels(chart.x, x, across=True, letters=_MOST_LETTERS):
+    for value, text in _place_labels(chart.x, x, across=True, letters=_MOST_LETTERS):
         at, under = x(value), max(y.begin, y.end) + (12 if slanted else 17)
         place = (
             f'text-anchor="end" transform="translate({at + 4:.1f} {under:.1f}) rotate(-{_SLANT:g})"'
@@ -167,7 +167,7 @@ def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
     return "".join(parts)
 
 
-def _labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[float, str]]:
+def _place_labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[float, str]]:
     """Return what stands at an axis; a row of names needs their width, a column their height."""
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
@@ -177,18 +177,18 @@ def _labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[
     every = max(1, math.ceil(least / each - 0.5))
     slanted = across and _is_slanted(axis, scale)
     return [
-        (float(i), _name(name, _slanted_letters(scale(float(i))) if slanted else letters))
+        (float(i), _draw_name(name, _slanted_letters(scale(float(i))) if slanted else letters))
         for i, name in enumerate(axis.names)
         if i % every == 0
     ]
 
 
-def _name(name: str, letters: int) -> str:
+def _draw_name(name: str, letters: int) -> str:
     shown = shorten(name, letters)
     return escape(shown) if shown == name else f"{escape(shown)}<title>{escape(name)}</title>"
 
 
-def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
+def _draw_line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     if not line.x:
         return ""
     color = line.color % COLORS
@@ -203,7 +203,7 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
         f"{_end_with_tip('circle', _describe_point(line, a, b, axes))}"
         for a, b in zip(line.x[::every], line.y[::every], strict=True)
     )
-    return f'<polyline class="s{color}"{dash} points="{points}"/>{_line_marks(line, x, y, chart)}{targets}'
+    return f'<polyline class="s{color}"{dash} points="{points}"/>{_draw_line_marks(line, x, y, chart)}{targets}'
 
 
 def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
@@ -213,7 +213,7 @@ def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
     return f"{line.name}: {show_number(y)} at {show_number(x)} ({axes})"
 
 
-def _line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
+def _draw_line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     """Return some marks along a line where there are several; each begins elsewhere, so that they stand apart."""
     if chart.points or not chart.is_marked(line):
         return ""
@@ -225,14 +225,14 @@ def _line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     )
 
 
-def _points(points: Points, x: Scale, y: Scale) -> str:
+def _draw_points(points: Points, x: Scale, y: Scale) -> str:
     return "".join(
         f"{mark_of(points.color, x(a), y(b), 4.0, _SEE_THROUGH)}{_end_with_tip('path', tip)}"
         for a, b, tip in zip(points.x, points.y, points.tips, strict=True)
     )
 
 
-def _box(box: Box, x: Scale, y: Scale) -> str:
+def _draw_box(box: Box, x: Scale, y: Scale) -> str:
     left, right = sorted((x(box.x0), x(box.x1)))
     top, bottom = sorted((y(box.y0), y(box.y1)))
     width, height = max(right - left, 0.5), max(bottom - top, 0.5)

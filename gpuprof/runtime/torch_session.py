@@ -124,10 +124,10 @@ class TorchSession:
         self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         weights = {weight.name for weight in model.graph.initializer}
         self._nodes = tuple(_read_node(node) for node in model.graph.node)
-        _check(self._nodes, path)
-        self._inputs = tuple(_info(value) for value in model.graph.input if value.name not in weights)
-        self._outputs = tuple(_info(value) for value in model.graph.output)
-        self._weights = {one.name: self._place_weight(_tensor(one)) for one in model.graph.initializer}
+        _check_operators(self._nodes, path)
+        self._inputs = tuple(_make_info(value) for value in model.graph.input if value.name not in weights)
+        self._outputs = tuple(_make_info(value) for value in model.graph.output)
+        self._weights = {one.name: self._place_weight(_to_tensor(one)) for one in model.graph.initializer}
         self._path, self._plans = path, dict[tuple[Any, ...], _Plan]()
 
     def get_inputs(self) -> tuple[ValueInfo, ...]:
@@ -171,7 +171,7 @@ class TorchSession:
         outputs = {one.name for one in self._outputs}
         fixed, nodes = _split_fixed(self._nodes, self._weights)
         read_later = {name for node in nodes for name in node.inputs} & fixed
-        last_uses = _last_uses(self._nodes)
+        last_uses = _find_last_uses(self._nodes)
         values |= self._weights
         for position, node in enumerate(self._nodes):
             self._execute(node, values)
@@ -185,7 +185,7 @@ class TorchSession:
         values.clear()
         if self._device.type == "cuda":  # what only the first run took must not count as what the model holds
             torch.cuda.empty_cache()
-        over = _last_uses(nodes)
+        over = _find_last_uses(nodes)
         steps = tuple(
             _Step(node, known[place], tuple(name for name in over.get(place, ()) if name not in fixed | outputs))
             for place, node in enumerate(nodes)
@@ -242,7 +242,7 @@ def _split_fixed(nodes: Sequence[_Node], weights: Mapping[str, Any]) -> tuple[se
     return fixed, nodes_to_run
 
 
-def _last_uses(nodes: Sequence[_Node]) -> dict[int, list[str]]:
+def _find_last_uses(nodes: Sequence[_Node]) -> dict[int, list[str]]:
     """Return by a node's position the values that no node after it reads."""
     last = {name: position for position, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
     uses: dict[int, list[str]] = {}
@@ -270,7 +270,7 @@ def values_read_by_node(
     return reads
 
 
-def _check(nodes: Sequence[_Node], path: Path) -> None:
+def _check_operators(nodes: Sequence[_Node], path: Path) -> None:
     missing = sorted({node.op_type for node in nodes} - set(OPERATORS))
     if missing:
         raise InputError(
@@ -280,26 +280,26 @@ def _check(nodes: Sequence[_Node], path: Path) -> None:
 
 
 def _read_node(node: NodeProto) -> _Node:
-    attributes = {one.name: _attribute(one) for one in node.attribute}
+    attributes = {one.name: _read_attribute(one) for one in node.attribute}
     if node.op_type == "Split":
         attributes["outputs"] = len(node.output)
     op_type = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
     return _Node(op_type, tuple(node.input), tuple(node.output), attributes)
 
 
-def _info(value: ValueInfoProto) -> ValueInfo:
+def _make_info(value: ValueInfoProto) -> ValueInfo:
     tensor = value.type.tensor_type
     shape = tuple(side.dim_value if side.HasField("dim_value") else side.dim_param or None for side in tensor.shape.dim)
     return ValueInfo(value.name, f"tensor({_TYPES.get(tensor.elem_type, 'unknown')})", shape)
 
 
-def _attribute(attribute: AttributeProto) -> Any:
+def _read_attribute(attribute: AttributeProto) -> Any:
     if attribute.type == AttributeProto.TENSOR:
-        return _tensor(attribute.t)
+        return _to_tensor(attribute.t)
     return helper.get_attribute_value(attribute)
 
 
-def _tensor(weight: TensorProto) -> torch.Tensor:
+def _to_tensor(weight: TensorProto) -> torch.Tensor:
     values = numpy_helper.to_array(weight)
     if weight.data_type == TensorProto.BFLOAT16:  # NumPy has no such type
         return torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)

@@ -51,18 +51,18 @@ def _read_2019(path: Path, header: Sequence[str], busiest: int, random: np.rando
     rows = open_rows(path)
     next(rows)
     for line, row in rows:
-        counts = _counts(row, len(minutes), f"{path}:{line}")
+        counts = _read_counts(row, len(minutes), f"{path}:{line}")
         entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equals the first of the file is kept
         (heapq.heappush if len(kept) < busiest else heapq.heappushpop)(kept, entry)
     if not any(total for total, *_ in kept):
         raise InputError(f"{path} holds no invocations", "give a day that has some")
     if (total := sum(entry[0] for entry in kept)) > MAX_REQUESTS:
         raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
-    times = {name: _spread(counts, random) for total, _, name, counts in sorted(kept, reverse=True) if total}
+    times = {name: _spread_in_minutes(counts, random) for total, _, name, counts in sorted(kept, reverse=True) if total}
     return Trace(times, 60.0 * len(minutes))
 
 
-def _counts(row: Sequence[str], minutes: int, where: str) -> NDArray[np.int64]:
+def _read_counts(row: Sequence[str], minutes: int, where: str) -> NDArray[np.int64]:
     if len(row) != minutes + 4:
         raise InputError(f"{where}: expected {minutes + 4} fields but got {len(row)}")
     try:
@@ -75,7 +75,7 @@ def _counts(row: Sequence[str], minutes: int, where: str) -> NDArray[np.int64]:
     return counts
 
 
-def _spread(counts: NDArray[np.int64], random: np.random.Generator) -> Times:
+def _spread_in_minutes(counts: NDArray[np.int64], random: np.random.Generator) -> Times:
     minute = np.repeat(np.arange(len(counts)), counts)
     return np.sort(((minute + random.random(len(minute))) * _MINUTE_NS).astype(np.int64))
 

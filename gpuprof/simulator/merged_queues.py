@@ -58,12 +58,15 @@ def merged_queues(deployment: DeploymentMap) -> MergedQueues:
         return MergedQueues(deployment, {})
     models = {name: model for name, model in deployment.models.items() if name not in queue_of}
     for merge, told in deployment.merges.items():
-        models[merge] = _one_model([deployment.models[name] for name in told.members])
-    nodes = tuple(node.model_copy(update={"gpus": tuple(_gpu(gpu) for gpu in node.gpus)}) for node in deployment.nodes)
+        models[merge] = _join_models([deployment.models[name] for name in told.members])
+    nodes = tuple(
+        node.model_copy(update={"gpus": tuple(_replace_replicas(gpu) for gpu in node.gpus)})
+        for node in deployment.nodes
+    )
     return MergedQueues(deployment.model_copy(update={"models": models, "nodes": nodes, "merges": {}}), queue_of)
 
 
-def _one_model(members: list[DeployedModel]) -> DeployedModel:
+def _join_models(members: list[DeployedModel]) -> DeployedModel:
     return DeployedModel(
         rate_rps=sum(model.rate_rps for model in members),
         slo_ms=min(model.slo_ms for model in members),
@@ -71,13 +74,13 @@ def _one_model(members: list[DeployedModel]) -> DeployedModel:
     )
 
 
-def _gpu(gpu: Gpu) -> Gpu:
+def _replace_replicas(gpu: Gpu) -> Gpu:
     partitions = tuple(
-        Partition(mig=partition.mig, replicas=tuple(_plain(replica) for replica in partition.replicas))
+        Partition(mig=partition.mig, replicas=tuple(_make_plain_replica(replica) for replica in partition.replicas))
         for partition in gpu.partitions
     )
     return gpu.model_copy(update={"partitions": partitions})
 
 
-def _plain(replica: Replica) -> Replica:
+def _make_plain_replica(replica: Replica) -> Replica:
     return replica.model_copy(update={"merged": ()})

@@ -138,14 +138,14 @@ def outcome_of(
         warmup_s=options.warmup_s,
         seed=options.seed,
         method="events",
-        models=tuple(_model(deployment, tally, i, name, seconds) for i, name in enumerate(names)),
-        replicas=tuple(_replica(place, tally, i, seconds) for i, place in enumerate(places)),
+        models=tuple(_summarize_model(deployment, tally, i, name, seconds) for i, name in enumerate(names)),
+        replicas=tuple(_summarize_replica(place, tally, i, seconds) for i, place in enumerate(places)),
         times_s=tuple(float(t) for t in np.linspace(tally.span[0], tally.span[1], WINDOWS + 1) / NS_PER_S),
-        series=tuple(_series(tally, i, name) for i, name in enumerate(names)),
+        series=tuple(_make_series(tally, i, name) for i, name in enumerate(names)),
     )
 
 
-def _model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: float) -> ModelOutcome:
+def _summarize_model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: float) -> ModelOutcome:
     asked = deployment.models[name]
     requests, answered, in_time = int(tally.arrived[i]), int(tally.answered[i]), int(tally.in_time[i])
     pct = 100.0 * in_time / requests if requests else None
@@ -164,9 +164,9 @@ def _model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: 
         in_time_pct=pct,
         slo_met=None if pct is None else pct >= asked.percentile,
         mean_ms=sum(means.values()) if answered else None,
-        p50_ms=_at_most(quantile[50.0], longest),
-        p95_ms=_at_most(quantile[95.0], longest),
-        p99_ms=_at_most(quantile[99.0], longest),
+        p50_ms=_clip_to(quantile[50.0], longest),
+        p95_ms=_clip_to(quantile[95.0], longest),
+        p99_ms=_clip_to(quantile[99.0], longest),
         max_ms=longest if answered else None,
         stage_mean_ms={stage: means.get(stage) for stage in STAGES},
         stage_p99_ms={stage: percentile_ms(tally.stage[i, s], COARSE_BITS, 99.0) for s, stage in enumerate(STAGES)},
@@ -174,12 +174,12 @@ def _model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: 
     )
 
 
-def _at_most(value: float | None, longest: float) -> float | None:
+def _clip_to(value: float | None, longest: float) -> float | None:
     # Percentiles are interpolated within a bin of the histogram, and may come out above the longest time there was.
     return None if value is None else min(value, longest)
 
 
-def _replica(place: PlacedInstance, tally: Tally, i: int, seconds: float) -> ReplicaOutcome:
+def _summarize_replica(place: PlacedInstance, tally: Tally, i: int, seconds: float) -> ReplicaOutcome:
     replica, answered, batches = place.replica, int(tally.replica_answered[i]), int(tally.replica_batches[i])
     return ReplicaOutcome(
         place=place.name,
@@ -196,7 +196,7 @@ def _replica(place: PlacedInstance, tally: Tally, i: int, seconds: float) -> Rep
     )
 
 
-def _series(tally: Tally, i: int, name: str) -> Series:
+def _make_series(tally: Tally, i: int, name: str) -> Series:
     answered = tally.windows[:, i, 1]
     latency, fraction = cdf_ms(tally.total[i], FINE_BITS)
     # Points for a picture: evenly many by rank, and the tail whole.

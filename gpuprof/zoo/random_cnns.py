@@ -98,7 +98,7 @@ def draw_cnn(net: Network, seed: int) -> ModelProto:
         for _ in range(drawn.pick(1, 2, 3, 4)):
             x = _BLOCKS[int(drawn.random.choice(kinds))](drawn, x)
         x = _downsample(drawn, x)
-    classes = _head(drawn, x)
+    classes = _add_head(drawn, x)
     return net.finish("random_cnn", TensorProto.FLOAT, ["batch", 3, side, side], ["batch", classes], seed)
 
 
@@ -113,7 +113,7 @@ def _downsample(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     return drawn.conv(drawn.pool(x, "MaxPool" if how == 1 else "AveragePool"), channels, drawn.pick(1, 3))
 
 
-def _head(drawn: _RandomCnn, x: _FeatureMap) -> int:
+def _add_head(drawn: _RandomCnn, x: _FeatureMap) -> int:
     """Classify, from the mean of each channel or from all pixels; return the number of classes."""
     classes = drawn.pick(10, 100, 365, 1000)
     features = x.channels
@@ -128,30 +128,30 @@ def _head(drawn: _RandomCnn, x: _FeatureMap) -> int:
     return classes
 
 
-def _plain(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_plain(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     return drawn.conv(x, x.channels, drawn.pick(3, 3, 5))
 
 
-def _bottleneck(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_bottleneck(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     thin = max(8, x.channels // drawn.pick(2, 4))
     y = drawn.conv(drawn.conv(x, thin, 1), thin, 3)
     return drawn.activate(drawn.add(x, drawn.conv(y, x.channels, 1, active=False)))
 
 
-def _basic(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_basic(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     y = drawn.conv(drawn.conv(x, x.channels, 3), x.channels, 3, active=False)
     return drawn.activate(drawn.add(x, y))
 
 
-def _inverted_residual(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_inverted_residual(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     wide = min(_MOST_CHANNELS, x.channels * drawn.pick(2, 3, 4, 6))
     y = drawn.conv(drawn.conv(x, wide, 1), wide, drawn.pick(3, 3, 5), group=wide)
     if drawn.random.random() < 0.4:
-        y = _squeeze_and_excite(drawn, y)
+        y = _add_squeeze_and_excite(drawn, y)
     return drawn.add(x, drawn.conv(y, x.channels, 1, active=False))
 
 
-def _squeeze_and_excite(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_squeeze_and_excite(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     """Scale the channels by gates computed from their means (squeeze and excitation)."""
     mean = _FeatureMap(drawn.net.add("GlobalAveragePool", x.name), x.channels, 1)
     squeezed = drawn.conv(mean, max(4, x.channels // 16), 1)
@@ -159,18 +159,18 @@ def _squeeze_and_excite(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     return replace(x, name=drawn.net.add("Mul", x.name, weights))
 
 
-def _grouped_convolution(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_grouped_convolution(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     group = drawn.pick(2, 4, 8)
-    return drawn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _plain(drawn, x)
+    return drawn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _add_plain(drawn, x)
 
 
-def _dense(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_dense(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     growth = drawn.pick(12, 24, 32)
     y = drawn.conv(drawn.conv(x, 4 * growth, 1), growth, 3)
     return drawn.concat(x, y) if x.channels + growth <= _MOST_CHANNELS else drawn.conv(x, x.channels, 1)
 
 
-def _inception(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_inception(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     part = max(8, x.channels // 4)
     three = drawn.conv(drawn.conv(x, max(8, part // 2), 1), part, 3)
     five = drawn.conv(drawn.conv(x, max(8, part // 4), 1), part, 5)
@@ -178,9 +178,18 @@ def _inception(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     return drawn.concat(drawn.conv(x, part, 1), three, five, pooled)
 
 
-def _fire(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_fire(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     thin = drawn.conv(x, max(8, x.channels // 8), 1)
     return drawn.concat(drawn.conv(thin, max(8, x.channels // 2), 1), drawn.conv(thin, max(8, x.channels // 2), 3))
 
 
-_BLOCKS = (_plain, _basic, _bottleneck, _inverted_residual, _grouped_convolution, _dense, _inception, _fire)
+_BLOCKS = (
+    _add_plain,
+    _add_basic,
+    _add_bottleneck,
+    _add_inverted_residual,
+    _add_grouped_convolution,
+    _add_dense,
+    _add_inception,
+    _add_fire,
+)

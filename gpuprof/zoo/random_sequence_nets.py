@@ -67,8 +67,8 @@ def draw_transformer(net: Network, seed: int) -> ModelProto:
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(length, width))
     for _ in range(drawn.pick(1, 2, 3)):
-        for part in (_attention, _feed_forward):
-            size = heads if part is _attention else ratio * width
+        for part in (_add_attention, _add_feed_forward):
+            size = heads if part is _add_attention else ratio * width
             if first:
                 x = net.add("Add", x, part(drawn, drawn.normalise(x, width), width, size))
             else:
@@ -78,11 +78,11 @@ def draw_transformer(net: Network, seed: int) -> ModelProto:
     return net.finish("random_transformer", TensorProto.INT64, ["batch", length], ["batch", classes], seed)
 
 
-def _feed_forward(drawn: _RandomSequenceNet, x: str, width: int, hidden: int) -> str:
+def _add_feed_forward(drawn: _RandomSequenceNet, x: str, width: int, hidden: int) -> str:
     return drawn.dense(drawn.activate(drawn.dense(x, width, hidden)), hidden, width)
 
 
-def _attention(drawn: _RandomSequenceNet, x: str, width: int, heads: int) -> str:
+def _add_attention(drawn: _RandomSequenceNet, x: str, width: int, heads: int) -> str:
     net, depth = drawn.net, width // heads
     split, join = net.constant(0, 0, heads, depth), net.constant(0, 0, heads * depth)
     q, k, v = (net.add("Reshape", drawn.dense(x, width, heads * depth), split) for _ in range(3))

@@ -22,7 +22,7 @@ def build_small_network(stem: str, seed: int = 0) -> ModelProto:
     return _BUILDERS[stem](Network(), seed)
 
 
-def _mlp(net: Network, seed: int) -> ModelProto:
+def _build_mlp(net: Network, seed: int) -> ModelProto:
     x, widths = "input", (784, 2048, 2048, 1024)
     for features, outputs in pairwise(widths):
         x = net.add("Gemm", x, net.weight(outputs, features), net.weight(outputs), transB=1)
@@ -31,19 +31,19 @@ def _mlp(net: Network, seed: int) -> ModelProto:
     return net.finish("mlp", TensorProto.FLOAT, ["batch", 784], ["batch", 10], seed)
 
 
-def _encoder(net: Network, seed: int, width: int = 256, heads: int = 4, layers: int = 4) -> ModelProto:
+def _build_encoder(net: Network, seed: int, width: int = 256, heads: int = 4, layers: int = 4) -> ModelProto:
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(_LENGTH, width))
     for _ in range(layers):
-        x = _layer_norm(net, net.add("Add", x, _attention(net, x, width, heads)), width)
+        x = _add_layer_norm(net, net.add("Add", x, _add_attention(net, x, width, heads)), width)
         hidden = net.dense(x, width, 4 * width)
         gate = net.add("Sigmoid", hidden)
-        x = _layer_norm(net, net.add("Add", x, net.dense(net.add("Mul", hidden, gate), 4 * width, width)), width)
+        x = _add_layer_norm(net, net.add("Add", x, net.dense(net.add("Mul", hidden, gate), 4 * width, width)), width)
     net.dense(net.add("ReduceMean", x, axes=[1], keepdims=0), width, 16)
     return net.finish("transformer_encoder", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16], seed)
 
 
-def _attention(net: Network, x: str, width: int, heads: int) -> str:
+def _add_attention(net: Network, x: str, width: int, heads: int) -> str:
     split, join = net.constant(0, 0, heads, width // heads), net.constant(0, 0, width)
     q, k, v = (net.add("Reshape", net.dense(x, width, width), split) for _ in range(3))
     scores = net.add("MatMul", net.add("Transpose", q, perm=[0, 2, 1, 3]), net.add("Transpose", k, perm=[0, 2, 3, 1]))
@@ -53,11 +53,11 @@ def _attention(net: Network, x: str, width: int, heads: int) -> str:
     return net.dense(together, width, width)
 
 
-def _layer_norm(net: Network, x: str, width: int) -> str:
+def _add_layer_norm(net: Network, x: str, width: int) -> str:
     return net.add("LayerNormalization", x, net.weight(width), net.weight(width), axis=-1)
 
 
-def _lstm(net: Network, seed: int, width: int = 256, layers: int = 2) -> ModelProto:
+def _build_lstm(net: Network, seed: int, width: int = 256, layers: int = 2) -> ModelProto:
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Transpose", x, perm=[1, 0, 2])
     for _ in range(layers):
@@ -70,7 +70,7 @@ def _lstm(net: Network, seed: int, width: int = 256, layers: int = 2) -> ModelPr
     return net.finish("lstm_classifier", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16], seed)
 
 
-def _unet(net: Network, seed: int, width: int = 32, depth: int = 3) -> ModelProto:
+def _build_unet(net: Network, seed: int, width: int = 32, depth: int = 3) -> ModelProto:
     x, kept = net.convolve("input", 3, width), []
     for level in range(depth):
         kept.append(x)
@@ -84,10 +84,10 @@ def _unet(net: Network, seed: int, width: int = 32, depth: int = 3) -> ModelProt
 
 
 _BUILDERS: dict[str, Callable[[Network, int], ModelProto]] = {
-    "mlp": _mlp,
-    "transformer_encoder": _encoder,
-    "lstm_classifier": _lstm,
-    "unet": _unet,
+    "mlp": _build_mlp,
+    "transformer_encoder": _build_encoder,
+    "lstm_classifier": _build_lstm,
+    "unet": _build_unet,
     "random_cnn": draw_cnn,
     "random_transformer": draw_transformer,
     "random_rnn": draw_rnn,

@@ -24,7 +24,7 @@ def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, Workloa
 
     Raises `InputError` when it cannot be read, is no such file or lacks a key; the message names it.
     """
-    return profile_of_tables(parse_tables(_text(path), path), str(path))
+    return profile_of_tables(parse_tables(_read_text(path), path), str(path))
 
 
 def profile_of_tables(
@@ -35,8 +35,8 @@ def profile_of_tables(
     Raises `InputError` when a key is missing or garbled; the message names it and ``where`` it was looked for.
     """
     try:
-        hardware = _hardware(tables["hardware"])
-        return hardware, {name: _workload(table) for name, table in tables.items() if name != "hardware"}
+        hardware = _parse_hardware(tables["hardware"])
+        return hardware, {name: _parse_workload(table) for name, table in tables.items() if name != "hardware"}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}: the profile lacks or garbles {error}", "name the config.jsonl of iGniter's tools, whole"
@@ -69,7 +69,7 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
     Raises `InputError` when it cannot be read or is of another schema.
     """
     try:
-        content = json.loads(_text(path))
+        content = json.loads(_read_text(path))
         if content.get("schema") != SCHEMA:
             raise InputError(
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
@@ -87,7 +87,7 @@ def _freeze_list(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no profile is")
@@ -98,7 +98,7 @@ def _text(path: Path) -> str:
         raise InputError(f"{path} is not text") from None
 
 
-def _hardware(table: Mapping[str, Any]) -> HardwareProfile:
+def _parse_hardware(table: Mapping[str, Any]) -> HardwareProfile:
     return HardwareProfile(
         max_power_w=float(table["maxGPUpower"]),
         max_clock_mhz=float(table["maxGPUfrequency"]),
@@ -111,7 +111,7 @@ def _hardware(table: Mapping[str, Any]) -> HardwareProfile:
     )
 
 
-def _workload(table: Mapping[str, Any]) -> WorkloadProfile:
+def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
     configurations = tuple(
         Configuration(
             batch,

@@ -78,16 +78,17 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
             "profile on a GPU with nsys, or give iGniter's own profile with --profile",
         )
     beside = comparable_rows(read_records(db, ColocationRow, {"device": device.name}))
-    pcie = _pcie_bytes_per_ms(db, device)
+    pcie = _read_pcie_bytes_per_ms(db, device)
     by_model: dict[str, list[_SoloMeasurement]] = {}
     for one in complete:
         by_model.setdefault(model_at_dims(one.row.model, one.row.dims), []).append(one)
     workloads = {
         name: profile
         for name, rows in by_model.items()
-        if len(rows) >= _LEAST_CONFIGURATIONS and (profile := _workload(rows, beside, pcie, complete)) is not None
+        if len(rows) >= _LEAST_CONFIGURATIONS
+        and (profile := _make_workload_profile(rows, beside, pcie, complete)) is not None
     }
-    return _hardware(device, complete, beside, pcie), workloads
+    return _make_hardware_profile(device, complete, beside, pcie), workloads
 
 
 def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
@@ -100,7 +101,7 @@ def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dic
     return None
 
 
-def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
+def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
     """Return what copies achieved: those of the models themselves, in timelines, before a benchmark's."""
     rows = read_records(db, DeviceRow, {"device": device.name})
     known = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
@@ -132,7 +133,7 @@ def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
     return _MeasuredWorkload(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
 
 
-def _copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
+def _collect_copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
     """Return what was measured of a workload by the number of its copies, itself included."""
     row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
@@ -147,11 +148,11 @@ def _copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[in
     return by_count
 
 
-def _hardware(
+def _make_hardware_profile(
     device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
 ) -> HardwareProfile:
     copies, kernels = max(
-        ((_copies(one, beside), one.kernels) for one in rows), key=lambda found: _count_known(found[0])
+        ((_collect_copies(one, beside), one.kernels) for one in rows), key=lambda found: _count_known(found[0])
     )
     counts = range(1, len(copies) + 1)
     delays_ms = {count: one.dispatch_ms / kernels for count, one in copies.items() if one.dispatch_ms is not None}
@@ -165,11 +166,11 @@ def _hardware(
         )
     return HardwareProfile(
         device.max_power_w,
-        _highest_clock(rows),
+        _find_highest_clock(rows),
         float(idle),
         pcie,
         tuple(copies[count].power_w for count in counts),
-        tuple(_steady(copies[count].clock_mhz, rows) for count in counts),
+        tuple(_snap_clock(copies[count].clock_mhz, rows) for count in counts),
         tuple(delays_ms.get(count) for count in counts),
     )
 
@@ -183,24 +184,24 @@ def _list_counts(counts: Iterable[int]) -> str:
     return f"{', '.join(map(str, sorted(counts))) or 'no'} copies"
 
 
-def _highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
+def _find_highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
     """Return what the GPU runs at below its limits: some never reach the clock of their data sheet."""
     return max(one.clock_mhz for one in rows)
 
 
-def _steady(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
-    highest = _highest_clock(rows)
+def _snap_clock(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
+    highest = _find_highest_clock(rows)
     return highest if clock_mhz >= _SAME_CLOCK * highest else clock_mhz
 
 
-def _workload(
+def _make_workload_profile(
     rows: Sequence[_SoloMeasurement],
     beside: Sequence[ColocationRow],
     pcie: float,
     everything: Sequence[_SoloMeasurement],
 ) -> WorkloadProfile | None:
     """Return the profile of a model, None if it was never measured beside a copy of itself with all that is needed."""
-    pairs = ((one, _copies(one, beside).get(2)) for one in rows)
+    pairs = ((one, _collect_copies(one, beside).get(2)) for one in rows)
     pair = next(((one, two, gap) for one, two in pairs if two and (gap := two.dispatch_ms) is not None), None)
     if pair is None:
         return None
@@ -210,17 +211,17 @@ def _workload(
         feedback_bytes=alone.d2h_bytes / alone.row.batch,
         kernels=alone.kernels,
         idle_ms=alone.dispatch_ms,
-        active_ms=_gpu_ms(alone, alone, pcie) - alone.dispatch_ms,
-        active_beside_ms=_gpu_ms(together, alone, pcie) - gap_ms,
-        clock_beside_mhz=_steady(together.clock_mhz, everything),
-        l2_beside_pct=_l2_pct(alone, rows, pcie),
+        active_ms=_subtract_copies(alone, alone, pcie) - alone.dispatch_ms,
+        active_beside_ms=_subtract_copies(together, alone, pcie) - gap_ms,
+        clock_beside_mhz=_snap_clock(together.clock_mhz, everything),
+        l2_beside_pct=_find_l2_pct(alone, rows, pcie),
         configurations=tuple(
             Configuration(
                 one.row.batch,
                 one.row.sm_share_pct / 100.0,
-                _gpu_ms(one, one, pcie),
+                _subtract_copies(one, one, pcie),
                 one.power_w,
-                _steady(one.clock_mhz, everything),
+                _snap_clock(one.clock_mhz, everything),
                 one.row.l2_pct,
             )
             for one in rows
@@ -228,19 +229,19 @@ def _workload(
     )
 
 
-def _l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie: float) -> float:
+def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie: float) -> float:
     """Return the use of L2, of the most alike configuration where that one was timed without counters.
 
     iGniter ties it to the requests in a unit of time (section 3.2), so that decides which is most alike.
     """
 
     def rate(alone: _SoloMeasurement) -> float:
-        return alone.row.batch / _gpu_ms(alone, alone, pcie)
+        return alone.row.batch / _subtract_copies(alone, alone, pcie)
 
     known = [(one, one.row.l2_pct) for one in rows if one.row.l2_pct is not None]
     return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
 
 
-def _gpu_ms(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
+def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
     """Return the time on the GPU: latency less the transfers."""
     return measured.latency_ms - copied.copied_bytes / pcie

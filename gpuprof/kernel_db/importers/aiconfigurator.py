@@ -68,24 +68,24 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
             precision=precision,
             settings=json.dumps({"kv_cache_dtype": cache}) if cache else None,
         )
-        yield Run(run, ops=[_op(source, run, line, row, precision) for line, row in rows])
+        yield Run(run, ops=[_read_op(source, run, line, row, precision) for line, row in rows])
 
 
-def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any], precision: str) -> OpRow:
+def _read_op(source: Source, run: RunRow, line: int, row: Mapping[str, Any], precision: str) -> OpRow:
     kind = str(row["op_name"])
     if kind not in _KINDS:
         raise InputError(f"{source.path}:{line}: op {kind!r} is none of {', '.join(_KINDS)}")
-    sizes = _gemm(source, line, row) if kind == "gemm" else _attention(source, line, row, kind)
+    sizes = _read_gemm(source, line, row) if kind == "gemm" else _read_attention(source, line, row, kind)
     op = describe_op("gemm" if kind == "gemm" else "attention", sizes, _TYPES[precision])
     latency = source.record_number(line, row, "latency_ms" if "latency_ms" in row else "latency")
     return op_row(run, op, sizes.get("b", 1), latency, "fused")
 
 
-def _gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, int]:
+def _read_gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(source.record_number(line, row, name)) for name in "mnk"}
 
 
-def _attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> dict[str, int]:
+def _read_attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> dict[str, int]:
     """Return the sizes: in generation one query meets the keys of all steps before it."""
     length = int(source.record_number(line, row, "isl"))
     heads = int(source.record_number(line, row, "num_heads"))

@@ -35,12 +35,12 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a table as one run. Raises `InputError` with the line number, for a number that is missing or none."""
     run = source.run(device or DEVICE, "import:igniter", _NOTES, runtime="tensorrt")
     if source.header() == SOLO:
-        yield Run(run, models=list(_solo(source, run.run_id, run.device)))
+        yield Run(run, models=list(_read_solo(source, run.run_id, run.device)))
     else:
-        yield Run(run, colocations=list(_pairs(source, run.run_id, run.device)))
+        yield Run(run, colocations=list(_read_pairs(source, run.run_id, run.device)))
 
 
-def _solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
+def _read_solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
     for line, row in source.rows():
         yield ModelRow(
             run_id=run_id,
@@ -54,7 +54,7 @@ def _solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
         )
 
 
-def _pairs(source: Source, run_id: str, device: str) -> Iterable[ColocationRow]:
+def _read_pairs(source: Source, run_id: str, device: str) -> Iterable[ColocationRow]:
     members: dict[int, int] = defaultdict(int)
     for line, row in source.rows():
         group = int(source.require_number(line, row, "pair"))

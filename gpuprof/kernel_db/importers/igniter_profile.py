@@ -47,13 +47,15 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
         settings=json.dumps({"hardware": hardware, **tables}, sort_keys=True),
     )
     try:
-        models = [row for name, table in tables.items() for row in _models(run.run_id, run.device, name, table)]
+        models = [
+            row for name, table in tables.items() for row in _make_model_rows(run.run_id, run.device, name, table)
+        ]
         pairs = [
             row
             for group, (name, table) in enumerate(sorted(tables.items()))
-            for row in _copies(run.run_id, run.device, group, name, table)
+            for row in _make_copy_rows(run.run_id, run.device, group, name, table)
         ]
-        devices = [_device(run.run_id, run.device, hardware)]
+        devices = [_make_device_row(run.run_id, run.device, hardware)]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InputError(
             f"{source.path}: the profile lacks or garbles {error}", "name the config.jsonl of iGniter's tools, whole"
@@ -80,7 +82,7 @@ def parse_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _models(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
+def _make_model_rows(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
     for i, batch in enumerate(BATCHES):
         for j, share in enumerate(SHARES_PCT):
             alone_twice = (batch, share) == (L2_BATCH, _HALF_PCT)
@@ -100,7 +102,9 @@ def _models(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> It
             )
 
 
-def _copies(run_id: str, device: str, group: int, name: str, table: Mapping[str, Any]) -> Iterable[ColocationRow]:
+def _make_copy_rows(
+    run_id: str, device: str, group: int, name: str, table: Mapping[str, Any]
+) -> Iterable[ColocationRow]:
     """Return the rows of two copies that ran at once, each on half of the device."""
     if "activetime_2" not in table:
         return
@@ -121,7 +125,7 @@ def _copies(run_id: str, device: str, group: int, name: str, table: Mapping[str,
         )
 
 
-def _device(run_id: str, device: str, hardware: Mapping[str, Any]) -> DeviceRow:
+def _make_device_row(run_id: str, device: str, hardware: Mapping[str, Any]) -> DeviceRow:
     return DeviceRow(
         run_id=run_id,
         device=device,

@@ -59,22 +59,22 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     Raises `InputError` for a GPU that the catalogue does not have, a number that is none, or an op that is not known.
     """
     if source.path.suffix == ".json":
-        yield _label(source, device)
+        yield _read_label(source, device)
         return
     if source.path.suffix != ".parquet" and set(source.header()) >= _MODELS:
-        yield from _models(source)
+        yield from _read_models(source)
         return
     groups: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for line, row in _rows(source):
+    for line, row in _list_rows(source):
         # The repository writes versions as "p2.1.0" in places.
-        groups[_device(source, line, row, device), str(row["torch"]).removeprefix("p")].append((line, row))
+        groups[_name_device(source, line, row, device), str(row["torch"]).removeprefix("p")].append((line, row))
     for (name, version), rows in groups.items():
-        run = source.run(name, "import:neusight", _NOTES, PER_OP, **_conditions(version, "eager"))
-        pairs = [_op(source, run, line, row) for line, row in rows]
+        run = source.run(name, "import:neusight", _NOTES, PER_OP, **_describe_conditions(version, "eager"))
+        pairs = [_read_op(source, run, line, row) for line, row in rows]
         yield Run(run, ops=[op for op, _ in pairs], kernels=[kernel for _, kernel in pairs])
 
 
-def _conditions(version: str, mode: str) -> dict[str, str]:
+def _describe_conditions(version: str, mode: str) -> dict[str, str]:
     return {
         "runtime": "pytorch",
         "runtime_version": version,
@@ -84,7 +84,7 @@ def _conditions(version: str, mode: str) -> dict[str, str]:
     }
 
 
-def _rows(source: Source) -> Iterable[tuple[int, dict[str, Any]]]:
+def _list_rows(source: Source) -> Iterable[tuple[int, dict[str, Any]]]:
     if source.path.suffix == ".parquet":
         return list(enumerate(source.records(), 1))
     return [
@@ -93,7 +93,7 @@ def _rows(source: Source) -> Iterable[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _device(source: Source, line: int, row: Mapping[str, Any], device: str | None) -> str:
+def _name_device(source: Source, line: int, row: Mapping[str, Any], device: str | None) -> str:
     if row.get("device") in devices():
         return str(row["device"])
     driver_name = str(row.get("device_name") or source.path.parent.name)
@@ -103,7 +103,7 @@ def _device(source: Source, line: int, row: Mapping[str, Any], device: str | Non
     return device or (known.name if known else "")
 
 
-def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:
+def _read_op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:
     latency_ms = source.record_number(line, row, "latency_ms")
     sizes = {name: int(source.record_number(line, row, name)) for name in _SIZES if _is_given(row.get(name))}
     try:
@@ -132,26 +132,27 @@ def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple
     return op_row(run, op, batch, latency_ms, "eager", note), kernel
 
 
-def _models(source: Source) -> Iterable[Run]:
+def _read_models(source: Source) -> Iterable[Run]:
     runs: dict[tuple[str, bool], Run] = {}
     for line, row in source.rows():
         fused = row["fused"].lower() == "true"
-        name = _device(source, line, row, None)
+        name = _name_device(source, line, row, None)
         if (name, fused) not in runs:
             mode = "torch.compile" if fused else "eager"
             runs[name, fused] = Run(
-                source.run(name, "import:neusight", _NOTES, **_conditions("2.1.0", mode)), models=[]
+                source.run(name, "import:neusight", _NOTES, **_describe_conditions("2.1.0", mode)), models=[]
             )
         run = runs[name, fused]
         model = f"{row['model']}@{row['sequence']}"
         latency = source.require_number(line, row, "latency_ms")
-        run.models.append(_model_row(run.run, model, int(source.require_number(line, row, "batch")), latency, fused))  # type: ignore[attr-defined]
+        batch = int(source.require_number(line, row, "batch"))
+        run.models.append(_make_model_row(run.run, model, batch, latency, fused))  # type: ignore[attr-defined]
     return runs.values()
 
 
-def _label(source: Source, device: str | None) -> Run:
+def _read_label(source: Source, device: str | None) -> Run:
     match = _LABEL.fullmatch(source.path.name)
-    name = _device(source, 1, {}, device)
+    name = _name_device(source, 1, {}, device)
     try:
         latency = json.loads(source.text)["e2e_latency"]
         if match is None or not isinstance(latency, int | float) or not 0 < latency < math.inf:
@@ -159,16 +160,18 @@ def _label(source: Source, device: str | None) -> Run:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{source.path}: e2e_latency must be a positive number of milliseconds") from None
     mode = "torch.compile" if match["fused"] else "eager"
-    run = source.run(name, "import:neusight", _NOTES, match["model"], **_conditions("2.1.0", mode))
+    run = source.run(name, "import:neusight", _NOTES, match["model"], **_describe_conditions("2.1.0", mode))
     return Run(
         run,
         models=[
-            _model_row(run, f"{match['model']}@{match['sequence']}", int(match["batch"]), latency, bool(match["fused"]))
+            _make_model_row(
+                run, f"{match['model']}@{match['sequence']}", int(match["batch"]), latency, bool(match["fused"])
+            )
         ],
     )
 
 
-def _model_row(run: RunRow, model: str, batch: int, latency_ms: float, fused: bool) -> ModelRow:
+def _make_model_row(run: RunRow, model: str, batch: int, latency_ms: float, fused: bool) -> ModelRow:
     return ModelRow(
         run_id=run.run_id,
         model=model,

@@ -31,7 +31,7 @@ from gpuprof.placement.pooled_segment import SLACK
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Times are compared by so much more tolerantly than in the check of a map.
+#: Relative tolerance of times beyond that of the check of a map.
 _GENEROUS = 1e-8
 #: Pools are simulated, and judged by that: for a bound a request may exceed its SLO by this factor.
 _PATIENT = 1.05

@@ -27,7 +27,7 @@ PIECES = 36
 _NOTHING = 1e-5
 #: Steps of the multipliers (Polyak's rule) before a box is taken as it is.
 _MOST_STEPS = 12
-#: Times are compared, and rates allowed, by so much more tolerantly than in the check of a map.
+#: Relative tolerance of times and rates beyond that of the check of a map.
 _SLACK = 1e-8
 #: How often the end of two halves of a box is looked for.
 _BISECTIONS = 6

@@ -52,7 +52,7 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     ``executed``: the graph that the runtime made of the model; ``trace``: in order of time.
     """
     tied = tie_nodes(graph, executed)
-    placed = _place(executed, trace)
+    placed = _match_events(executed, trace)
     last = max((event.repeat for _, event in placed), default=0)
     first = min(_SKIPPED_REPEATS, last)
     kept = tuple((index, event) for index, event in placed if event.repeat >= first)
@@ -63,7 +63,7 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     return NodeTimes(
         executed=tuple(executed),
         tie=tied,
-        groups=tuple(_group_time(group, durations) for group in tied.groups),
+        groups=tuple(_summarize_group(group, durations) for group in tied.groups),
         events=kept,
         repeats=repeats,
         total_ns=sum(fmean(times) for times in durations.values()),
@@ -71,12 +71,12 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     )
 
 
-def _group_time(group: Group, durations: dict[int, list[int]]) -> GroupTime:
+def _summarize_group(group: Group, durations: dict[int, list[int]]) -> GroupTime:
     sums = [sum(times) for times in zip(*(durations[index] for index in group.executed), strict=True)]
     return GroupTime(group, fmean(sums), median(sums), min(sums))
 
 
-def _place(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[tuple[int, NodeEvent]]:
+def _match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[tuple[int, NodeEvent]]:
     """Find the executed node of each event; events of nodes inside subgraphs are part of their parent's time."""
     named = {node.name: index for index, node in enumerate(executed) if node.name}
     nameless: dict[str, list[int]] = defaultdict(list)

@@ -37,36 +37,36 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     The ranges of kernels are the nodes of an ONNX model where `gpuprof.runtime.torch_session` ran it, else PyTorch's
     operators. Raises `InputError` when it is no such trace, is cut off, or has no kernels where there should be some.
     """
-    document = _load(path)
+    document = _load_events(path)
     events: list[Event] = [event for event in document["traceEvents"] if event.get("ph") == "X"]
-    kinds = _by_kind(events)
+    kinds = _group_by_kind(events)
     kernels_found = kinds.get("kernel", [])
     if expect_kernels and not kernels_found:
         raise InputError(f"{path} has no kernel", "record with activities CPU and CUDA, on a GPU")
     launches = [event for kind in _LAUNCHES for event in kinds.get(kind, [])]
-    annotations = _ranges([event for kind in _ANNOTATIONS for event in kinds.get(kind, [])])
+    annotations = _read_ranges([event for kind in _ANNOTATIONS for event in kinds.get(kind, [])])
     is_node = [str(name).startswith(NODE_RANGE) for name in annotations["name"]]
     nodes = annotations[np.array(is_node, dtype=bool)].reset_index(drop=True)
     # An op of PyTorch within a node is not what the model calls it.
-    operators = nodes if len(nodes) else _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
-    launched = _launch_calls(launches)
-    kernels = _kernels(kernels_found)
+    operators = nodes if len(nodes) else _read_ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
+    launched = _read_launch_calls(launches)
+    kernels = _read_kernels(kernels_found)
     return Timeline(
         kernels=_tie_to_launches(kernels, launched, operators, annotations) if len(kernels) else kernels,
-        copies=_copies(kinds.get("gpu_memcpy", []), launched, operators, annotations),
+        copies=_read_copies(kinds.get("gpu_memcpy", []), launched, operators, annotations),
         ranges=annotations if len(nodes) else pd.concat([annotations, operators], ignore_index=True),
         tool="torch.profiler",
         version=str(document.get("schemaVersion", "unknown")),
-        gpus=_gpus(document.get("deviceProperties")),
+        gpus=_describe_gpus(document.get("deviceProperties")),
     )
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load_events(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
         content = path.read_bytes()
-        document = json.loads(_unpack(content) if content[:2] == b"\x1f\x8b" else content)
+        document = json.loads(_decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, zlib.error) as error:
@@ -78,7 +78,7 @@ def _load(path: Path) -> dict[str, Any]:
     return document
 
 
-def _unpack(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     # Bounded: a small file can unpack to any size.
     unpacked = inflate.decompress(content, _MAX_BYTES)
@@ -89,7 +89,7 @@ def _unpack(content: bytes) -> bytes:
     return unpacked
 
 
-def _gpus(properties: Any) -> dict[int, GpuDescription]:
+def _describe_gpus(properties: Any) -> dict[int, GpuDescription]:
     """Return what the trace says of each GPU: a list of objects, of which older versions write less."""
     gpus = {}
     for gpu in properties if isinstance(properties, list) else ():
@@ -115,59 +115,59 @@ _DEVICE_PROPERTIES = {
 }
 
 
-def _by_kind(events: Sequence[Event]) -> dict[str, list[Event]]:
+def _group_by_kind(events: Sequence[Event]) -> dict[str, list[Event]]:
     kinds: dict[str, list[Event]] = {}
     for event in events:
         kinds.setdefault(str(event.get("cat", "")).lower(), []).append(event)
     return kinds
 
 
-def _ns(microseconds: Any) -> int:
+def _to_ns(microseconds: Any) -> int:
     """Times are microseconds with a fraction, since the epoch: their product with 1000 is not exact as a float."""
     whole, _, fraction = str(microseconds).partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3]) if "e" not in fraction else round(float(microseconds) * 1000)
 
 
-def _ranges(events: Sequence[Event]) -> pd.DataFrame:
+def _read_ranges(events: Sequence[Event]) -> pd.DataFrame:
     if not events:
         return empty_ranges()
-    starts = np.array([_ns(event["ts"]) for event in events], dtype=np.int64)
-    lengths = np.array([_ns(event["dur"]) for event in events], dtype=np.int64)
+    starts = np.array([_to_ns(event["ts"]) for event in events], dtype=np.int64)
+    lengths = np.array([_to_ns(event["dur"]) for event in events], dtype=np.int64)
     return pd.DataFrame(
         {
             "name": [str(event.get("name", "")) for event in events],
             "start_ns": starts,
             "end_ns": starts + lengths,
-            "process_id": _ids(events, "pid"),
-            "thread_id": _ids(events, "tid"),
+            "process_id": _read_ids(events, "pid"),
+            "thread_id": _read_ids(events, "tid"),
         }
     )
 
 
-def _launch_calls(events: Sequence[Event]) -> pd.DataFrame:
+def _read_launch_calls(events: Sequence[Event]) -> pd.DataFrame:
     """Return where and when each launch was called, under its correlation id."""
-    known = [event for event in events if isinstance(_arguments(event).get("correlation"), int)]
+    known = [event for event in events if isinstance(_read_arguments(event).get("correlation"), int)]
     frame = pd.DataFrame(
         {
-            "correlation_id": np.array([_arguments(event)["correlation"] for event in known], dtype=np.int64),
-            "process_id": _ids(known, "pid"),
-            "thread_id": _ids(known, "tid"),
-            "launch_start_ns": np.array([_ns(event["ts"]) for event in known], dtype=np.int64),
+            "correlation_id": np.array([_read_arguments(event)["correlation"] for event in known], dtype=np.int64),
+            "process_id": _read_ids(known, "pid"),
+            "thread_id": _read_ids(known, "tid"),
+            "launch_start_ns": np.array([_to_ns(event["ts"]) for event in known], dtype=np.int64),
         }
     )
     # A call of the runtime and the driver's call inside it can share an id: the outer one began first.
     return frame.sort_values("launch_start_ns", kind="stable").drop_duplicates("correlation_id")
 
 
-def _kernels(events: Sequence[Event]) -> pd.DataFrame:
+def _read_kernels(events: Sequence[Event]) -> pd.DataFrame:
     rows = []
     for event in events:
-        arguments = _arguments(event)
+        arguments = _read_arguments(event)
         row: dict[str, Any] = {
             "name": str(event.get("name", "")),
-            "start_ns": _ns(event["ts"]),
-            "duration_ns": _ns(event["dur"]),
-            "correlation_id": _correlation(event),
+            "start_ns": _to_ns(event["ts"]),
+            "duration_ns": _to_ns(event["dur"]),
+            "correlation_id": _read_correlation(event),
         }
         for given, column in _KERNEL_ARGUMENTS.items():
             if given in arguments:
@@ -191,20 +191,20 @@ _KERNEL_ARGUMENTS = {
 }
 
 
-def _copies(
+def _read_copies(
     events: Sequence[Event], launched: pd.DataFrame, operators: pd.DataFrame, annotations: pd.DataFrame
 ) -> pd.DataFrame:
     if not events:
         return empty_copies()
     frame = pd.DataFrame(
         {
-            "start_ns": [_ns(event["ts"]) for event in events],
-            "duration_ns": [_ns(event["dur"]) for event in events],
-            "bytes": [int(_arguments(event).get("bytes", 0)) for event in events],
+            "start_ns": [_to_ns(event["ts"]) for event in events],
+            "duration_ns": [_to_ns(event["dur"]) for event in events],
+            "bytes": [int(_read_arguments(event).get("bytes", 0)) for event in events],
             "direction": [_meaning_of_name(_DIRECTIONS, event) or "other" for event in events],
             "memory": [_meaning_of_name(_MEMORIES, event) for event in events],
-            "correlation_id": [_correlation(event) for event in events],
-            "device_index": [_arguments(event).get("device") for event in events],
+            "correlation_id": [_read_correlation(event) for event in events],
+            "device_index": [_read_arguments(event).get("device") for event in events],
         }
     ).sort_values("start_ns", kind="stable")
     tied = _tie_to_launches(frame.reset_index(drop=True), launched, operators, annotations)
@@ -230,17 +230,17 @@ def _tie_to_launches(
     )
 
 
-def _correlation(event: Event) -> int:
+def _read_correlation(event: Event) -> int:
     """Return the number that an event shares with the call that caused it; -1 where it has none."""
-    correlation = _arguments(event).get("correlation")
+    correlation = _read_arguments(event).get("correlation")
     return correlation if isinstance(correlation, int) else -1
 
 
-def _ids(events: Sequence[Event], key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _read_ids(events: Sequence[Event], key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return process or thread ids; what is no number there is no thread of the host."""
     return np.array([event[key] if isinstance(event.get(key), int) else -1 for event in events], dtype=np.int64)
 
 
-def _arguments(event: Event) -> Mapping[str, Any]:
+def _read_arguments(event: Event) -> Mapping[str, Any]:
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}

@@ -84,7 +84,7 @@ class ReplayCollector:
         """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
         recording = self.recording().estimate_occupancy(request.device)
         needed = recording.requirement(request.device)
-        variant = _variant(recording, request)
+        variant = _find_variant(recording, request)
         return Collected(
             models=(replace(model_row(request, needed), **variant),),
             ops=tuple(replace(row, **variant) for row in op_rows(request, recording.kernels)),
@@ -95,7 +95,7 @@ class ReplayCollector:
         )
 
 
-def _variant(recording: Recording, request: Request) -> dict[str, Any]:
+def _find_variant(recording: Recording, request: Request) -> dict[str, Any]:
     """Return what reports say of how the model was executed: torch.profiler sees PyTorch, the others any runtime."""
     if "torch.profiler" not in recording.tools:
         return {}
@@ -128,7 +128,7 @@ def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
     if not timelines:
         return tuple(_recording_of_counters(one, gpu, len(counted)) for gpu, one in counted.items())
     parts = timelines[0].select_runs().by_gpu()
-    return tuple(_join(part, _counters_of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
+    return tuple(_join_tools(part, _counters_of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
 
 
 def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
@@ -138,10 +138,10 @@ def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Co
     return counted.get(gpu)
 
 
-def _join(timeline: Timeline, counters: Counters | None) -> Recording:
+def _join_tools(timeline: Timeline, counters: Counters | None) -> Recording:
     notes, kernels = list(timeline.notes), timeline.kernels
     tools = {timeline.tool: timeline.version}
-    gpus = _used_gpus(timeline)
+    gpus = _list_used_gpus(timeline)
     if counters is not None:
         kernels, unmatched = join_kernels(kernels, counters.kernels)
         notes += unmatched
@@ -150,7 +150,7 @@ def _join(timeline: Timeline, counters: Counters | None) -> Recording:
     return Recording(kernels, timeline.copies, gpus, tools, tuple(notes))
 
 
-def _used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
+def _list_used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
     used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
     return tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not used or index in used))
 
@@ -205,7 +205,7 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
         command=shlex.join(sys.argv),
         settings=json.dumps(dict(collected.settings), sort_keys=True),
         source=" + ".join(str(path) for path in collector.paths),
-        source_sha256=_sha256(collector.paths),
+        source_sha256=_hash_reports(collector.paths),
         notes="; ".join(collected.notes) or None,
     )
     database.append(Run(run, collected.devices, collected.models, collected.ops, collected.kernels))
@@ -252,7 +252,7 @@ def _recording_of_counters(counters: Counters, gpu: int, gpus: int) -> Recording
     return Recording(kernels, None, tuple(counters.gpus.values()), {"ncu": ""}, tuple(notes))
 
 
-def _sha256(paths: Sequence[Path]) -> str:
+def _hash_reports(paths: Sequence[Path]) -> str:
     """Return the hash of the report, of several that of their hashes."""
     hashes = []
     for path in paths:

@@ -100,11 +100,11 @@ def parse_ncu_csv(text: str, source: str) -> Counters:
 
     Raises `InputError` or `UnavailableError` as `read_ncu_csv` does.
     """
-    rows = list(_table(text, source))
+    rows = list(_list_rows(text, source))
     header, body = rows[0], rows[1:]
     long = all(name in header for name in _LONG)
     try:
-        counters = _from_long(header, body) if long else _from_wide(header, body)
+        counters = _read_long(header, body) if long else _read_wide(header, body)
     except InputError as error:
         raise InputError(f"{source}: {error.message}", error.fix) from None
     if not len(counters.kernels):
@@ -122,16 +122,16 @@ def read_ncu_rep(path: Path) -> Counters:
     try:
         package = importlib.import_module("ncu_report")
     except ImportError:
-        return _through_ncu(path)
+        return _import_with_ncu(path)
     try:
-        return _from_package(package.load_report(str(path)), package)
+        return _read_with_package(package.load_report(str(path)), package)
     except GpuprofError:
         raise
     except Exception as error:  # the package raises whatever its C++ code does
         raise InputError(f"{path} is not a report of Nsight Compute: {error}") from error
 
 
-def _through_ncu(path: Path) -> Counters:
+def _import_with_ncu(path: Path) -> Counters:
     binary = find_tool("ncu")
     if binary is None:
         raise UnavailableError(
@@ -150,7 +150,7 @@ def _through_ncu(path: Path) -> Counters:
         )
 
 
-def _table(text: str, source: str) -> Iterator[list[str]]:
+def _list_rows(text: str, source: str) -> Iterator[list[str]]:
     """Yield the table's rows, header first; other lines were printed by other programs."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith(f'"{_ID}",') and _NAME in line), None)
@@ -176,7 +176,7 @@ def _table(text: str, source: str) -> Iterator[list[str]]:
         yield [*row, *[""] * len(left_out)]
 
 
-def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
+def _read_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
     units = dict(zip(header, body[0], strict=True)) if body and not body[0][header.index(_ID)] else {}
     rows = body[1:] if units else body
     metrics = column_of(header)
@@ -184,12 +184,12 @@ def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
     for row in rows:
         cells = dict(zip(header, row, strict=True))
         values = {metric: (cells[metric], units.get(metric, "")) for metric in metrics}
-        kernels.append({**_launch(cells), **_convert_values(values, metrics)})
+        kernels.append({**_read_launch(cells), **_convert_values(values, metrics)})
     launches = [dict(zip(header, row, strict=True)) for row in rows]
-    return Counters(pd.DataFrame(kernels), _gpus([(_device(launch), launch) for launch in launches]))
+    return Counters(pd.DataFrame(kernels), _describe_gpus([(_read_device(launch), launch) for launch in launches]))
 
 
-def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
+def _read_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
     launches: dict[tuple[str, str], dict[str, str]] = {}
     values: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for row in body:
@@ -202,19 +202,20 @@ def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
     if not metrics:
         raise InputError("none of its metrics is one that gpuprof keeps", f"{_CSV_FIX} with their own")
     described = [
-        (_device(cells), {name: value for name, (value, _) in values[key].items()}) for key, cells in launches.items()
+        (_read_device(cells), {name: value for name, (value, _) in values[key].items()})
+        for key, cells in launches.items()
     ]
     return Counters(
-        pd.DataFrame([{**_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches]),
-        _gpus(described),
+        pd.DataFrame([{**_read_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches]),
+        _describe_gpus(described),
     )
 
 
-def _device(cells: Mapping[str, str]) -> int:
+def _read_device(cells: Mapping[str, str]) -> int:
     return int(number_of(cells.get(_DEVICE, "")) or 0)
 
 
-def _gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDescription]:
+def _describe_gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDescription]:
     """Return what a report says of each GPU: by its attributes, which stand with each launch."""
     gpus: dict[int, GpuDescription] = {}
     for index, values in launches:
@@ -249,12 +250,12 @@ def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescript
     )
 
 
-def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
+def _read_launch(cells: Mapping[str, str]) -> dict[str, Any]:
     columns: dict[str, Any] = {
         "name": cells[_NAME],
         "process_id": int(number_of(cells.get(_PROCESS, "")) or 0),
         "stream_id": int(number_of(cells.get(_STREAM, "")) or 0),
-        "device_index": _device(cells),
+        "device_index": _read_device(cells),
     }
     for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
         if match := _SHAPE.fullmatch(cells.get(title, "")):
@@ -274,7 +275,7 @@ def _convert_values(values: Mapping[str, tuple[str, str]], metrics: Mapping[str,
     return converted
 
 
-def _from_package(context: Any, package: Any) -> Counters:
+def _read_with_package(context: Any, package: Any) -> Counters:
     kernels = []
     gpus: dict[int, GpuDescription] = {}
     for range_index in range(context.num_ranges()):
@@ -282,7 +283,7 @@ def _from_package(context: Any, package: Any) -> Counters:
         for action_index in range(part.num_actions()):
             action = part.action_by_idx(action_index)
             names = set(action.metric_names())
-            kernel: dict[str, Any] = {"name": _demangled_name(action, package), "process_id": 0, "stream_id": 0}
+            kernel: dict[str, Any] = {"name": _demangle_name(action, package), "process_id": 0, "stream_id": 0}
             for metric, column in column_of(names).items():
                 value = action.metric_by_name(metric)
                 kernel[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
@@ -299,6 +300,6 @@ def _from_package(context: Any, package: Any) -> Counters:
     return Counters(pd.DataFrame(kernels), gpus)
 
 
-def _demangled_name(action: Any, package: Any) -> str:
+def _demangle_name(action: Any, package: Any) -> str:
     base = getattr(package.IAction, "NameBase_DEMANGLED", None)
     return str(action.name() if base is None else action.name(base))

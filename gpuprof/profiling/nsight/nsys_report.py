@@ -88,23 +88,23 @@ def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
     """
     with NsysTables(path) as tables:
         if expect_kernels and not tables.has(_KERNELS):
-            raise _no_kernels(tables)
-        strings = _strings(tables)
-        ranges = _ranges(tables, strings)
-        calls = _calls(tables)
-        kernels, notes = _kernels(tables, strings, calls, ranges)
+            raise _no_kernels_error(tables)
+        strings = _read_strings(tables)
+        ranges = _read_ranges(tables, strings)
+        calls = _read_calls(tables)
+        kernels, notes = _read_kernels(tables, strings, calls, ranges)
         return Timeline(
             kernels=kernels,
-            copies=_copies(tables, calls, ranges),
+            copies=_read_copies(tables, calls, ranges),
             ranges=ranges,
             tool="nsys",
             version=tables.version,
-            gpus=_gpus(tables),
+            gpus=_read_gpus(tables),
             notes=notes,
         )
 
 
-def _no_kernels(tables: NsysTables) -> InputError:
+def _no_kernels_error(tables: NsysTables) -> InputError:
     if tables.has(_GRAPHS):
         return InputError(f"{tables.path} has CUDA graphs as wholes and no kernels of them", _GRAPH_FIX)
     if tables.has(_CALLS[0]):
@@ -114,14 +114,14 @@ def _no_kernels(tables: NsysTables) -> InputError:
     return InputError(f"{tables.path} has no kernel and no CUDA call", "record with -t cuda,nvtx, on a GPU")
 
 
-def _strings(tables: NsysTables) -> dict[int, str]:
+def _read_strings(tables: NsysTables) -> dict[int, str]:
     if not tables.has("StringIds"):
         return {}
     frame = tables.read_table("StringIds", {"id": "id", "value": "value"}, ("id", "value"))
     return dict(zip(frame["id"].tolist(), frame["value"].tolist(), strict=True))
 
 
-def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
+def _read_ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     if not tables.has(_RANGES):
         return empty_ranges()
     frame = tables.read_table(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"), ("globalTid",))
@@ -130,7 +130,8 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     ids = frame["text_id"].tolist() if "text_id" in frame else [None] * len(frame)
     process, thread = _split_global_ids(frame["global_tid"])
     names = [
-        text if isinstance(text, str) else strings.get(_whole(id_), "") for text, id_ in zip(texts, ids, strict=True)
+        text if isinstance(text, str) else strings.get(_to_integer(id_), "")
+        for text, id_ in zip(texts, ids, strict=True)
     ]
     return pd.DataFrame(
         {
@@ -143,7 +144,7 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     )
 
 
-def _calls(tables: NsysTables) -> pd.DataFrame:
+def _read_calls(tables: NsysTables) -> pd.DataFrame:
     """Return each call's start and thread under the process and correlation id that its kernels carry."""
     names = tuple(_CALL_COLUMNS)
     parts = [tables.read_table(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
@@ -161,7 +162,7 @@ def _calls(tables: NsysTables) -> pd.DataFrame:
     return table.sort_values("launch_start_ns", kind="stable").drop_duplicates(["process_id", "correlation_id"])
 
 
-def _kernels(
+def _read_kernels(
     tables: NsysTables, strings: dict[int, str], calls: pd.DataFrame, ranges: pd.DataFrame
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if not tables.has(_KERNELS):
@@ -183,20 +184,20 @@ def _kernels(
     return frame.drop(columns=gone), notes
 
 
-def _copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
+def _read_copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     if not tables.has(_COPIES):
         return empty_copies()
     frame = tables.read_table(_COPIES, _COPY_COLUMNS, ("start", "end", "bytes", "copyKind"))
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
     frame["direction"] = frame["kind"].map(_DIRECTIONS).fillna("other")
     frame["process_id"] = _split_global_ids(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
-    frame["memory"] = _host_memory(frame)
+    frame["memory"] = _find_host_memory(frame)
     frame = _tie_to_launches(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
     kept = ["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat", "device_index"]
     return frame[[name for name in kept if name in frame]]
 
 
-def _host_memory(copies: pd.DataFrame) -> pd.Series[Any]:
+def _find_host_memory(copies: pd.DataFrame) -> pd.Series[Any]:
     """Return the kind of memory at the host's end of each copy, None where there is none or it is not said."""
     source, target = (column(copies, name).map(_MEMORIES) for name in ("from_memory", "to_memory"))
     return source.where(copies["direction"] == H2D, target.where(copies["direction"] == D2H, None))
@@ -215,24 +216,24 @@ def _tie_to_launches(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFr
     return frame.assign(
         thread_id=thread,
         launch_start_ns=moment,
-        range=_range_names(ranges[~runs].reset_index(drop=True), process, thread, moment),
+        range=_find_range_names(ranges[~runs].reset_index(drop=True), process, thread, moment),
         repeat=find_enclosing_runs(ranges, process, thread, moment),
     )
 
 
-def _range_names(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
+def _find_range_names(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
     inner = find_innermost_ranges(ranges, process, thread, moment)
     names = np.array([*ranges["name"].tolist(), None], dtype=object)
     return pd.Series(names[inner], dtype="object")
 
 
-def _gpus(tables: NsysTables) -> dict[int, GpuDescription]:
+def _read_gpus(tables: NsysTables) -> dict[int, GpuDescription]:
     """Return what the report says of each GPU, by the index that kernels carry."""
     if not {"id", "name"} <= set(tables.columns("TARGET_INFO_GPU")):
         return {}
     names = {"id": "id", "cuDevice": "cuda", "name": "name", "computeMajor": "major", "computeMinor": "minor"}
     rows = tables.read_table("TARGET_INFO_GPU", {**names, **_GPU_COLUMNS}).to_dict("records")
-    indices = _cuda_indices(tables)
+    indices = _read_cuda_indices(tables)
     gpus = {}
     for row in rows:
         index = row["cuda"] if row.get("cuda") is not None else indices.get(int(row["id"]), row["id"])
@@ -262,7 +263,7 @@ _GPU_COLUMNS = {
 }
 
 
-def _cuda_indices(tables: NsysTables) -> dict[int, int]:
+def _read_cuda_indices(tables: NsysTables) -> dict[int, int]:
     """Return GPU's id → its index among CUDA's devices, which newer exports keep in a table of its own."""
     if not {"gpuId", "cudaId"} <= set(tables.columns("TARGET_INFO_CUDA_DEVICE")):
         return {}
@@ -281,5 +282,5 @@ def _fill_open_ends(ends: pd.Series[Any]) -> Integers:
     return np.array([_TO_THE_END if pd.isna(end) else int(end) for end in ends.tolist()], dtype=np.int64)
 
 
-def _whole(number: object) -> int:
+def _to_integer(number: object) -> int:
     return -1 if pd.isna(number) else int(number)  # type: ignore[call-overload]

@@ -61,7 +61,7 @@ def local_places(nvml: Any = None) -> tuple[LocalGpu, ...]:
         return ()
     try:
         nvml.nvmlInit()
-        return tuple(_gpu(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount())))
+        return tuple(_read_gpu(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount())))
     except nvml.NVMLError:
         return ()
 
@@ -81,15 +81,15 @@ def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
     raise UnavailableError(f"the map uses {gpu.device} as GPU {gpu.index}, which this machine does not have", _DOCTOR)
 
 
-def _gpu(nvml: Any, index: int) -> LocalGpu:
+def _read_gpu(nvml: Any, index: int) -> LocalGpu:
     from gpuprof.machine.gpu import device_name
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = device_name(decode_nvml(nvml.nvmlDeviceGetName(handle)))
-    return LocalGpu(index, name, decode_nvml(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
+    return LocalGpu(index, name, decode_nvml(nvml.nvmlDeviceGetUUID(handle)), tuple(_list_instances(nvml, handle)))
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[LocalMigInstance]:
+def _list_instances(nvml: Any, handle: Any) -> Iterator[LocalMigInstance]:
     try:
         count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
     except nvml.NVMLError:  # no MIG

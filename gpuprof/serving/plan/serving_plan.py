@@ -140,11 +140,11 @@ class _OrderBuilder:
         spare = SpareResources(shares, machine.cores)
         for place, mig, replica, part in placed:
             name = self._next_name(replica.model)
-            order = self._order(replica, part, f"{self._group}-{name}", node)
+            order = self._make_order(replica, part, f"{self._group}-{name}", node)
             if replica.turns:  # those who take them have the quota of their cores together, too
                 turns = f"{self._group}-{place}-{mig}-turns{replica.turns}"
                 order = replace(order, turns=turns, group=turns)
-            plan = _plan(replica, name, place, mig)
+            plan = _make_plan(replica, name, place, mig)
             extra_pct = self._shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
             members = _plan_members(self._deployment, replica, self._base)
@@ -155,10 +155,10 @@ class _OrderBuilder:
         self._counts[model] = number + 1
         return f"{model}/{number}"
 
-    def _order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
+    def _make_order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
         find = _simulated_path if part is None else model_path
         order = replace(
-            _order(replica, find(self._deployment, replica.model, self._base), part, group),
+            _make_order(replica, find(self._deployment, replica.model, self._base), part, group),
             node=node,
             sha256="" if self._allow_changed else _planned_sha256(self._deployment, replica.model),
         )
@@ -233,24 +233,24 @@ def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterato
     """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
     for gpu in node.gpus:
         place = f"{node.name}/{gpu.device}:{gpu.index}"
-        for partition, replica, part in _shares(gpu, machine, simulated):
+        for partition, replica, part in _list_shares(gpu, machine, simulated):
             mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
             yield place, mig, replica, part
 
 
-def _shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
+def _list_shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
     """Yield each replica of a device with its part of it."""
     placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
     if simulated or gpu.device.startswith(SIMULATED_PREFIX):
         yield from ((partition, replica, None) for partition, replica in placed)
     elif gpu.device.startswith(_CPU_PREFIX):
-        slices = _cpu_shares(gpu, [replica for _, replica in placed], machine)
+        slices = _assign_cpu_shares(gpu, [replica for _, replica in placed], machine)
         yield from ((partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True))
     else:
-        yield from _gpu_shares(gpu, machine)
+        yield from _assign_gpu_shares(gpu, machine)
 
 
-def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
+def _assign_cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
     """Return the part of the machine's cores of each replica of a CPU."""
     if gpu.index:
         raise UnavailableError(
@@ -259,7 +259,7 @@ def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> t
     return plan_shared_slices([(replica.sm_share_pct, replica.turns) for replica in placed], machine.cores)
 
 
-def _gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
+def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
     """Yield each replica of a GPU with what each of its processes may use."""
     local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
@@ -281,7 +281,7 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         return ""
 
 
-def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
+def _make_order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
     if isinstance(part, _GpuPart):
         return WorkerOrder(
             model=replica.model,
@@ -315,7 +315,7 @@ def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group:
     )
 
 
-def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
+def _make_plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
     return ReplicaPlan(
         name=name,
         batch=replica.batch,

@@ -49,7 +49,7 @@ def test_the_quickest_of_several_repeats_counts(monkeypatch: pytest.MonkeyPatch)
         ]
         * 3
     )
-    monkeypatch.setattr(overhead, "_server", lambda device, size: nullcontext(("http://here", 1)))
+    monkeypatch.setattr(overhead, "_run_null_server", lambda device, size: nullcontext(("http://here", 1)))
     monkeypatch.setattr(overhead, "_send_requests", lambda url, pid, rate_rps: next(answers))
     found = measure_overhead("cpu")
     assert (found.fixed_ms, found.handover_ms, found.host_ms) == (0.5, 0.1, 0.3)
