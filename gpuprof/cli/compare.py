@@ -164,7 +164,8 @@ def compare(
             note=say_note,
         )
     rows = result.rows()
-    _print(rows, [one for one in _COLUMNS if one.key not in _SOMETIMES or _has_values(rows, one)], chosen)
+    given = {key for row in rows for key, value in row.items() if value is not None}
+    _print(rows, [one for one in _COLUMNS if one.key not in _SOMETIMES or one.key in given], chosen)
     if picture is not None:
         result.draw(picture)
         if chosen is Format.TABLE:
@@ -225,7 +226,3 @@ def _to_percent(value: object) -> str:
 def _shorten_sources(value: object) -> str:
     """Show ``"2 replicas (87% of the requests) measured; …"`` as ``"measured 87%; …"``."""
     return _SOURCE.sub(r"\2 \1", str(value)) if value else "–"
-
-
-def _has_values(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
-    return any(row.get(column.key) is not None for row in rows)

@@ -64,9 +64,8 @@ def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | 
         if item.profile not in device.mig_profiles:
             return f"{device.name} has no MIG profile {item.profile.name}"
         if item.start not in item.profile.start_slots:
-            return (
-                f"{item.profile.name} may start at slots {_join_slots(item.profile.start_slots)} but got {item.start}"
-            )
+            slots = ", ".join(map(str, item.profile.start_slots))
+            return f"{item.profile.name} may start at slots {slots} but got {item.start}"
         for memory_slice in item.memory_slices:
             if memory_slice in taken:
                 return f"{item} overlaps {taken[memory_slice]} at memory slice {memory_slice}"
@@ -175,7 +174,3 @@ def _find_excess(device: Device, placements: Sequence[MigPlacement]) -> str | No
     if wanted > available:
         return f"the instances take {wanted} compute slices but the GPU has {available}"
     return None
-
-
-def _join_slots(slots: tuple[int, ...]) -> str:
-    return ", ".join(str(slot) for slot in slots)

@@ -167,17 +167,13 @@ def _clip(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object
     return data if low is None and high is None else np.clip(data, low, high).astype(data.dtype)  # type: ignore[call-overload]
 
 
-def _modulo(a: Array, b: Array) -> object:
-    return np.mod(a, b)
-
-
 _RULES: dict[str, _Rule] = {
     "Identity": lambda x, _: x[0],
     "Add": _elementwise(np.add),
     "Sub": _elementwise(np.subtract),
     "Mul": _elementwise(np.multiply),
     "Div": _elementwise(_divide),
-    "Mod": _elementwise(_modulo),
+    "Mod": _elementwise(np.mod),
     "Pow": _elementwise(lambda a, b: np.power(a, b).astype(a.dtype)),
     "Min": _elementwise(lambda *x: np.minimum.reduce(np.broadcast_arrays(*x))),
     "Max": _elementwise(lambda *x: np.maximum.reduce(np.broadcast_arrays(*x))),

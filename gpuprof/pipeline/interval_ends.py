@@ -42,7 +42,8 @@ def add_interval_ends(
     least_s : float
         Seconds that each end may take, where the limit leaves them; more where the plan itself took long.
     """
-    if not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
+    predictions = [replica.predicted for *_, replica in deployment.places()]
+    if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
         return deployment
     upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
     if spent.left_s is not None and spent.left_s < _TOO_LATE_S:
@@ -63,10 +64,6 @@ def add_interval_ends(
 def _with_ends(deployment: DeploymentMap, lower: PlanAtEnds | None, upper: PlanAtEnds | None) -> DeploymentMap:
     predicted = deployment.predicted.model_copy(update={"at_lower_ends": lower, "at_upper_ends": upper})
     return deployment.model_copy(update={"predicted": predicted})
-
-
-def _is_unsure(predicted: ReplicaPrediction) -> bool:
-    return predicted.latency_ms_interval is not None and not _is_observed(predicted)
 
 
 def _is_observed(predicted: ReplicaPrediction) -> bool:

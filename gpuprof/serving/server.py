@@ -79,7 +79,7 @@ class Server:
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self._memory = FreeMemory(self._arena, time.monotonic())
         self.router = Router(self._arena, settings.tracer)
-        self._engine = (make_engine or _local_engine)(self._arena, settings)
+        self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena, settings.hang_s)
         self._engine.on_moved = lambda: self._decide(self._follow_machines())
         self._workforce = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         guarded = bool(settings.security.token) or not is_loopback(settings.host)
@@ -347,10 +347,6 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _local_engine(arena: Arena, settings: ServerSettings) -> Engine:
-    return LocalEngine(arena, settings.hang_s)
 
 
 def run_server(
