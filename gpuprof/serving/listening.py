@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from gpuprof.serving.protocol.peer_counts import PeerCounts, find_client
@@ -18,7 +18,9 @@ _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
 #: Sockets that are accepted in a turn of the loop, a few microseconds each, and that may wait to be made connections.
 #: Others wait in the system's queue.
-_ACCEPTED_AT_ONCE, _MOST_ACCEPTED = 128, 2048
+_ACCEPTED_AT_ONCE, _MOST_ACCEPTED = 256, 4096
+#: Of what has come on a socket so much is looked at to tell whose it is.
+_LOOKED_AT_BYTES = 1024
 #: Connections that are made of them in a turn of the loop, beside that of the loop itself: a millisecond.
 MADE_AT_ONCE = 16
 #: TLS handshakes that a client has at a time, and connections of it that wait for theirs.
@@ -26,33 +28,33 @@ _HANDSHAKES_AT_ONCE, _MOST_WAITING = 32, 1024
 
 
 class AcceptedSockets:
-    """Sockets that wait to be made connections: those of each client in rotation, by turns the oldest and the newest.
+    """Sockets that wait to be made connections: those of each lane in rotation, by turns the oldest and the newest.
 
-    A client that opens thousands at once keeps neither another one waiting for all of them nor, behind one address, who
+    A client that opens thousands at once keeps neither another one waiting for all of them nor, in its own lane, who
     comes last.
     """
 
     def __init__(self) -> None:
-        #: With whether the newest of a client's is its next one.
-        self._by_client: dict[str, tuple[deque[socket.socket], bool]] = {}
+        #: With whether the newest of a lane is its next one.
+        self._lanes: dict[Hashable, tuple[deque[socket.socket], bool]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, client: str, accepted: socket.socket) -> None:
-        """Put one last among those of its client."""
-        self._by_client.setdefault(client, (deque(), False))[0].append(accepted)
+    def add(self, lane: Hashable, accepted: socket.socket) -> None:
+        """Put one last in its lane."""
+        self._lanes.setdefault(lane, (deque(), False))[0].append(accepted)
         self._count += 1
 
     def take(self) -> socket.socket:
-        """Remove and return the next one; its client is then the last."""
-        client = next(iter(self._by_client))
-        waiting, takes_newest = self._by_client.pop(client)
+        """Remove and return the next one; its lane is then the last."""
+        lane = next(iter(self._lanes))
+        waiting, takes_newest = self._lanes.pop(lane)
         accepted = waiting.pop() if takes_newest else waiting.popleft()
         self._count -= 1
         if waiting:
-            self._by_client[client] = waiting, not takes_newest
+            self._lanes[lane] = waiting, not takes_newest
         return accepted
 
 
@@ -63,17 +65,21 @@ class ConnectionIntake:
     clients that connect then wait for seconds, believing that they are connected, and what they ask is not heard.
     To accept a socket is the least part of it, so that all are accepted soon and wait here to be made connections: in
     the system's queue the last would wait for all others. ``listening``: they stay the loop's; ``take_in``: makes a
-    connection of a socket that was accepted.
+    connection of a socket that was accepted; ``find_lane``: tells of a request that begins so with which others of its
+    client its connection waits, as for one model.
     """
 
     def __init__(
-        self, listening: Iterable[socket.socket], take_in: Callable[[socket.socket], Awaitable[object]]
+        self,
+        listening: Iterable[socket.socket],
+        take_in: Callable[[socket.socket], Awaitable[object]],
+        find_lane: Callable[[bytes], Hashable] = lambda beginning: None,
     ) -> None:
         # Copies: asyncio owns the sockets themselves, which closing these objects would close.
         self._listening = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening]
         for listener in self._listening:
             listener.setblocking(False)
-        self._take_in = take_in
+        self._take_in, self._find_lane = take_in, find_lane
         self._taking: set[asyncio.Task[None]] = set()
         self._accepted = AcceptedSockets()
         self._is_making = False
@@ -85,7 +91,8 @@ class ConnectionIntake:
                 for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_ACCEPTED - len(self._accepted))):
                     accepted, address = listener.accept()
                     accepted.setblocking(False)
-                    self._accepted.add(find_client(str(address[0])), accepted)
+                    lane = find_client(str(address[0])), self._find_lane(_peek(accepted))
+                    self._accepted.add(lane, accepted)
         if not self._is_making:
             self._make_connections()
 
@@ -124,6 +131,14 @@ class ConnectionIntake:
         except BaseException:  # a cancelled TLS handshake, too, must not leave its socket open; it goes on its way
             accepted.close()
             raise
+
+
+def _peek(accepted: socket.socket) -> bytes:
+    """Return the beginning of what has come on a socket, which stays there."""
+    try:
+        return accepted.recv(_LOOKED_AT_BYTES, socket.MSG_PEEK)
+    except OSError:  # nothing has, or it has gone
+        return b""
 
 
 class HandshakeTurns:

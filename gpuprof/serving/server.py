@@ -115,7 +115,7 @@ class Server:
             if not self._stop.is_set():
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
-                self._intake = ConnectionIntake(listener.sockets, self._take_in)
+                self._intake = ConnectionIntake(listener.sockets, self._take_in, self._api.lane)
                 if self._settings.security.context is None:
                     await listener.start_serving()
                 else:

@@ -144,6 +144,30 @@ def test_so_many_connections_are_made_in_a_turn_of_the_loop_and_one_of_another_c
         connection.close()
 
 
+def test_who_connects_to_ask_another_model_does_not_wait_for_hundreds_that_ask_a_flooded_one() -> None:
+    taken: list[bytes] = []
+
+    async def take_in(accepted: socket.socket) -> None:
+        taken.append(accepted.recv(100))
+        accepted.close()
+
+    async def accept_flood(listener: socket.socket) -> None:
+        intake = ConnectionIntake([listener], take_in, lambda beginning: beginning[:1])
+        intake.accept_more()
+        await asyncio.sleep(0)
+        assert len(taken) == MADE_AT_ONCE and b"dear" in taken  # nothing of what was asked is lost
+        while len(taken) < 61:
+            await asyncio.sleep(0)
+        intake.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+        for text in (*[b"cheap"] * 30, b"dear", *[b"cheap"] * 30):
+            client = opened.enter_context(socket.create_connection(listener.getsockname()))
+            client.sendall(text)
+        asyncio.run(accept_flood(listener))
+    assert sorted(taken) == [b"cheap"] * 60 + [b"dear"]
+
+
 def test_a_client_has_a_few_handshakes_at_a_time_and_others_need_not_wait_for_them() -> None:
     async def main() -> None:
         turns = HandshakeTurns(at_once=2, waiting=3)
