@@ -65,11 +65,11 @@ class LatencyGrid:
         if missing := sorted(needed - known_to_all):
             self._predict(shares, missing, len(asked))
         for batch, grid in grids.items():
-            each = [self._read(one, grid, batch) for one in shares]
+            each = [self._read_time(one, grid, batch) for one in shares]
             told[batch] = _scale_to(each[0], max(one.value for one in each))
         return [told[one] for one in batches]
 
-    def _read(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
+    def _read_time(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
         """Return the time of a batch of the grid or between two, by what is known of the share alone."""
         ends = [self._raise(self._known[share], one) for one in grid]
         return ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)

@@ -176,7 +176,7 @@ class QueueTables:
         rate, slo = part.fraction * demand.rate_rps, demand.slo
         allowed, limit_ms = _OF_LATE * (1.0 - slo.percentile / 100.0), _OF_SLO * slo.latency_ms
 
-        def exceed(factor: float) -> float:
+        def compute_log_excess(factor: float) -> float:
             latency = tuple((factor * times_ms + handover_ms).tolist())
             late = queueing.late_parts(rate, replace(server, latency_ms=latency), [limit_ms])
             return math.inf if late is None else math.log(max(late[0], _LEAST_PART) / allowed)
@@ -184,7 +184,7 @@ class QueueTables:
         left_ms, last_ms = limit_ms - server.overhead_ms - handover_ms, float(times_ms[-1])
         most = min(left_ms / float(times_ms[0]), (1000.0 * len(times_ms) / rate - handover_ms) / last_ms)
         guess = guess_ms / last_ms or 0.5 * most
-        return find_root(exceed, most, guess) * last_ms if most > 0.0 else 0.0
+        return find_root(compute_log_excess, most, guess) * last_ms if most > 0.0 else 0.0
 
 
 def find_root(function: Callable[[float], float], most: float, guess: float) -> float:
