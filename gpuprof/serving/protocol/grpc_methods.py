@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
+from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS, MAX_FIELDS
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.grpc_stream import InferStream
@@ -35,6 +36,7 @@ _STATUSES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
@@ -59,22 +61,30 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
         self._security = security
         self._count_refusal = count_refusal
         # Reads no message: for the token, it must not matter what else was sent.
-        self._unauthenticated = grpc.stream_stream_rpc_method_handler(self._refuse)
+        text = "the call does not have the token of this server"
+        self._unauthenticated = self._refuse_by(RefusedError(HTTPStatus.UNAUTHORIZED, text))
+        text = f"a call may have at most {MAX_FIELDS} header fields"
+        refusal = RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, reason="header fields")
+        self._too_long = self._refuse_by(refusal)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call; None where there is no such method."""
         path = handler_call_details.method
+        metadata = handler_call_details.invocation_metadata or ()
+        if HEAD_FIELDS.are_too_many(metadata):
+            return self._too_long
         if self._security.token and path not in _FOR_EVERYBODY:
-            metadata = handler_call_details.invocation_metadata or ()
             values = [value for key, value in metadata if key == "authorization"]
             if len(values) != 1 or not self._security.admits(_as_bytes(values[0])):
                 return self._unauthenticated
         return self._methods.get(path)
 
-    async def _refuse(self, _: object, context: Any) -> None:
-        refusal = RefusedError(HTTPStatus.UNAUTHORIZED, "the call does not have the token of this server")
-        self._count_refusal(refusal)
-        await _abort_with(context, refusal)
+    def _refuse_by(self, refusal: RefusedError) -> Any:
+        async def refuse(_: object, context: Any) -> None:
+            self._count_refusal(refusal)
+            await _abort_with(context, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _HandlerCollector:

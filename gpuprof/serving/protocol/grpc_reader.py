@@ -120,7 +120,7 @@ class MessageReader:
             if not self._receiving and not self._charged:
                 self._empty_bytes = min(self._empty_bytes, private_bytes())
             return
-        arena.count_elsewhere(max(0, private_bytes() - self._empty_bytes - self._charged))
+        arena.count_elsewhere(max(0, self.measure_grown()))
         if arena.used > arena.capacity and not self._trim():
             self._end_slowest()
 
@@ -136,6 +136,10 @@ class MessageReader:
             if now > receiving.until:
                 text = f"the message has not arrived within {receiving.until - receiving.began:.0f} s"
                 self._end(task, receiving, RefusedError(HTTPStatus.REQUEST_TIMEOUT, text))
+
+    def measure_grown(self) -> int:
+        """Return the memory of the process beyond that at rest and for messages that are whole, in bytes."""
+        return private_bytes() - self._empty_bytes - self._charged
 
     def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when it has nothing to do."""

@@ -10,6 +10,7 @@ its way to a worker, and large tensors would be copied once more. What this way 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from http import HTTPStatus
 from typing import Any
@@ -18,8 +19,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from gpuprof.errors import InputError
-from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes
+from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes, Peer
 from gpuprof.serving.protocol.grpc_connections import ConnectionLimit
+from gpuprof.serving.protocol.grpc_guard import ConnectionGuard
+from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_methods import (
     CallLimits,
@@ -49,6 +52,8 @@ _NO_MESSAGES = RefusedError(
 #: Connections are looked at so often, and for no more than this part of the time.
 _LOOK_S, _LOOK_PART = 0.1, 0.05
 _LEAST_BYTES_PER_S = 1 << 20
+#: Who was shut out is logged so seldom, and of so many.
+_TELL_S, _TOLD = 1.0, 20
 _SERVING, _NOT_SERVING = (health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING"))
 
 
@@ -104,6 +109,9 @@ class GrpcServer:
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, shared.count_refusal),))
+        HEAD_FIELDS.limit()
+        self._told = -math.inf
+        self._guard: ConnectionGuard | None = None
         self._was_ready: bool | None = None
         self._watching: list[asyncio.Task[None]] = []
 
@@ -128,6 +136,13 @@ class GrpcServer:
         await self._server.start()
         self.port = int(bound)
         self._connections = ConnectionLimit(self.port, self._per_peer)
+        loop = asyncio.get_running_loop()
+
+        def note_shut_out(peers: list[Peer]) -> None:
+            loop.call_soon_threadsafe(self._note_shut_out, peers)
+
+        self._guard = ConnectionGuard(self.port, self._bytes, self._reader.measure_grown, note_shut_out)
+        self._guard.start()
         self._watching = [asyncio.ensure_future(work()) for work in (self._weigh, self._watch_connections)]
         return self.port
 
@@ -140,6 +155,8 @@ class GrpcServer:
         """Close the port and all connections."""
         for task in self._watching:
             task.cancel()
+        if self._guard is not None:
+            await asyncio.to_thread(self._guard.end)
         await self._server.stop(None)
 
     async def watch(self, now: float) -> None:
@@ -176,10 +193,15 @@ class GrpcServer:
             futile = self._bytes.judge(explained, received, ended - looked)
             looked = ended
             if futile:
-                for _ in range(await asyncio.to_thread(self._connections.shut_out, futile)):
-                    self._count_refusal(_NO_MESSAGES)
-                LOGGER.warning("connections of gRPC were closed that sent no messages", extra={"peers": futile})
+                self._note_shut_out(await asyncio.to_thread(self._connections.shut_out, futile))
             await asyncio.sleep(max(_LOOK_S, (ended - began) / _LOOK_PART))
+
+    def _note_shut_out(self, peers: list[Peer]) -> None:
+        for _ in peers:
+            self._count_refusal(_NO_MESSAGES)
+        if peers and (now := time.monotonic()) > self._told + _TELL_S:
+            self._told = now
+            LOGGER.warning("connections of gRPC were closed that sent no messages", extra={"peers": peers[:_TOLD]})
 
 
 def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tuple[str, Any]]:

@@ -219,11 +219,39 @@ def test_a_connection_that_sends_nothing_but_control_frames_is_closed_and_others
                     sent += len(frames)
                     await writer.drain()
                     await asyncio.sleep(0)
-            assert sent > 16 << 20
+            assert sent > 1 << 17
             await becomes(lambda: REFUSED == [(429, "control frames")])
             assert await code_of(channel.unary_unary(LIVE)(b"")) == grpc.StatusCode.OK
         finally:
             writer.close()
+
+    run(test, Security())
+
+
+def head_of_many_fields(count: int, ends: bool) -> bytes:
+    """Return the frames of a call whose head has so many fields, each but the first a byte long."""
+    texts = (":method", "POST"), (":scheme", "http"), (":path", LIVE), (":authority", "x"), ("te", "trailers")
+    own = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in (*texts, ("content-type", "application/grpc"))
+    )
+    block = own + b"\x40\1a\1b" + b"\xbe" * count  # kept in the table, and named from there again and again
+    return len(block).to_bytes(3, "big") + bytes((1, 5 if ends else 0)) + b"\0\0\0\1" + block
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_head_with_too_many_fields_is_refused_and_others_go_on(ends: bool) -> None:
+    async def test(server: GrpcServer, channel: Any) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(PREFACE + head_of_many_fields(600, ends))  # and never acknowledges the server's settings
+        await writer.drain()
+        if not ends:
+            writer.close()
+        await becomes(lambda: REFUSED == [(431, "header fields")])
+        writer.close()
+        fields = tuple(("a", "b") for _ in range(100))
+        for _ in range(50):  # each head counts by itself
+            assert await code_of(channel.unary_unary(LIVE)(b"", metadata=fields)) == grpc.StatusCode.OK
 
     run(test, Security())
 

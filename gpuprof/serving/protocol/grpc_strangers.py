@@ -1,0 +1,80 @@
+"""Who may have made grpcio keep many times what came: by heads of calls that have a field in each byte.
+
+grpcio (1.85) holds a head to a size once the client has acknowledged the server's settings, which one that means ill
+never does: it then keeps some 70 bytes for each byte that came, of up to half a million fields a head. Nobody tells
+how much of what came is heads. What tells is memory: where it grows far more than by what connections have sent,
+strangers are shut out that have sent more than a head of ordinary size, and when that is not enough, whoever has sent
+the most that was no message. A stranger is a connection of which no call for inference was admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from gpuprof.serving.protocol.grpc_connection_bytes import Peer
+
+#: A client that waits for its first call to be admitted sends some hundred bytes, and of its message what HTTP/2's
+#: first window allows, 64 KiB.
+ORDINARY_BYTES, _MOST_BYTES = 2048, 1 << 17
+#: Memory beyond what is accounted for that is no reason to act: free memory is returned when it is less than that.
+_GROWN_BYTES = 128 << 20
+#: How much memory may rise within seconds, and how many times as much as came: then strangers are shut out, and when it
+#: is far more, others. What it rises by more slowly is no flood.
+_RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 24 << 20, 192 << 20, 8, 4 << 20
+#: Control frames are forgiven so fast.
+_FORGIVEN_BYTES_PER_S = 1 << 14
+
+
+class Strangers:
+    """Adds up what connections have sent beyond the messages of their calls."""
+
+    def __init__(self) -> None:
+        self._received: Mapping[Peer, int] = {}
+        self._explained: Mapping[Peer, int] = {}
+        self._beyond: dict[Peer, float] = {}
+        self._calm_bytes = self._slow_bytes = 0.0
+        #: Whether memory has risen by more than can be worked off in a moment.
+        self.is_flooded = False
+
+    def note(self, received: Mapping[Peer, int], explained: Mapping[Peer, int], elapsed_s: float) -> None:
+        """Take up what has come since this was last called.
+
+        What is explained beyond all that has come explains nothing that comes later.
+
+        Parameters
+        ----------
+        received, explained : mapping of Peer to int
+            Bytes that each connection has had, and those that were messages, since it began.
+        elapsed_s : float
+        """
+        forgiven = _FORGIVEN_BYTES_PER_S * elapsed_s
+        beyond = {}
+        for peer, count in received.items():
+            more = count - self._received.get(peer, 0) - explained.get(peer, 0) + self._explained.get(peer, 0)
+            beyond[peer] = max(0.0, self._beyond.get(peer, 0.0) + more - forgiven)
+        self._received, self._explained, self._beyond = received, explained, beyond
+        self._slow_bytes = _SLOW_BYTES_PER_S * elapsed_s
+
+    def find_excess(self, admitted: Set[Peer], grown_bytes: int) -> list[Peer]:
+        """Return who is to be shut out.
+
+        Parameters
+        ----------
+        admitted : set of Peer
+            Who is no stranger.
+        grown_bytes : int
+            Memory of the process beyond that at rest and for messages that were handed over.
+        """
+        strangers = self._beyond.keys() - admitted
+        others = {peer: count for peer, count in self._beyond.items() if peer in admitted}
+        # Parts of messages lie in memory as they came.
+        grown = grown_bytes - sum(others.values())
+        self._calm_bytes = min(grown, self._calm_bytes + self._slow_bytes)
+        rise = grown - self._calm_bytes - _RISE_TIMES * sum(self._beyond.values())
+        self.is_flooded = rise > _LARGE_RISE_BYTES
+        most = ORDINARY_BYTES if grown > _GROWN_BYTES or rise > _RISE_BYTES else _MOST_BYTES
+        excess = [peer for peer in strangers if self._beyond[peer] > most]
+        if self.is_flooded and not excess and others:
+            worst = max(others, key=others.__getitem__)
+            excess = [worst] if others[worst] > _MOST_BYTES else []
+        return excess

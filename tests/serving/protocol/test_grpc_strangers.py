@@ -1,0 +1,59 @@
+"""Which connections are shut out because memory grows far more than by what came."""
+
+from __future__ import annotations
+
+from gpuprof.serving.protocol.grpc_connection_bytes import Peer
+from gpuprof.serving.protocol.grpc_strangers import Strangers
+
+A, B, C = (("10.0.0.7", port) for port in (4001, 4002, 4003))
+MB = 1 << 20
+
+
+def excess_of(
+    received: dict[Peer, int],
+    grown: int,
+    admitted: frozenset[Peer] = frozenset(),
+    explained: dict[Peer, int] | None = None,
+) -> set[Peer]:
+    """Look twice, before anything came and afterwards, a hundredth of a second later."""
+    strangers = Strangers()
+    strangers.note(dict.fromkeys(received, 0), {}, 0.01)
+    assert not strangers.find_excess(admitted, 0)
+    strangers.note(received, explained or {}, 0.01)
+    return set(strangers.find_excess(admitted, grown))
+
+
+def test_strangers_who_send_more_than_a_head_are_shut_out_where_memory_grows_far_more_than_by_what_came() -> None:
+    received = {A: 1 << 19, B: 1000, C: 1 << 15}
+    assert excess_of(received, 40 * MB) == {A, C}
+    assert excess_of(received, MB) == {A}  # no head or first window is so large
+
+
+def test_memory_that_was_there_before_or_grows_slowly_shuts_out_nobody() -> None:
+    strangers = Strangers()
+    received = {A: 0}
+    for look in range(1000):
+        strangers.note(received, {}, 0.1)
+        assert not strangers.find_excess(set(), look * MB // 10)
+    received = {A: 1 << 16}
+    strangers.note(received, {}, 0.1)
+    assert not strangers.find_excess(set(), 101 * MB)
+
+
+def test_large_messages_of_admitted_calls_lie_in_memory_as_they_came() -> None:
+    received = {A: 60 * MB, B: 60 * MB, C: 1 << 15}
+    assert not excess_of(received, 130 * MB, frozenset((A, B)))
+    assert not excess_of(received, 10 * MB, frozenset((A, B)), {A: 60 * MB, B: 60 * MB})
+
+
+def test_of_those_who_were_admitted_the_one_who_sent_the_most_is_shut_out_under_a_flood_of_heads() -> None:
+    received = {A: 8 * MB, B: 6 * MB}
+    assert excess_of(received, 600 * MB, frozenset((A, B))) == {A}
+    assert not excess_of(received, 100 * MB, frozenset((A, B)))
+
+
+def test_what_messages_explained_before_explains_nothing_later() -> None:
+    strangers = Strangers()
+    strangers.note({A: 1000}, {A: 64 * MB}, 0.01)
+    strangers.note({A: 1000 + MB}, {A: 64 * MB}, 0.01)
+    assert strangers.find_excess(set(), 0) == [A]
