@@ -20,6 +20,7 @@ from gpuprof.serving.router.infer_request import (
     check_size,
     check_tensor,
     in_bytes,
+    refuse_unsupported,
 )
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
@@ -225,6 +226,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
             raise bad_request(
                 f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({known})"
             )
+        _refuse_unsupported(entry)
         tensor = spec.inputs[position]
         shape = check_tensor(tensor, entry.datatype, list(entry.shape[: MAX_RANK + 1]))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
@@ -250,8 +252,14 @@ def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:
         if position is None or position in positions:
             known = ", ".join(spec.output_index)
             raise bad_request(f"model {spec.name!r} has no output {entry.name!r} or it is asked for twice ({known})")
+        _refuse_unsupported(entry)
         positions.append(position)
     return positions or None
+
+
+def _refuse_unsupported(entry: Any) -> None:
+    if entry.parameters:
+        refuse_unsupported({name: _value(parameter) for name, parameter in entry.parameters.items()})
 
 
 def _value(parameter: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -155,7 +156,7 @@ class _Inputs:
     def _tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
         shape = check_tensor(tensor, entry.get("datatype"), entry.get("shape"))
         parameters = _mapping(entry, "parameters")
-        _refuse_unsupported(parameters)
+        refuse_unsupported(parameters)
         size = parameters.get("binary_data_size")
         if size is None:
             return InputTensor(shape, self._from_json(tensor, shape, entry))
@@ -225,7 +226,7 @@ def _outputs(
             wrong = "no" if position is None else "only one"
             raise bad_request(f"model {spec.name!r} has {wrong} output {_short(name)} (it has {known})")
         own = _mapping(entry, "parameters")
-        _refuse_unsupported(own)
+        refuse_unsupported(own)
         if own.get("binary_data", every) is True:
             binary.add(position)
         positions.append(position)
@@ -247,7 +248,8 @@ def _timeout_ms(parameters: dict[str, Any]) -> float | None:
     return timeout_us / 1000.0 if timeout_us else None
 
 
-def _refuse_unsupported(parameters: dict[str, Any]) -> None:
+def refuse_unsupported(parameters: Mapping[str, Any]) -> None:
+    """Refuse a tensor whose parameters ask for what would change the answer. Raises `RefusedError`: 400."""
     for name in _UNSUPPORTED:
         if parameters.get(name):
             raise bad_request(f"the parameter {name!r} is not supported")

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
+from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.inference import Inference, OutputTensor
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.protocol.test_grpc_turns import Calls, Context, Model
 
 
@@ -55,3 +59,16 @@ def test_who_is_told_that_a_call_is_done_keeps_no_answer() -> None:
         assert arena.used == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", ["inputs", "outputs"])
+@pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
+def test_what_would_change_the_answer_is_refused_and_not_passed_over(place: str, name: str) -> None:
+    spec = ModelSpec("m", "1", "t", (TensorSpec("a", "UINT8", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),), 4)
+    request = message_class("ModelInferRequest")(model_name="m", raw_input_contents=[b"ab"])
+    request.inputs.add(name="a", datatype="UINT8", shape=[1, 2])
+    request.outputs.add(name="y")
+    assert read_infer(spec, InferCall.decode(request.SerializeToString())).outputs == [0]
+    getattr(request, place)[0].parameters[name].int64_param = 3
+    with pytest.raises(RefusedError, match=f"the parameter '{name}' is not supported"):
+        read_infer(spec, InferCall.decode(request.SerializeToString()))
