@@ -154,7 +154,7 @@ class ModelLatencies:
             figures = self._predict_unmeasured(known, work, device, batches, share)
         if any(one.value <= 0.0 for one in figures):  # nothing but views and constants, or strings of unknown bytes
             raise InputError(
-                f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
+                f"{known.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
                 "gpuprof profile MODEL",
             )
         if not work.smallest.unknown_ops:

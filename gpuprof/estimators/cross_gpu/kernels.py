@@ -126,7 +126,9 @@ class _Walk:
         op = self._ops[place]
         if not op.outputs or (op.op_type in VIEWS and op.op_type != "Cast"):
             return True
-        small = all(t.elements <= _SMALL and t.dtype in _INTEGERS for t in op.outputs)
+        small = all(t.elements <= _SMALL for t in op.inputs) and all(
+            t.elements <= _SMALL and t.dtype in _INTEGERS for t in op.outputs
+        )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
         same = op.op_type == "Cast" and len({t.dtype for t in (*op.inputs, *op.outputs) if "int" not in t.dtype}) < 2

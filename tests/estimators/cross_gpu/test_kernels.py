@@ -274,3 +274,10 @@ def test_whole_attention_reads_its_operands_where_they_lie(runtime: LaunchMode) 
 def test_what_others_read_too_is_written_beside_fused_attention() -> None:
     kinds = list_kernels(_attention_of_one_projection(kept=True), "float16", LaunchMode.FUSED).op_types
     assert "Transpose" in kinds
+
+
+@pytest.mark.parametrize(("elements", "kernels"), [(64, 0), (1 << 20, 1)])
+def test_a_few_whole_numbers_cost_nothing_unless_they_are_found_in_many(elements: int, kernels: int) -> None:
+    found = Tensor("found", "int64", (1,))
+    graph = _graph(_op("ArgMax", [_t("x", 1, elements)], found))
+    assert len(list_kernels(graph, "float32", LaunchMode.FUSED).count) == kernels
