@@ -34,11 +34,11 @@ _MOST_IN_VAIN = 2
 #: How well the longest time of a batch is found, from below, in how many questions.
 _PRECISION, _MOST_ASKED = 4e-3, 12
 #: Logarithm of the ratio of what may be late to what is, below which that is as good as equal.
-_NEARLY = 0.1
+_NEARLY = 0.04
 #: How far from a guess the longest time is looked for next, relative.
 _STEP = 0.04
 #: Parts of the SLO and of the requests that may be late that are counted on: nearer to them queues take long to tell.
-_OF_SLO, _OF_LATE = 0.99, 0.93
+_OF_SLO, _OF_LATE = 0.995, 0.97
 _LEAST_PART = 1e-9
 #: Replicas on a device, by whose number and share of it times are taken to grow.
 _USUAL = 3
