@@ -27,7 +27,7 @@ from gpuprof.estimators.cross_gpu.rates import rates_of
 _TELLING = 1.2
 _SMALLEST_QUANTILE = 0.02
 #: The smallest convolutions that were measured take several times what launching and timing one does.
-_LAUNCHED_AS = {"conv": "bmm"}
+LAUNCHED_AS = {"conv": "bmm"}
 _ROUNDS = 160
 _PARAMETERS: Mapping[str, Any] = {
     "objective": "l1",
@@ -95,7 +95,7 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
     listed = list(data)
     found_floors = {part.name: floors(part, excluded) for part in listed}
     for part in listed:
-        launched_as = _LAUNCHED_AS.get(part.name, part.name)
+        launched_as = LAUNCHED_AS.get(part.name, part.name)
         known = found_floors.get(launched_as, found_floors[part.name])
         floor_s.setdefault(part.name, []).extend(known.values())
         typical = float(np.median(list(known.values()))) if known else 0.0

@@ -116,7 +116,7 @@ def main() -> int:
         parser.error("--train needs --exports and --reference: intervals are fitted to whole models, too")
     data = published_ops()
     chips = sorted({chip_of(name) for part in data for name in np.unique(part.device).tolist()})
-    trained = {chip: _train_without(data, chip, args.left_out) for chip in chips}
+    trained = {chip: train_without(data, chip, args.left_out) for chip in chips}
     predicted = [found for chip in chips for found in predict_gpus(data, trained[chip], chip)]
     ranges = [one for found in predicted for one in found.by_range()]
     residuals = [one.residuals() for one in ranges]
@@ -146,7 +146,7 @@ def main() -> int:
     return 0
 
 
-def _train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -> Trained:
+def train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -> Trained:
     """Return regressors that have not seen a chip, kept in ``folder`` from one run to the next."""
     path = folder / f"{chip}.json" if folder else None
     if path is not None and path.is_file():
@@ -164,14 +164,18 @@ def predict_gpus(data: Sequence[MeasuredOps], trained: Trained, chip: str) -> It
     for part in data:
         for name in np.unique(part.device).tolist():
             if chip_of(name) == chip:
-                rows = part.take(part.device == name)
-                rates = rates_of(device(name), rows.precision)
-                floor = 0.0 if rows.kernels_only else costs.floor_s.get(rows.name, 0.0)
-                kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
-                bound = bound_times(rows.ops, rates).hard_s
-                kinds = name_kinds(rows.ops, rates.tensor)
-                said = (part.name, part.precision, name)
-                yield OpErrors(*said, floor, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
+                yield predict_ops(part.take(part.device == name), name, costs)
+
+
+def predict_ops(rows: MeasuredOps, name: str, costs: CostModel, floor_s: float | None = None) -> OpErrors:
+    """Return the predictions for ops of one board; ``floor_s`` is by default what launching took on other GPUs."""
+    rates = rates_of(device(name), rows.precision)
+    usual = costs.floor_s.get(rows.name, 0.0) if floor_s is None else floor_s
+    kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
+    bound = bound_times(rows.ops, rates).hard_s
+    kinds = name_kinds(rows.ops, rates.tensor)
+    said = (rows.name, rows.precision, name, 0.0 if rows.kernels_only else usual)
+    return OpErrors(*said, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
 
 
 def print_ops(errors: Sequence[OpErrors]) -> None:
