@@ -88,8 +88,9 @@ def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
-#: Fraction of refused arrivals at a replica from which on its batches wait as long as they can.
-_PATIENT_PART = 0.04
+#: Fractions of refused arrivals at a replica: from the first on its batches wait for part of the time of a full one,
+#: from the second on as long as they can. While little is refused, to hold a batch longer costs more than it fills.
+_FEW_REFUSED, _FEW_WAIT, _MANY_REFUSED = 0.005, 0.5, 0.04
 #: Of the time that an oldest request has to spare: the last of it would be lost to rounding.
 _LATEST_PART = 0.999
 
@@ -99,7 +100,7 @@ def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_
 
     A process that is free takes what is there, which answers soonest while there is time to spare. Near the capacity
     it costs goodput: a batch of one takes nearly as long as a full one. So the more is refused, the longer an oldest
-    request waits for others, at most for as long as even a full batch keeps it in time.
+    request waits for others: soon half the time of a full batch, at last as long as even that keeps it in time.
 
     Parameters
     ----------
@@ -114,8 +115,9 @@ def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_
     """
     if refused <= 0.0 or arrivals <= 0.0:
         return max_wait_ms
-    longest_ms = _LATEST_PART * max(0.0, allowed_ms - full_ms)
-    return max(max_wait_ms, min(1.0, refused / arrivals / _PATIENT_PART) * longest_ms)
+    part, longest_ms = refused / arrivals, _LATEST_PART * max(0.0, allowed_ms - full_ms)
+    soon_ms = min(1.0, part / _FEW_REFUSED) * min(longest_ms, _FEW_WAIT * full_ms)
+    return max(max_wait_ms, soon_ms, min(1.0, part / _MANY_REFUSED) * longest_ms)
 
 
 def update_mean_left_ms(mean_ms: float, left_ms: float, count: float) -> float:

@@ -110,11 +110,12 @@ def test_who_joins_must_leave_the_oldest_of_its_batch_in_time() -> None:
 
 
 def test_the_more_is_refused_the_longer_a_batch_waits_to_be_filled_but_never_beyond_its_slo() -> None:
-    # of 100 arrivals none, 1, 2, and more than 4 were refused; a full batch of 30 ms must be answered within 50
-    waits = [extend_wait_ms(1.0, refused, 100.0, 50.0, 30.0) for refused in (0.0, 1.0, 2.0, 4.0, 90.0)]
-    assert waits == pytest.approx([1.0, 5.0, 10.0, 20.0, 20.0], rel=2e-3)
-    assert extend_wait_ms(7.0, 1.0, 100.0, 50.0, 30.0) == 7.0  # what the plan says holds in any case
-    assert extend_wait_ms(1.0, 50.0, 100.0, 25.0, 30.0) == 1.0  # no full batch is in time
+    # of 1000 arrivals none, 2, 5, 20, and at least 40 were refused; a full batch of 30 ms must be answered within 50
+    waits = [extend_wait_ms(1.0, refused, 1000.0, 50.0, 30.0) for refused in (0.0, 2.0, 5.0, 20.0, 40.0, 900.0)]
+    assert waits == pytest.approx([1.0, 6.0, 15.0, 15.0, 20.0, 20.0], rel=2e-3)
+    assert extend_wait_ms(1.0, 5.0, 1000.0, 40.0, 30.0) == pytest.approx(10.0, rel=2e-3)
+    assert extend_wait_ms(7.0, 1.0, 1000.0, 50.0, 30.0) == 7.0  # what the plan says holds in any case
+    assert extend_wait_ms(1.0, 500.0, 1000.0, 25.0, 30.0) == 1.0  # no full batch is in time
 
 
 def test_who_fills_a_batch_makes_nobody_wait_for_others() -> None:
