@@ -194,16 +194,15 @@ def overload_worker(times: float, seconds: float) -> tuple[float, ModelResult]:
 
 
 def overloaded_model(model: str, workers: int, seconds: float, slo_ms: float) -> tuple[float, ModelResult, str]:
-    """Measure the capacity of so many workers, then send three times as much; say also who computed.
+    """Measure the capacity of so many workers in a closed loop, then send three times as much; say also who computed.
 
     The client stands on the same machine: what it takes to send three times the capacity, workers cannot have.
     """
     with server(model, workers, slo_ms) as (process, port):
-        target = Target("127.0.0.1", port)
-        capacity_rps = _measure_capacity(target, slo_ms, min(5.0, seconds / 3.0))
+        capacity_rps = closed_loop(process, port, _CONCURRENCY, min(5.0, seconds / 3.0)).rate_rps
         everybody = {"client": [psutil.Process()], "router": [process], "workers": _workers(process)}
         before, began = _cpu_s(everybody), time.monotonic()
-        result = _flood(target, 3.0 * capacity_rps, slo_ms, seconds)
+        result = _flood(Target("127.0.0.1", port), 3.0 * capacity_rps, slo_ms, seconds)
         took_s = time.monotonic() - began
         cores = {who: (after - before[who]) / took_s for who, after in _cpu_s(everybody).items()}
     return capacity_rps, result, ", ".join(f"{who} {part:.2f}" for who, part in cores.items())
@@ -226,16 +225,6 @@ def _serve_simulated(document: dict[str, Any]) -> Iterator[Target]:
                 yield Target.parse(next(word for word in words if word.startswith("http://")))
             finally:
                 process.terminate()
-
-
-def _measure_capacity(target: Target, slo_ms: float, seconds: float) -> float:
-    """Return the answers per second of a closed loop by the client that sends the overload, too.
-
-    How a client sends costs the router time: to receive 600 KB that a client sends uncopied takes longer.
-    """
-    settings = LoadSettings(duration_s=seconds, warmup_s=1.0, clients=1)
-    (result,) = run_load(target, [RequestStream("m", 0.0, slo_ms, concurrency=_CONCURRENCY)], settings).results
-    return result.answered / seconds
 
 
 def _flood(target: Target, rate_rps: float, slo_ms: float, seconds: float) -> ModelResult:
