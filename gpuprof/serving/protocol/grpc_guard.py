@@ -31,8 +31,8 @@ class ConnectionGuard:
     port : int
     connection_bytes : ConnectionBytes
         Knows who was admitted, and which bytes were messages.
-    measure_grown : callable
-        Returns the memory of the process beyond that at rest and for messages that were handed over, in bytes.
+    measure_memory : callable
+        Returns the memory of the process beyond that at rest, and what of it was charged, in bytes.
     note_shut_out : callable
         Told, in the guard's thread, who was shut out.
     """
@@ -41,11 +41,11 @@ class ConnectionGuard:
         self,
         port: int,
         connection_bytes: ConnectionBytes,
-        measure_grown: Callable[[], int],
+        measure_memory: Callable[[], tuple[int, int]],
         note_shut_out: Callable[[list[Peer]], object],
     ) -> None:
         self._bytes = connection_bytes
-        self._measure_grown = measure_grown
+        self._measure_memory = measure_memory
         self._note_shut_out = note_shut_out
         self._files = ConnectionFiles(port)
         self._strangers = Strangers()
@@ -88,7 +88,7 @@ class ConnectionGuard:
         more = received.keys() - admitted - held
         self._held = held | {peer for peer in more if received[peer] > ORDINARY_BYTES and self._files.hold(peer)}
         self._strangers.note(received, explained, elapsed_s)
-        excess = self._strangers.find_excess(admitted, self._measure_grown())
+        excess = self._strangers.find_excess(admitted, *self._measure_memory())
         self._pause(bool(excess), time.monotonic())
         shut_out = [peer for peer in excess if self._files.shut_down(peer)]
         if shut_out:

@@ -141,6 +141,13 @@ class MessageReader:
         """Return the memory of the process beyond that at rest and for messages that are whole, in bytes."""
         return private_bytes() - self._empty_bytes - self._charged
 
+    def measure_memory(self) -> tuple[int, int]:
+        """Return the memory of the process beyond that at rest, and what of it was charged, both in bytes.
+
+        Other threads may ask.
+        """
+        return private_bytes() - self._empty_bytes, self._arena.charged
+
     def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when it has nothing to do."""
         if not self._receiving and not self._charged:

@@ -141,7 +141,7 @@ class GrpcServer:
         def note_shut_out(peers: list[Peer]) -> None:
             loop.call_soon_threadsafe(self._note_shut_out, peers)
 
-        self._guard = ConnectionGuard(self.port, self._bytes, self._reader.measure_grown, note_shut_out)
+        self._guard = ConnectionGuard(self.port, self._bytes, self._reader.measure_memory, note_shut_out)
         self._guard.start()
         self._watching = [asyncio.ensure_future(work()) for work in (self._weigh, self._watch_connections)]
         return self.port

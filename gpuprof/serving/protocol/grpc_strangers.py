@@ -17,10 +17,13 @@ from gpuprof.serving.protocol.grpc_connection_bytes import Peer
 #: first window allows, 64 KiB.
 ORDINARY_BYTES, _MOST_BYTES = 2048, 1 << 17
 #: Memory beyond what is accounted for that is no reason to act: free memory is returned when it is less than that.
-_GROWN_BYTES = 128 << 20
+_GROWN_BYTES = 512 << 20
 #: How much memory may rise within seconds, and how many times as much as came: then strangers are shut out, and when it
 #: is far more, others. What it rises by more slowly is no flood.
-_RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 24 << 20, 192 << 20, 8, 4 << 20
+_RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 64 << 20, 192 << 20, 8, 4 << 20
+#: Requests and answers, of HTTP as well, take so many times their own size while they are parsed and written, and what
+#: they took is free again long before the system has it back: it is forgotten so fast.
+_WORKING_TIMES, _FORGOTTEN_BYTES_PER_S = 4, 32 << 20
 #: Control frames are forgiven so fast.
 _FORGIVEN_BYTES_PER_S = 1 << 14
 
@@ -32,7 +35,9 @@ class Strangers:
         self._received: Mapping[Peer, int] = {}
         self._explained: Mapping[Peer, int] = {}
         self._beyond: dict[Peer, float] = {}
-        self._calm_bytes = self._slow_bytes = 0.0
+        self._calm_bytes = self._slow_bytes = self._elapsed_s = 0.0
+        self._charged_bytes = 0.0
+        self._suspects: set[Peer] = set()
         #: Whether memory has risen by more than can be worked off in a moment.
         self.is_flooded = False
 
@@ -53,28 +58,33 @@ class Strangers:
             more = count - self._received.get(peer, 0) - explained.get(peer, 0) + self._explained.get(peer, 0)
             beyond[peer] = max(0.0, self._beyond.get(peer, 0.0) + more - forgiven)
         self._received, self._explained, self._beyond = received, explained, beyond
-        self._slow_bytes = _SLOW_BYTES_PER_S * elapsed_s
+        self._elapsed_s = elapsed_s
 
-    def find_excess(self, admitted: Set[Peer], grown_bytes: int) -> list[Peer]:
-        """Return who is to be shut out.
+    def find_excess(self, admitted: Set[Peer], grown_bytes: int, charged_bytes: int = 0) -> list[Peer]:
+        """Return who is to be shut out: who was suspected when this was last called, and still is.
+
+        The head of a call that means well has been read by then.
 
         Parameters
         ----------
         admitted : set of Peer
             Who is no stranger.
-        grown_bytes : int
-            Memory of the process beyond that at rest and for messages that were handed over.
+        grown_bytes, charged_bytes : int
+            Memory of the process beyond that at rest, and how much of it requests and answers have.
         """
         strangers = self._beyond.keys() - admitted
         others = {peer: count for peer, count in self._beyond.items() if peer in admitted}
+        forgotten = _FORGOTTEN_BYTES_PER_S * self._elapsed_s
+        self._charged_bytes = max(float(charged_bytes), self._charged_bytes - forgotten)
         # Parts of messages lie in memory as they came.
-        grown = grown_bytes - sum(others.values())
-        self._calm_bytes = min(grown, self._calm_bytes + self._slow_bytes)
+        grown = grown_bytes - _WORKING_TIMES * self._charged_bytes - sum(others.values())
+        self._calm_bytes = min(grown, self._calm_bytes + _SLOW_BYTES_PER_S * self._elapsed_s)
         rise = grown - self._calm_bytes - _RISE_TIMES * sum(self._beyond.values())
         self.is_flooded = rise > _LARGE_RISE_BYTES
         most = ORDINARY_BYTES if grown > _GROWN_BYTES or rise > _RISE_BYTES else _MOST_BYTES
-        excess = [peer for peer in strangers if self._beyond[peer] > most]
-        if self.is_flooded and not excess and others:
+        suspects = {peer for peer in strangers if self._beyond[peer] > most}
+        if self.is_flooded and not suspects and others:
             worst = max(others, key=others.__getitem__)
-            excess = [worst] if others[worst] > _MOST_BYTES else []
-        return excess
+            suspects = {worst} if others[worst] > _MOST_BYTES else set()
+        excess, self._suspects = suspects & self._suspects, suspects
+        return sorted(excess)

@@ -38,6 +38,8 @@ class Arena:
     ----------
     used : int
         Bytes that are taken, charged or measured elsewhere.
+    charged : int
+        Bytes that requests and answers have elsewhere.
     """
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
@@ -52,7 +54,7 @@ class Arena:
         self._touched = 0
         self._poison = poison
         self._elsewhere = 0
-        self.used = 0
+        self.used = self.charged = 0
 
     def take(self, size: int) -> Slot | None:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
@@ -98,11 +100,13 @@ class Arena:
         if self.used + size > self.capacity:
             return False
         self.used += size
+        self.charged += size
         return True
 
     def discharge(self, size: int) -> None:
         """Count ``size`` bytes no longer that were charged."""
         self.used -= size
+        self.charged -= size
 
     def count_elsewhere(self, size: int) -> None:
         """Count ``size`` bytes that were measured elsewhere, instead of those measured before.

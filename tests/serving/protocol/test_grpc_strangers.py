@@ -15,17 +15,19 @@ def excess_of(
     admitted: frozenset[Peer] = frozenset(),
     explained: dict[Peer, int] | None = None,
 ) -> set[Peer]:
-    """Look twice, before anything came and afterwards, a hundredth of a second later."""
+    """Look before anything came and twice afterwards, as only who is suspected at two looks is shut out."""
     strangers = Strangers()
     strangers.note(dict.fromkeys(received, 0), {}, 0.01)
     assert not strangers.find_excess(admitted, 0)
+    strangers.note(received, explained or {}, 0.01)
+    assert not strangers.find_excess(admitted, grown)
     strangers.note(received, explained or {}, 0.01)
     return set(strangers.find_excess(admitted, grown))
 
 
 def test_strangers_who_send_more_than_a_head_are_shut_out_where_memory_grows_far_more_than_by_what_came() -> None:
     received = {A: 1 << 19, B: 1000, C: 1 << 15}
-    assert excess_of(received, 40 * MB) == {A, C}
+    assert excess_of(received, 80 * MB) == {A, C}
     assert excess_of(received, MB) == {A}  # no head or first window is so large
 
 
@@ -55,5 +57,26 @@ def test_of_those_who_were_admitted_the_one_who_sent_the_most_is_shut_out_under_
 def test_what_messages_explained_before_explains_nothing_later() -> None:
     strangers = Strangers()
     strangers.note({A: 1000}, {A: 64 * MB}, 0.01)
-    strangers.note({A: 1000 + MB}, {A: 64 * MB}, 0.01)
-    assert strangers.find_excess(set(), 0) == [A]
+    for _ in range(2):
+        strangers.note({A: 1000 + MB}, {A: 64 * MB}, 0.01)
+        excess = strangers.find_excess(set(), 0)
+    assert excess == [A]
+
+
+def test_who_was_admitted_since_the_last_look_is_not_shut_out() -> None:
+    strangers = Strangers()
+    for admitted in (set[Peer](), {A}):
+        strangers.note({A: 1 << 16, B: 1 << 16}, {}, 0.01)
+        excess = strangers.find_excess(admitted, 600 * MB)
+    assert excess == [B]
+
+
+def test_memory_of_requests_and_answers_shuts_out_nobody_nor_what_they_leave_for_a_while() -> None:
+    strangers = Strangers()
+    for charged in (0, 100 * MB, 0, 0):
+        strangers.note({A: 1 << 16}, {}, 0.01)
+        assert not strangers.find_excess(set(), 4 * 100 * MB if charged else 300 * MB, charged)
+    strangers.note({A: 1 << 17}, {}, 4.0)
+    assert not strangers.find_excess(set(), 600 * MB, 0)
+    strangers.note({A: 1 << 17}, {}, 0.01)
+    assert strangers.find_excess(set(), 600 * MB, 0) == [A]
