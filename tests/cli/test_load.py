@@ -104,7 +104,7 @@ def test_what_a_worker_s_core_lost_is_replayed_again(
         told = capsys.readouterr()
         (row,) = json.loads(told.out)
         assert row["with_stolen_p99_ms"] > row["predicted_p99_ms"] + 40.0
-        assert "a: replayed with what its workers' cores lost of it, p99 is 1" in told.err
+        assert "a: replayed with what its workers' cores lost of it, p99 is " in told.err
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,11 @@ def has_fast_late_bounds(problem: Problem) -> bool:
         if not all(isinstance(queue_of(problem.queueing, one.model), QuickQueueModel) for one in problem.demands):
             return False
         for entry in problem.fleet.entries:
-            share = problem.estimator.shares(first.model, entry.device)[-1]
-            workload = Workload(first.model, problem.estimator.batches(first.model, entry.device, share)[0], share)
-            if tabulate_interference(problem.estimator, entry.device, [workload]) is None:
-                return False
+            for share in problem.estimator.shares(first.model, entry.device)[-1:]:
+                batch = problem.estimator.batches(first.model, entry.device, share)[0]
+                workload = Workload(first.model, batch, share)
+                if tabulate_interference(problem.estimator, entry.device, [workload]) is None:
+                    return False
         return True
     return False
 

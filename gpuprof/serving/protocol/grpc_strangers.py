@@ -13,14 +13,14 @@ from collections.abc import Mapping, Set
 
 from gpuprof.serving.protocol.grpc_connection_bytes import Peer
 
-#: A client that waits for its first call to be admitted sends some hundred bytes, and of its message what HTTP/2's
-#: first window allows, 64 KiB.
-ORDINARY_BYTES, _MOST_BYTES = 2048, 1 << 17
+#: A client that waits for its first call to be admitted sends some hundred bytes, up to six thousand with TLS, and of
+#: its message what HTTP/2's first window allows, 64 KiB.
+ORDINARY_BYTES, _MOST_BYTES = 1 << 13, 1 << 17
 #: Memory beyond what is accounted for that is no reason to act: free memory is returned when it is less than that.
 _GROWN_BYTES = 512 << 20
 #: How much memory may rise within seconds, and how many times as much as came: then strangers are shut out, and when it
-#: is far more, others. What it rises by more slowly is no flood.
-_RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 64 << 20, 192 << 20, 8, 4 << 20
+#: is far more, others. What it rises by more slowly is no flood; some hundred TLS handshakes at once take 100 MB.
+_RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 192 << 20, 320 << 20, 8, 4 << 20
 #: Requests and answers, of HTTP as well, take so many times their own size while they are parsed and written, and what
 #: they took is free again long before the system has it back: it is forgotten so fast.
 _WORKING_TIMES, _FORGOTTEN_BYTES_PER_S = 4, 32 << 20
@@ -77,7 +77,7 @@ class Strangers:
         forgotten = _FORGOTTEN_BYTES_PER_S * self._elapsed_s
         self._charged_bytes = max(float(charged_bytes), self._charged_bytes - forgotten)
         # Parts of messages lie in memory as they came.
-        grown = grown_bytes - _WORKING_TIMES * self._charged_bytes - sum(others.values())
+        grown = max(0.0, grown_bytes - _WORKING_TIMES * self._charged_bytes - sum(others.values()))
         self._calm_bytes = min(grown, self._calm_bytes + _SLOW_BYTES_PER_S * self._elapsed_s)
         rise = grown - self._calm_bytes - _RISE_TIMES * sum(self._beyond.values())
         self.is_flooded = rise > _LARGE_RISE_BYTES

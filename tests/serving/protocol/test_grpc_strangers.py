@@ -27,7 +27,7 @@ def excess_of(
 
 def test_strangers_who_send_more_than_a_head_are_shut_out_where_memory_grows_far_more_than_by_what_came() -> None:
     received = {A: 1 << 19, B: 1000, C: 1 << 15}
-    assert excess_of(received, 80 * MB) == {A, C}
+    assert excess_of(received, 210 * MB) == {A, C}
     assert excess_of(received, MB) == {A}  # no head or first window is so large
 
 
@@ -80,3 +80,11 @@ def test_memory_of_requests_and_answers_shuts_out_nobody_nor_what_they_leave_for
     assert not strangers.find_excess(set(), 600 * MB, 0)
     strangers.note({A: 1 << 17}, {}, 0.01)
     assert strangers.find_excess(set(), 600 * MB, 0) == [A]
+
+
+def test_memory_that_large_requests_needed_less_of_than_they_might_is_no_flood_afterwards() -> None:
+    strangers = Strangers()
+    for charged, grown in ((200 * MB, 210 * MB), (0, 150 * MB), (0, 150 * MB)):
+        strangers.note({A: 1 << 19}, {A: 0 if charged else 1 << 18}, 3.5)
+        assert not strangers.find_excess({A}, grown, charged)
+        assert not strangers.is_flooded
