@@ -5,8 +5,11 @@ from typing import Any, cast
 
 import pytest
 
+from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.watch.stalls import StallMeter
+
+ORDER = WorkerOrder("m", "1", "null:4", 1)
 
 
 def test_what_runs_late_is_a_stall_and_what_is_nearly_in_time_is_none() -> None:
@@ -42,7 +45,7 @@ class SilentLink:
 @pytest.mark.parametrize(("stalled_s", "killed"), [(0.0, True), (9.0, False), (4.0, True)])
 def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(stalled_s: float, killed: bool) -> None:
     link = SilentLink()
-    handle = WorkerHandle("m/0.0", cast(Any, None), cast(Any, None), hang_s=5.0)
+    handle = WorkerHandle("m/0.0", ORDER, cast(Any, None), hang_s=5.0)
     handle._link = cast(Any, link)
     handle.watch(10.0, lambda since, now: stalled_s)
     assert link.killed == killed
@@ -55,7 +58,7 @@ def test_a_worker_that_loads_for_ever_is_ended(
     """Stopped while it loads it says nothing, and whoever applies a map would wait for it."""
     link = SilentLink()
     link.is_ready = False
-    handle = WorkerHandle("m/0.0", cast(Any, None), cast(Any, None), hang_s=5.0)
+    handle = WorkerHandle("m/0.0", ORDER, cast(Any, None), hang_s=5.0)
     handle._link = cast(Any, link)
     handle.bind(lambda: None, cast(Any, None), cast(Any, None), cast(Any, None))
     start = 1000.0
