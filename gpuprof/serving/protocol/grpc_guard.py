@@ -1,4 +1,4 @@
-"""Watches connections of gRPC in a thread of its own, every few milliseconds: see `grpc_strangers`.
+"""Watches connections of gRPC in a thread of its own, every few milliseconds: see `hpack_bombs`.
 
 A connection begins with room for about a kilobyte, which the system widens by itself as more comes and is read. Where
 more comes than a head of ordinary size, that is stopped until a call for inference is admitted.
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.protocol.connection_files import ConnectionFiles
 from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes, Peer
-from gpuprof.serving.protocol.grpc_strangers import ORDINARY_BYTES, Strangers
+from gpuprof.serving.protocol.hpack_bombs import ORDINARY_BYTES, HpackBombDetector
 
-#: While there are strangers, and while there are none.
+#: While clients are there that were not admitted, and while there are none.
 _NAP_S, _IDLE_NAP_S = 0.005, 0.01
 #: Of the time, so much at most goes into looking.
 _LOOK_PART = 0.5
@@ -48,7 +48,7 @@ class ConnectionGuard:
         self._measure_memory = measure_memory
         self._note_shut_out = note_shut_out
         self._files = ConnectionFiles(port)
-        self._strangers = Strangers()
+        self._detector = HpackBombDetector()
         self._widened: set[Peer] = set()
         self._held: set[Peer] = set()
         self._paused_until = 0.0
@@ -78,7 +78,7 @@ class ConnectionGuard:
             self._woken.wait(max(_NAP_S if count else _IDLE_NAP_S, took * (1.0 / _LOOK_PART - 1.0)))
 
     def _look(self, elapsed_s: float) -> int:
-        """Look once; return how many strangers there are."""
+        """Look once; return how many clients were not admitted yet."""
         self._woken.clear()
         admitted, explained = self._bytes.admitted(), self._bytes.explain()
         received = self._files.look()
@@ -87,8 +87,8 @@ class ConnectionGuard:
         held = {peer for peer in self._held if peer in received}
         more = received.keys() - admitted - held
         self._held = held | {peer for peer in more if received[peer] > ORDINARY_BYTES and self._files.hold(peer)}
-        self._strangers.note(received, explained, elapsed_s)
-        excess = self._strangers.find_excess(admitted, *self._measure_memory())
+        self._detector.note(received, explained, elapsed_s)
+        excess = self._detector.find_excess(admitted, *self._measure_memory())
         self._pause(bool(excess), time.monotonic())
         shut_out = [peer for peer in excess if self._files.shut_down(peer)]
         if shut_out:
@@ -97,7 +97,7 @@ class ConnectionGuard:
 
     def _pause(self, is_attacked: bool, now: float) -> None:
         """Let nobody connect in a flood: what was shut out is worked off first. Without attackers that is soon over."""
-        if is_attacked and self._strangers.is_flooded:
+        if is_attacked and self._detector.is_flooded:
             if not self._paused_until:
                 self._files.pause()
             self._paused_until = now + _PAUSE_S

@@ -1,10 +1,10 @@
-"""Who may have made grpcio keep many times what came: by heads of calls that have a field in each byte.
+"""Finds connections that send HPACK bombs: heads of calls of which each byte is a field.
 
-grpcio (1.85) holds a head to a size once the client has acknowledged the server's settings, which one that means ill
-never does: it then keeps some 70 bytes for each byte that came, of up to half a million fields a head. Nobody tells
-how much of what came is heads. What tells is memory: where it grows far more than by what connections have sent,
-strangers are shut out that have sent more than a head of ordinary size, and when that is not enough, whoever has sent
-the most that was no message. A stranger is a connection of which no call for inference was admitted.
+grpcio (1.85) holds a head to a size once the client has acknowledged the server's settings, which an attacker never
+does: it then keeps some 70 bytes for each byte that came, of up to half a million fields a head. It does not tell how
+much of what came is heads, but memory does: where it grows far more than by what connections have sent, those are shut
+out of which no call for inference was admitted and that have sent more than a head of ordinary size, and when that is
+not enough, the one that has sent the most that was no message.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gpuprof.serving.protocol.grpc_connection_bytes import Peer
 ORDINARY_BYTES, _MOST_BYTES = 1 << 13, 1 << 17
 #: Memory beyond what is accounted for that is no reason to act: free memory is returned when it is less than that.
 _GROWN_BYTES = 512 << 20
-#: How much memory may rise within seconds, and how many times as much as came: then strangers are shut out, and when it
-#: is far more, others. What it rises by more slowly is no flood; some hundred TLS handshakes at once take 100 MB.
+#: How much memory may rise within seconds, and how many times as much as came: then clients that were not admitted
+#: are shut out, and when it is far more, others. What it rises by more slowly is no flood; some hundred TLS handshakes
+#: at once take 100 MB.
 _RISE_BYTES, _LARGE_RISE_BYTES, _RISE_TIMES, _SLOW_BYTES_PER_S = 192 << 20, 320 << 20, 8, 4 << 20
 #: Requests and answers, of HTTP as well, take so many times their own size while they are parsed and written, and what
 #: they took is free again long before the system has it back: it is forgotten so fast.
@@ -28,7 +29,7 @@ _WORKING_TIMES, _FORGOTTEN_BYTES_PER_S = 4, 32 << 20
 _FORGIVEN_BYTES_PER_S = 1 << 14
 
 
-class Strangers:
+class HpackBombDetector:
     """Adds up what connections have sent beyond the messages of their calls."""
 
     def __init__(self) -> None:
@@ -68,11 +69,11 @@ class Strangers:
         Parameters
         ----------
         admitted : set of Peer
-            Who is no stranger.
+            Who has made a call for inference that was admitted.
         grown_bytes, charged_bytes : int
             Memory of the process beyond that at rest, and how much of it requests and answers have.
         """
-        strangers = self._beyond.keys() - admitted
+        unadmitted = self._beyond.keys() - admitted
         others = {peer: count for peer, count in self._beyond.items() if peer in admitted}
         forgotten = _FORGOTTEN_BYTES_PER_S * self._elapsed_s
         self._charged_bytes = max(float(charged_bytes), self._charged_bytes - forgotten)
@@ -82,7 +83,7 @@ class Strangers:
         rise = grown - self._calm_bytes - _RISE_TIMES * sum(self._beyond.values())
         self.is_flooded = rise > _LARGE_RISE_BYTES
         most = ORDINARY_BYTES if grown > _GROWN_BYTES or rise > _RISE_BYTES else _MOST_BYTES
-        suspects = {peer for peer in strangers if self._beyond[peer] > most}
+        suspects = {peer for peer in unadmitted if self._beyond[peer] > most}
         if self.is_flooded and not suspects and others:
             worst = max(others, key=others.__getitem__)
             suspects = {worst} if others[worst] > _MOST_BYTES else set()
