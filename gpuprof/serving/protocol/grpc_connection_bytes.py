@@ -71,7 +71,7 @@ class ConnectionBytes:
         """Have ``tell`` called when a call for inference is the first of its client."""
         self._tell_of_admitted = tell
 
-    def admitted(self) -> set[Peer]:
+    def list_admitted(self) -> set[Peer]:
         """Return who has made calls for inference; other threads may ask."""
         return {_peer_of_uri(uri) for uri in list(self._admitted)}
 

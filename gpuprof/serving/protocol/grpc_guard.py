@@ -80,7 +80,7 @@ class ConnectionGuard:
     def _look(self, elapsed_s: float) -> int:
         """Look once; return how many clients were not admitted yet."""
         self._woken.clear()
-        admitted, explained = self._bytes.admitted(), self._bytes.explain()
+        admitted, explained = self._bytes.list_admitted(), self._bytes.explain()
         received = self._files.look()
         self._widened = {peer for peer in self._widened if peer in received}
         self._widened |= {peer for peer in admitted - self._widened if self._files.widen(peer)}
