@@ -28,7 +28,8 @@ from bench.launch_training import train_launches
 from bench.op_training import chip_of
 from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
-from gpuprof.domain.catalogue import device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import device
 from gpuprof.estimators.creq.creq import METRICS, file_name
 from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
 from gpuprof.estimators.creq.requirement import KernelFill, fill_of

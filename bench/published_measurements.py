@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from gpuprof.domain.catalogue import datasets, device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.estimators.builtin import make_estimator

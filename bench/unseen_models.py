@@ -12,7 +12,8 @@ from pathlib import Path
 from bench.normalised_networks import write_unfolded
 from bench.op_training import chip_of
 from bench.roofline import PUBLISHED_AS
-from gpuprof.domain.catalogue import datasets, device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch, kind_of
 from gpuprof.estimators.cross_gpu.intervals import TimeParts, generation_of

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from bench.reproduce.stand_in_db import write_stand_ins
-from gpuprof.domain.catalogue import device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry

@@ -38,7 +38,8 @@ import numpy as np
 from bench.igniter_profiles import DEVICE
 from bench.parvagpu_profiles import read_latencies
 from bench.published_measurements import import_published, keep_until_exit
-from gpuprof.domain.catalogue import datasets, device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError

@@ -12,7 +12,7 @@ from statistics import fmean
 from bench.published_measurements import thesis_estimator, v100
 from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction
-from gpuprof.domain.catalogue import v100_profiles
+from bench.v100_profiles import v100_profiles
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, Points

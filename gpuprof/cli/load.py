@@ -140,7 +140,6 @@ def load(
 
 
 def _split_target(target: str, map_file: Path | None) -> tuple[Path | None, str]:
-    """Return the map and the address of the server."""
     from gpuprof.pipeline.load import DEFAULT_URL
 
     if target.endswith(".json") or Path(target).is_file():

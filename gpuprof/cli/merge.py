@@ -141,7 +141,6 @@ def merge(
 
 
 def _print(files: Sequence[MergedFile], chosen: Format, report: bool) -> None:
-    """Print what was merged into which file and, if ``report``, every operator and every output."""
     if report and chosen is not Format.JSON:
         for file in files:
             print_rows(file.operator_rows(), _OPERATORS, chosen, f"operators of {file.path}")

@@ -176,7 +176,6 @@ def _make_command(
 
 
 def _words(command: Any, filled: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the operands and the options of a command line."""
     operands: list[str] = []
     options: list[str] = []
     for parameter in command.params:

@@ -124,7 +124,6 @@ def _measure(
     db: Path,
     chosen: Format,
 ) -> None:
-    """Measure whole models into a database, at the configurations of iGniter if that is asked."""
     from gpuprof.pipeline.profile import profile as measure
     from gpuprof.pipeline.profile import profile_for_igniter
 
@@ -155,7 +154,6 @@ def _measure(
 def _measure_ops(
     models: Sequence[str], workloads: WorkloadOptions, means: MeasurementOptions, db: Path, chosen: Format
 ) -> None:
-    """Measure each distinct op of all models into a database."""
     from gpuprof.pipeline.profile import profile_ops
 
     if workloads.beside or workloads.processes != "1" or workloads.input_data:
@@ -222,7 +220,6 @@ def _ingest(
     db: Path,
     chosen: Format,
 ) -> None:
-    """Bring in reports that a profiler wrote elsewhere."""
     from gpuprof.pipeline.ingest import ingest_reports
     from gpuprof.pipeline.profile import DEFAULT_BATCHES
 

@@ -43,7 +43,6 @@ class VerbCommand(TyperCommand):
                 formatter.write_dl([(name.ljust(width), said) for name, said in entries], col_max=_NAME_COLUMNS)
 
     def _sections(self, ctx: Any) -> _Sections:
-        """Return names and helps by heading: arguments, the groups in the order of the verb, what is in none."""
         arguments: list[tuple[str, str]] = []
         others: list[tuple[str, str]] = []
         groups: _Sections = {}

@@ -339,8 +339,6 @@ class _MmppClock:
 
 
 class _RecordedStream:
-    """A stream of recorded times."""
-
     def __init__(self, times: Times) -> None:
         self._times = times
         self._position = 0

@@ -68,7 +68,6 @@ def parse_map(content: object, where: str) -> DeploymentMap:
 
 
 def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
-    """Return an older map with its ``inputs`` converted to ``planned_with``."""
     if "inputs" not in content:
         return content
     inputs = content["inputs"]

@@ -84,7 +84,6 @@ def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
 def _find_targets(
     graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]
 ) -> list[tuple[str, ...]]:
-    """Return the tensors of the model that each executed node computes."""
     by_name = {op.name: op for op in graph.ops}
     targets: list[tuple[str, ...]] = []
     for node in executed:

@@ -208,7 +208,6 @@ def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:
 
 
 def _refuse_other_format(content: bytes, path: Path) -> None:
-    """Raise `InputError` for a file of another format that is known."""
     for start, form, fix in _OTHER_FORMATS:
         if start in (content[: len(start)], content[4 : 4 + len(start)]):
             raise InputError(f"{path} is not an ONNX model but {form}", fix) from None

@@ -36,8 +36,6 @@ _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
 
 @dataclass(frozen=True, slots=True)
 class _KnownTensors:
-    """What is known of the tensors of a graph."""
-
     batch: int
     values: Mapping[str, Array]  #: Small values that hang on shapes and constants alone.
     items: set[str]  #: Tensors whose rows are the items: each follows from that item alone, in the same way.

@@ -279,7 +279,6 @@ class Shapes:
         return self._bodies.get(_key(node), ())
 
     def _walk_body(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
-        """Walk a nested graph whose inputs are ``given``."""
         tensors = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
         names = [info.name for info in graph.input]
         tensors |= {

@@ -333,7 +333,6 @@ def _make_term(column: Any, value: object) -> pc.Expression:
 
 
 def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
-    """Return an error that names the file that cannot be read."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 

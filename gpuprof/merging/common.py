@@ -74,7 +74,6 @@ class _Candidates:
     two: CommonBlock = EMPTY
 
     def add(self, other: _Candidates) -> None:
-        """Add the candidates from other neighbours."""
         for displacement, count in other.larger.items():
             if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
                 self.larger[displacement] = self.larger.get(displacement, 0) + count
@@ -95,7 +94,6 @@ class _Search:
         self.best: dict[Pair, CommonBlock] = {}
 
     def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
-        """Return the largest common block of each wanted pair."""
         distinct = {self._distinct(i, j) for i, j in wanted}
         left = sorted(pair for pair in distinct if not self._solve_trivial_pair(pair))
         self._search_pool(left)
@@ -197,7 +195,6 @@ class _Search:
     def _verify_matches(
         self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
     ) -> _Candidates:
-        """Return the candidates from the verified matches of a pair."""
         a, b = (self.matrices[i] for i in pair)
         rows_a, columns_a = np.divmod(at_a, a.shape[1])
         rows_b, columns_b = np.divmod(at_b, b.shape[1])
@@ -251,7 +248,6 @@ class _Search:
         self.best[pair] = replace(best, exact=exact)
 
     def _find_single_entry(self, pair: Pair) -> CommonBlock:
-        """Return one entry that both have, or nothing."""
         a, b = (self.matrices[i] for i in pair)
         part = _find_shared_entry(
             self._order_entries(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance
@@ -261,7 +257,6 @@ class _Search:
         )
 
     def _order_entries(self, index: int, entries: int) -> _Ordered:
-        """Return the first ``entries`` entries of a matrix by size."""
         if (index, entries) not in self._sorted:
             flat = self.matrices[index].ravel()[:entries]
             order = np.argsort(flat)
@@ -284,7 +279,6 @@ def _find_shared_entry(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, to
 
 
 def _split_by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:
-    """Yield each pair of matrices with the positions of its matches."""
     code = matches.first * count + matches.second
     order = np.argsort(code, kind="stable")
     starts = np.flatnonzero(np.diff(code[order], prepend=-1))

@@ -60,7 +60,6 @@ class _Grouper:
         self._result = Grouping([], {})
 
     def run(self) -> Grouping:
-        """Return every node in its group."""
         for model in range(len(self._sources)):
             matched = self._match(model)
             producers: dict[str, tuple[int, int]] = {}
@@ -74,7 +73,6 @@ class _Grouper:
         return self._result
 
     def _match(self, model: int) -> dict[int, int]:
-        """Return the group that each matched weighted operator of ``model`` joins."""
         groups = self._result.groups
         candidates = [
             (index, position)
@@ -107,7 +105,6 @@ class _Grouper:
         return first.level == operator.level and _kind(first.node) == _kind(operator.node)
 
     def _blocks(self, candidates: Sequence[tuple[int, int]], model: int) -> dict[tuple[int, int, int], CommonBlock]:
-        """Return the common block of each candidate with each member of its group."""
         by_place: dict[tuple[int, int, int], CommonBlock] = {}
         for other in range(model):
             chosen = [(i, p) for i, p in candidates if other in self._result.groups[i].operators]

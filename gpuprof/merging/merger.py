@@ -45,7 +45,6 @@ class _Builder:
         self._outputs: dict[tuple[int, str], str] = {}
 
     def build(self) -> tuple[ModelProto, MergedModel]:
-        """Return the merged model, and its description of the models in it."""
         sources = self.plan.sources
         for m, source in enumerate(sources):
             for name in source.inputs:
@@ -136,7 +135,6 @@ class _Builder:
         return self.add("Slice", [whole, begin, end, self.numbers(axis)], hint)
 
     def _sum(self, models: Sequence[int], sizes: Sequence[Size]) -> str:
-        """Return the sum of sizes, of which those that hang on a batch are known only at run time."""
         fixed = sum(size.fixed for size in sizes)
         terms = [self._size(m, size.per_batch) for m, size in zip(models, sizes, strict=True) if size.per_batch]
         if fixed or not terms:
@@ -201,7 +199,6 @@ class _Builder:
         self.nodes.append(node)
 
     def _rename_nested(self, model: int, node: NodeProto) -> None:
-        """Rename the outer values that nested graphs use."""
         for item in node.attribute:
             for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
                 graphs = list(graphs_of(nested))
@@ -242,7 +239,6 @@ class _Builder:
         return view.part(np.arange(begin, begin + shared.inputs), np.arange(out, out + shared.outputs))
 
     def _inputs(self, step: Step, shared: SuperOperator, names: Sequence[str], axis: int) -> str:
-        """Return the features that the shared block takes, of all models end to end."""
         same = (
             len({shared.places[m][0] for m in step.models}) == 1
             and len({shared.totals[m][0] for m in step.models}) == 1
@@ -262,7 +258,6 @@ class _Builder:
         return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=axis)
 
     def _slice_features(self, step: Step, value: str, begin: int, count: int) -> str:
-        """Return ``count`` features of a value from ``begin`` on."""
         return self.add(
             "Slice",
             [value, self.numbers(begin), self.numbers(begin + count), self.numbers(self._features(step))],

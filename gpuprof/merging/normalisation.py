@@ -82,7 +82,6 @@ def _is_known(source: SourceModel, node: NodeProto) -> bool:
 
 
 def _rearrange(source: SourceModel, node: NodeProto) -> bool:
-    """Apply a node that rearranges a weight, once."""
     names = [name for name in node.input if name]
     if node.op_type not in _REARRANGED or node.domain or not all(name in source.weights for name in names):
         return False

@@ -194,7 +194,6 @@ def _fit_igniter(
     output: PathArgument | None,
     notes: NoteList,
 ) -> IgniterCoefficients:
-    """Fit iGniter's coefficients to what was measured on the device ``name``, and keep them."""
     from gpuprof.estimators.igniter.fit import fit_all
     from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
 

@@ -12,10 +12,7 @@ _FIX = "profile it there, or leave out --strict"
 
 
 def require_sure(estimate: Estimate) -> None:
-    """Raise `InputError` for an estimate with unknown ops or a wide interval.
-
-    Raises `InputError` with what is not known, and on which device.
-    """
+    """Raise `InputError` for an estimate with unknown ops or a wide interval, with the device."""
     name, _ = split_name(estimate.workload.model)
     if estimate.unknown_ops:
         unknown = ", ".join(estimate.unknown_ops)

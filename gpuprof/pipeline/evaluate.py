@@ -112,7 +112,6 @@ def evaluate(
 
 
 def _write_plot(path: Path, predictions: Sequence[Prediction]) -> str:
-    """Draw the predictions that stand for each quantity; return the note on it."""
     from gpuprof.reporting.picture import write_picture
 
     write_picture(draw_predictions(predictions), path, columns=2)

@@ -112,7 +112,6 @@ class _NotReplayedError(InputError):
 
 
 def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
-    """Return the map as the simulator takes it."""
     from gpuprof.simulator.merged_queues import merged_queues
 
     for *_, replica in deployment.places():

@@ -90,8 +90,6 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a model is in no merge."""
-
     model: str
     reason: str
 
@@ -107,7 +105,6 @@ class _Candidates:
 def _find_candidates(
     files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None
 ) -> _Candidates:
-    """Return the merges of these models that are worth trying."""
     from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions, source_names
     from gpuprof.merging.proposal import propose_merges

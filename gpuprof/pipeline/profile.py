@@ -215,8 +215,6 @@ def profile_cluster(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The device that is measured, and what measures it."""
-
     device: Device
     collector: Collector
     headline: str

@@ -96,7 +96,6 @@ def restore_problem(
 
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
-    """Return a device at the price that it was planned with."""
     price = None if planned is None else planned.price_per_hour
     return device if price is None else replace(device, price_per_hour=price)
 

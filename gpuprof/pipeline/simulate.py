@@ -209,8 +209,6 @@ def _check_merged(
 
 
 class _Run:
-    """Simulates maps under the same requests."""
-
     def __init__(self, arrivals: SimulatedArrivals, notes: NoteList, progress: ProgressCallback) -> None:
         self._processes: Mapping[str, ArrivalProcess] = arrivals.processes
         self._notes = notes
@@ -223,7 +221,6 @@ class _Run:
         sample: int | None = 0,
         interference: Interference | None = None,
     ) -> SimulationOutcome:
-        """Simulate the requests on a map, all of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
         if not is_compiled():
             self._notes.add("compiling the simulator for this machine, once: about a minute")

@@ -216,8 +216,6 @@ def _count_kept(partition: PlacedPartition, there: Counter[ReplicaKey] | None) -
 
 
 def _list_layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
-    """Yield the legal layouts of these instances, the same content at other starts."""
-
     def extend(remaining: list[tuple[MigProfile, int]], chosen: Layout) -> Iterator[Layout]:
         if not remaining:
             yield chosen

@@ -175,14 +175,12 @@ def _make_pod_labels(deployment: DeploymentMap, node: Node) -> dict[str, str]:
 
 
 def _name_services(deployment: DeploymentMap) -> dict[str, str]:
-    """Return the name of the Service of each model that the map serves."""
     names = UniqueNames()
     served = {model for node in deployment.nodes for model in served_models(node)}
     return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
 
 
 def _make_pod(node: Node, image: str, resources: Manifest, container: str = "serve") -> Manifest:
-    """Return the specification of the pod that serves a node of the map."""
     arguments = ["serve", f"{_CONFIGURATION}/map.json", "--node", node.name, "--host", "0.0.0.0"]
     arguments += ["--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT), "--drain-s", str(_DRAIN_S)]
     arguments += [

@@ -181,7 +181,6 @@ class MapMerger:
         return self._problem.queueing.sojourn(Arrivals(rate_rps), server)
 
     def _with_queueing(self, replica: Replica, server: BatchServer) -> Replica:
-        """Return the replica with what queueing makes of it."""
         law = self._law(replica.rate_rps, server)
         merged = tuple(
             one.model_copy(update={"goodput_rps": one.rate_rps * law.fraction_within(self._slo_ms(one.model))})
@@ -220,7 +219,6 @@ class MapMerger:
         )
 
     def _model(self, drawn: DeploymentMap, name: str) -> ModelPrediction:
-        """Return what is predicted of a model over all replicas that serve it, by their own figures."""
         serving = [replica for *_, replica in drawn.places() if name in replica.rates()]
         streams = [
             Stream(replica.rates()[name], self._law(replica.rate_rps, self._server(replica)))
@@ -250,7 +248,6 @@ class MapMerger:
 
 
 def _choose_replicas(partition: Partition, offer: MergeOffer) -> list[Replica]:
-    """Return one replica of each model of the offer."""
     replicas: dict[str, Replica] = {}
     for replica in partition.replicas:
         if replica.model in offer.merge.members and not replica.merged:

@@ -140,7 +140,6 @@ def _is_rows(content: Any, keys: Sequence[str]) -> bool:
 
 
 def _require_names(rows: Sequence[Mapping[str, Any]], *keys: str) -> None:
-    """Raise `ValueError` for rows whose names are not text."""
     for row in rows:
         for key in keys:
             if not isinstance(row[key], str):

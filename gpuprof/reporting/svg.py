@@ -60,7 +60,6 @@ def inline(chart: Chart, kind: str = "") -> str:
 
 
 def _draw(chart: Chart) -> tuple[str, int]:
-    """Return the elements of a chart, and its height."""
     chart = fit_bars(chart)
     titles = textwrap.wrap(chart.title, int((chart.width - 24) / _TITLE_LETTER))
     above = _TOP + _TITLE_LINE * (len(titles) - 1 if titles else 0)

@@ -79,7 +79,6 @@ def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
 
 
 def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    """Return the estimate of a workload during its own turn."""
     own, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
     running = [one for one in at_once if not one.turns]
     for number in sorted({one.turns for one in at_once} - {0}):

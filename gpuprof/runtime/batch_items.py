@@ -158,7 +158,6 @@ def first_mixed(
 
 
 def _item(whole: Arrays, axes: Mapping[str, int], number: int) -> dict[str, Array]:
-    """Return the inputs of one item alone."""
     return {name: np.take(value, [number], axis=axes[name]) if name in axes else value for name, value in whole.items()}
 
 

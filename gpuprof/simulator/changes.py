@@ -102,7 +102,6 @@ def fail_all_orphans(state: State, tally: Tally) -> None:
 
 
 def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:
-    """Remove the completion events of failed replicas from the calendar."""
     size = int(calendar.size[0])
     events = list(zip(calendar.times[:size].tolist(), calendar.codes[:size].tolist(), strict=True))
     calendar.size[0] = 0

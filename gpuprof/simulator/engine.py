@@ -74,8 +74,6 @@ def simulate_to_tally(
 
 
 class _SimulationRun:
-    """The state of one simulation."""
-
     def __init__(
         self,
         deployment: DeploymentMap,

@@ -113,7 +113,6 @@ def _kind_of(place: PlacedInstance) -> tuple[Hashable, ...]:
 
 
 def _group_by_partition(places: Sequence[PlacedInstance]) -> list[Ints]:
-    """Return the positions of the replicas of each partition."""
     groups: dict[Hashable, list[int]] = {}
     for position, place in enumerate(places):
         groups.setdefault((place.node.name, place.gpu.index, _instance(place)), []).append(position)

@@ -22,9 +22,10 @@ from bench.reproduce import (
 )
 from bench.reproduce.reproduction import Reproduction
 from bench.reproduce.usher_runs import BASELINES, USHERS, decide_one, demands, schedulers, why
+from bench.v100_profiles import v100_profiles
 from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import RecordedArrivals
-from gpuprof.domain.catalogue import device, v100_profiles
+from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.kernel_db.store import KernelDb

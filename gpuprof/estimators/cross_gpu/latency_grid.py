@@ -121,7 +121,6 @@ def _list_larger(share: Share) -> list[Share]:
 
 
 def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Figure:
-    """Return the time of a batch between the two of a grid."""
     (one, two), (low, high) = ends, grid
     value = one.value + (two.value - one.value) * (batch - low) / (high - low)
     return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)

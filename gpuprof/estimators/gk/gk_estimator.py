@@ -131,7 +131,6 @@ class GkEstimator:
         return measured / estimated_ms if estimated_ms else None
 
     def _table(self, device: Device) -> KernelTable:
-        """Return the kernels of ``device``. Raises `InputError` when there are none."""
         if device.name not in self._tables and self._db is not None:
             self._tables[device.name] = read_kernel_table(self._db, device)
         table = self._tables.get(device.name)

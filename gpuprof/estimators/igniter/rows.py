@@ -53,7 +53,6 @@ class _SoloMeasurement(_MeasuredWorkload):
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes to and from the device for one batch."""
         return self.h2d_bytes + self.d2h_bytes
 
 
@@ -117,7 +116,6 @@ def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
 
 
 def _read_complete_row(row: ModelRow) -> _SoloMeasurement | None:
-    """Return the row if it has all that is needed."""
     known = _read_figures(row)
     if known is None or known.dispatch_ms is None or row.error is not None:
         return None
@@ -134,7 +132,6 @@ def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
 
 
 def _collect_copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
-    """Return what was measured of a workload by the number of its copies, itself included."""
     row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
     by_count: dict[int, _MeasuredWorkload] = {1: alone}

@@ -142,7 +142,6 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _rates(device: Device) -> dict[str, Any]:
-    """Return the device's numbers that the features rest on."""
     return {
         "flops_per_s": device.flops_per_s["float32"],
         "dram_bytes_per_s": device.dram_bytes_per_s,

@@ -39,7 +39,6 @@ def peak_activation_bytes(graph: ModelGraph) -> int:
 
 
 def _owners(graph: ModelGraph) -> dict[str, str]:
-    """Return for each tensor the one whose memory it uses."""
     owner: dict[str, str] = {}
     for op in graph.ops:
         for tensor in op.outputs:

@@ -100,7 +100,6 @@ class BurstPath:
         return np.asarray(np.maximum(grown, busy) - np.maximum(backlogs, busy))
 
     def _edges(self) -> Array:
-        """Return the backlogs between the strata."""
         at = _table(self.backlog)
         at = np.concatenate([[self.least], at[at > self.least], [at[-1] + self.least]])
         above = self.backlog.parts @ self.backlog.beyond(at)

@@ -226,7 +226,6 @@ def _mean_cv(kinds: Sequence[tuple[ScaledServer, int]]) -> float:
 
 
 def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:
-    """Return the arrays of the replicas, in turn of each kind."""
     servers = [(number, server) for number, (server, count) in enumerate(kinds) for _ in range(count)]
     largest = max(len(server.latency) for _, server in servers)
     means = np.zeros((len(servers), largest))

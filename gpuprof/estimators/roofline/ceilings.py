@@ -103,7 +103,6 @@ def _rates(row: DeviceRow) -> dict[str, float]:
 
 
 def _rate_columns(row: DeviceRow) -> Iterator[tuple[str, float]]:
-    """Yield the columns of peak rates that are known."""
     for column in fields(row):
         if column.name.endswith(_RATE_COLUMN) and (value := getattr(row, column.name)):
             yield column.name, value

@@ -174,7 +174,7 @@ class Source:
     def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:
         """Return the run that the file's rows hang on; ``known`` are further columns of it."""
         now = datetime.now(UTC)
-        row = RunRow(
+        return RunRow(
             run_id=new_run_id(now),
             started_at=now,
             device=device,
@@ -185,7 +185,6 @@ class Source:
             notes=notes,
             **known,  # type: ignore[arg-type]
         )
-        return row
 
 
 def _rounding(text: str) -> float:

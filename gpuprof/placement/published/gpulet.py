@@ -41,12 +41,10 @@ class _Gpu:
 
     @property
     def replicas(self) -> tuple[PlacedReplica, ...]:
-        """All that stand on it so far."""
         return tuple(one for let in self.lets for one in let)
 
     @property
     def partition(self) -> PlacedPartition:
-        """The whole device with the replicas that it has so far."""
         return PlacedPartition(self.replicas)
 
 
@@ -225,7 +223,6 @@ class _OpenGpus:
             yield one, beside
 
     def _fresh(self, entry: FleetEntry, segment: Segment, missing_rps: float) -> float:
-        """Open a GPU for the segment if there is one left."""
         name, gpu = entry.device.name, _Gpu(entry)
         if entry.count is not None and self._used[name] >= entry.count:
             return 0.0

@@ -69,8 +69,6 @@ class Gslice:
 
 @dataclass(slots=True)
 class _ShareTuner:
-    """The adjustments on one device."""
-
     segments: Segments
     device: Device
     policy: Gslice

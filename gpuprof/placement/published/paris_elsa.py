@@ -74,7 +74,6 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
 
 
 def _choose_instances(demand: Demand, knees: list[Segment]) -> list[Segment]:
-    """Return the instances that serve a demand."""
     if not knees:
         return []
     best = max(knees, key=lambda one: (round(one.capacity_rps / one.fraction, 6), -one.fraction))

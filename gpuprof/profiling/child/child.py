@@ -93,7 +93,6 @@ def _run_task(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) 
 
 
 def _run_latency_task(task: LatencyTask, speech: TextIO) -> None:
-    """Time batches back to back."""
     import numpy as np
 
     load_runtime(task.provider)  # before the baseline, as an idle server has it loaded
@@ -214,7 +213,6 @@ def _run_kernels_task(task: KernelsTask, speech: TextIO) -> None:
 
 
 def _run_check_task(task: CheckTask, speech: TextIO) -> None:
-    """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     open_session(task.model, threads=1, provider=task.provider)
     send_message(speech, "done", mixed=find_mixed_output(task.model) if task.batches else None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
@@ -88,3 +88,15 @@ class Request:
     job: Job
     beside: tuple[Job, ...] = ()
     limits: TimingLimits = DEFAULT_LIMITS
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the database by which rows of every table say what they are of."""
+        job = self.job
+        return {
+            "run_id": self.run_id,
+            "model": job.graph.name,
+            "device": self.device.name,
+            "batch": job.graph.batch,
+            "sm_share_pct": job.share.sm_pct,
+            "mig_profile": job.share.mig,
+        }

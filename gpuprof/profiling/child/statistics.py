@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median, stdev
+from statistics import NormalDist, fmean, median, quantiles, stdev
 
 _Z95 = NormalDist().inv_cdf(0.975)
 _MIN_FOR_INTERVAL = 6  # with fewer, not even the whole range holds the median with 95% probability
@@ -16,20 +16,20 @@ _MIN_FOR_P99 = 100
 
 @dataclass(frozen=True, slots=True)
 class LatencyStats:
-    """Figures of one sample."""
+    """Figures of one sample, by the names of their columns in the database."""
 
     repeats: int
-    mean_ms: float
-    std_ms: float
-    p50_ms: float
-    #: ``p50_low_ms``, ``p50_high_ms``: 95% confidence interval of the median, from order statistics: nothing is assumed
-    #: of the distribution.
-    p50_low_ms: float | None
-    p50_high_ms: float | None
-    #: ``p95_ms``, ``p99_ms``: None where the sample has fewer than 20 or 100 values, which cannot show such a
-    #: percentile.
-    p95_ms: float | None
-    p99_ms: float | None
+    latency_mean_ms: float
+    latency_std_ms: float
+    latency_p50_ms: float
+    #: ``latency_p50_low_ms``, ``latency_p50_high_ms``: 95% confidence interval of the median, from order statistics:
+    #: nothing is assumed of the distribution.
+    latency_p50_low_ms: float | None
+    latency_p50_high_ms: float | None
+    #: ``latency_p95_ms``, ``latency_p99_ms``: None where the sample has fewer than 20 or 100 values, which cannot show
+    #: such a percentile.
+    latency_p95_ms: float | None
+    latency_p99_ms: float | None
     stable: bool  #: Whether the interval is within the precision asked for and the sample's halves agree.
 
 
@@ -39,13 +39,13 @@ def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
     interval = median_interval(ordered)
     return LatencyStats(
         repeats=len(ordered),
-        mean_ms=fmean(ordered),
-        std_ms=stdev(ordered) if len(ordered) > 1 else 0.0,
-        p50_ms=median(ordered),
-        p50_low_ms=interval[0] if interval else None,
-        p50_high_ms=interval[1] if interval else None,
-        p95_ms=percentile(ordered, 95.0) if len(ordered) >= _MIN_FOR_P95 else None,
-        p99_ms=percentile(ordered, 99.0) if len(ordered) >= _MIN_FOR_P99 else None,
+        latency_mean_ms=fmean(ordered),
+        latency_std_ms=stdev(ordered) if len(ordered) > 1 else 0.0,
+        latency_p50_ms=median(ordered),
+        latency_p50_low_ms=interval[0] if interval else None,
+        latency_p50_high_ms=interval[1] if interval else None,
+        latency_p95_ms=percentile(ordered, 95) if len(ordered) >= _MIN_FOR_P95 else None,
+        latency_p99_ms=percentile(ordered, 99) if len(ordered) >= _MIN_FOR_P99 else None,
         stable=is_median_known(ordered, precision) and _halves_agree(latencies_ms, precision),
     )
 
@@ -72,12 +72,9 @@ def is_median_known(ordered: Sequence[float], precision: float) -> bool:
     return (interval[1] - interval[0]) / 2.0 <= precision * median(ordered)
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of a sorted sample, linear between its neighbours."""
-    position = (len(ordered) - 1) * percent / 100.0
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return a percentile from 1 to 99 of a sample, linear between its neighbours."""
+    return quantiles(ordered, n=100, method="inclusive")[percent - 1]
 
 
 def _halves_agree(latencies: Sequence[float], precision: float) -> bool:

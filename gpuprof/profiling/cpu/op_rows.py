@@ -34,17 +34,11 @@ def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
 
 def op_row(request: Request, position: int, op: Op, timed: GroupTime | None, repeats: int, note: str | None) -> OpRow:
     """Return the row of one op; ``timed`` is None for one that has no time of its own."""
-    graph = request.job.graph
     return OpRow(
-        run_id=request.run_id,
-        model=graph.name,
-        device=request.device.name,
-        batch=graph.batch,
+        **request.columns(),
         position=position,
         name=op.name,
-        sm_share_pct=request.job.share.sm_pct,
-        mig_profile=request.job.share.mig,
-        model_sha256=graph.sha256,
+        model_sha256=request.job.graph.sha256,
         **op_facts(op),
         fused=len(timed.group.ops) if timed else 1,
         duration_mean_ns=round(timed.mean_ns) if timed else None,
@@ -71,15 +65,10 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
         turn[event.repeat] = turn.get(event.repeat, -1) + 1
         rows.append(
             KernelRow(
-                run_id=request.run_id,
-                model=request.job.graph.name,
-                device=request.device.name,
-                batch=request.job.graph.batch,
+                **request.columns(),
                 name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
                 position=turn[event.repeat],
                 repeat=event.repeat,
-                sm_share_pct=request.job.share.sm_pct,
-                mig_profile=request.job.share.mig,
                 op_signature=op.signature if op else None,
                 op_type=op.op_type if op else None,
                 op_name=op.name if op else None,

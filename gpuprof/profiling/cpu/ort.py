@@ -25,6 +25,8 @@ from gpuprof.runtime.session import runtime_version, session_settings
 _LOAD_S = 600.0
 #: Of the pass that times nodes, apart from that of the latencies: ONNX Runtime's profiler slows a batch down.
 _NODE_PASS = Effort(time_s=1.5, min_repeats=5, max_repeats=50)
+#: Figures of a sample that rows of ``colocations`` do not have.
+_OF_MODELS_ALONE = frozenset({"latency_p50_low_ms", "latency_p50_high_ms"})
 
 
 class OrtCollector:
@@ -91,26 +93,13 @@ class OrtCollector:
 
 
 def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> ModelRow:
-    job, stats = request.job, timing.stats
+    job = request.job
     return ModelRow(
-        run_id=request.run_id,
-        model=job.graph.name,
-        device=request.device.name,
-        batch=job.graph.batch,
-        sm_share_pct=job.share.sm_pct,
-        mig_profile=job.share.mig,
+        **request.columns(),
         processes=job.processes,
         model_sha256=job.graph.sha256,
         model_path=job.graph.path,
-        stable=stats.stable,
-        repeats=stats.repeats,
-        latency_mean_ms=stats.mean_ms,
-        latency_std_ms=stats.std_ms,
-        latency_p50_ms=stats.p50_ms,
-        latency_p95_ms=stats.p95_ms,
-        latency_p99_ms=stats.p99_ms,
-        latency_p50_low_ms=stats.p50_low_ms,
-        latency_p50_high_ms=stats.p50_high_ms,
+        **asdict(timing.stats),
         latency_paused_mean_ms=timing.paused_ms,
         latency_paused_std_ms=timing.paused_std_ms,
         throughput_rps=timing.throughput_rps,
@@ -143,13 +132,7 @@ def colocation_rows(request: Request, timings: Sequence[Timing]) -> tuple[Coloca
             mig_profile=job.share.mig,
             processes=job.processes,
             model_sha256=job.graph.sha256,
-            stable=timing.stats.stable,
-            repeats=timing.stats.repeats,
-            latency_mean_ms=timing.stats.mean_ms,
-            latency_std_ms=timing.stats.std_ms,
-            latency_p50_ms=timing.stats.p50_ms,
-            latency_p95_ms=timing.stats.p95_ms,
-            latency_p99_ms=timing.stats.p99_ms,
+            **{name: value for name, value in asdict(timing.stats).items() if name not in _OF_MODELS_ALONE},
             throughput_rps=timing.throughput_rps,
         )
         for member, (job, timing) in enumerate(zip(jobs, timings, strict=True))

@@ -122,7 +122,7 @@ class GpuCollector:
             sampled = sampler.figures()
             settings = self._settings(request, timings[0], sampled, environments)
             if request.beside:
-                latency_ms = timings[0].stats.p50_ms
+                latency_ms = timings[0].stats.latency_p50_ms
                 delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
                 rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
                 return Collected(colocations=rows, settings=settings, notes=notes)
@@ -172,7 +172,6 @@ class GpuCollector:
         return RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
 
     def _batch_tasks(self, program: RecordedProgram, limits: TimingLimits, shared: bool) -> BatchTasks:
-        """Return how one batch size is timed, and how it is recorded."""
         recorded = program.task
         if self.timeline:
             kineto, nodes = _kineto_files(program)
@@ -209,7 +208,7 @@ class GpuCollector:
     def _settings(
         self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
     ) -> dict[str, object]:
-        settings = {**session_settings(timing.part.threads, self.provider), **self._conditions()}
+        settings = {**session_settings(timing.part.threads, self.provider), **(CONDITIONS if self.counters else {})}
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
         return settings | {"power": sampled.power_source, "share_by": describe_share_means(environments)}
 
@@ -223,7 +222,7 @@ class GpuCollector:
         settings: dict[str, object],
     ) -> Collected:
         recorded = recorded.estimate_occupancy(request.device)
-        needed = recorded.requirement(request.device, timing.stats.p50_ms)
+        needed = recorded.requirement(request.device, timing.stats.latency_p50_ms)
         return Collected(
             models=(model_row(request, needed, **columns, error=error),),
             ops=op_rows(request, recorded.kernels),
@@ -250,9 +249,6 @@ class GpuCollector:
         if self.counters and (ncu := find_ncu()):
             versions["ncu"] = tool_version(ncu)
         return {tool: version or "unknown" for tool, version in versions.items()}
-
-    def _conditions(self) -> dict[str, str]:
-        return dict(CONDITIONS) if self.counters else {}
 
     def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recording, str | None]:
         """Return what the profilers recorded of one process, and how its outputs under the share differ."""
@@ -301,19 +297,14 @@ class GpuCollector:
     def _timelines(self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str]) -> Timelines:
         """Record the program without ranges around nodes and, where PyTorch runs it, once more with them."""
         if self.timeline == "cupti":
-            return self._kineto_timelines(program, task, environment)
+            files = _kineto_files(program)
+            program.run(environment, replace(task, kineto=files[0], kineto_nodes=files[1]))
+            with describe_recording_errors():
+                return read_kineto_timelines(*files)
         plain = self._nsys_timeline(program, replace(task, only_runs=True), environment, "plain")
         if self.provider not in TORCH_PROVIDERS or task.only_runs:
             return Timelines(plain, plain)
         return Timelines(plain, self._nsys_timeline(program, program.task, environment, "nodes"))
-
-    def _kineto_timelines(
-        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str]
-    ) -> Timelines:
-        plain, nodes = _kineto_files(program)
-        program.run(environment, replace(task, kineto=plain, kineto_nodes=nodes))
-        with describe_recording_errors():
-            return read_kineto_timelines(plain, nodes)
 
     def _nsys_timeline(
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], name: str
@@ -372,7 +363,6 @@ class NcuCollector(GpuCollector):
 
 
 def _kineto_files(program: RecordedProgram) -> tuple[Path, Path]:
-    """Return where the traces without ranges around nodes and with them go."""
     return program.directory / "kineto.json", program.directory / "kineto_nodes.json"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -73,7 +73,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     names = [name for name in kept.columns if name in _COLUMNS - _OWN]
     # Column by column: a dictionary of each row of a frame takes several times as long.
     values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in names]
-    common = _common_columns(request)
+    common = request.columns()
     owners = _owners(request)
     return tuple(
         KernelRow(
@@ -120,7 +120,7 @@ def model_row(request: Request, needed: GpuRequirement | None, **measured: Any) 
     """Return the model's row: what its kernels say, and what was ``measured`` besides."""
     job = request.job
     return ModelRow(
-        **_common_columns(request),
+        **request.columns(),
         processes=job.processes,
         model_sha256=job.graph.sha256 or None,
         model_path=job.graph.path or None,
@@ -135,17 +135,8 @@ def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> d
     held = None
     if sampled.memory_bytes is not None and idle.memory_bytes is not None:
         held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
-    stats = timing.stats
     return {
-        "stable": stats.stable,
-        "repeats": stats.repeats,
-        "latency_mean_ms": stats.mean_ms,
-        "latency_std_ms": stats.std_ms,
-        "latency_p50_ms": stats.p50_ms,
-        "latency_p95_ms": stats.p95_ms,
-        "latency_p99_ms": stats.p99_ms,
-        "latency_p50_low_ms": stats.p50_low_ms,
-        "latency_p50_high_ms": stats.p50_high_ms,
+        **asdict(timing.stats),
         "latency_paused_mean_ms": timing.paused_ms,
         "latency_paused_std_ms": timing.paused_std_ms,
         "throughput_rps": timing.throughput_rps,
@@ -170,27 +161,12 @@ def gpu_colocation_rows(
 
 
 def _figures(needed: GpuRequirement) -> dict[str, Any]:
+    unchanged = ("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "l2_pct", "dram_pct", "dispatch_ms")
     return {
-        "max_occupancy_pct": needed.max_occupancy_pct,
-        "wavg_occupancy_pct": needed.wavg_occupancy_pct,
-        "wavg_sm_util_pct": needed.wavg_sm_util_pct,
-        "l2_pct": needed.l2_pct,
-        "dram_pct": needed.dram_pct,
+        **{name: getattr(needed, name) for name in unchanged},
         "h2d_bytes": None if needed.h2d_bytes is None else round(needed.h2d_bytes),
         "d2h_bytes": None if needed.d2h_bytes is None else round(needed.d2h_bytes),
         "kernel_count": max(1, round(needed.kernel_count)),
-        "dispatch_ms": needed.dispatch_ms,
-    }
-
-
-def _common_columns(request: Request) -> dict[str, Any]:
-    return {
-        "run_id": request.run_id,
-        "model": request.job.graph.name,
-        "device": request.device.name,
-        "batch": request.job.graph.batch,
-        "sm_share_pct": request.job.share.sm_pct,
-        "mig_profile": request.job.share.mig,
     }
 
 

@@ -69,7 +69,6 @@ def record_model(task: RecordedTask) -> None:
 
 
 def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the outputs of the first run and of the last."""
     first_and_last: list[Mapping[str, Any]] = []
     for _ in range(repeats):
         with marked(RUN_RANGE):

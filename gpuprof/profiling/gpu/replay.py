@@ -187,17 +187,12 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
     request = Request(new_run_id(started), started, device, job)
     collected = record_dims(collector.collect(request), (job,))
     run = RunRow(
-        run_id=request.run_id,
+        **request.columns(),
         started_at=started,
-        device=device.name,
         collector=collector.name,
-        model=job.graph.name,
         model_sha256=job.graph.sha256 or None,
         model_path=job.graph.path or None,
-        batch=job.graph.batch,
         dims=describe_sizes(job.graph.sizes) or None,
-        sm_share_pct=job.share.sm_pct,
-        mig_profile=job.share.mig,
         processes=job.processes,
         host=platform.node(),
         collector_version=collector.version(),

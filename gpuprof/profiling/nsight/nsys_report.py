@@ -272,7 +272,6 @@ def _read_cuda_indices(tables: NsysTables) -> dict[int, int]:
 
 
 def _split_global_ids(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:
-    """Return process and thread of global ids."""
     ids = global_ids.fillna(0).to_numpy(dtype=np.int64)
     return ids >> _THREAD_BITS & _ID_MASK, ids & _ID_MASK
 

@@ -50,8 +50,6 @@ class OpOutcome:
 
 @dataclass(slots=True)
 class _PendingRows:
-    """Rows that are not on the disk yet."""
-
     run_id: str
     started_at: datetime
     since: float = field(default_factory=time.monotonic)

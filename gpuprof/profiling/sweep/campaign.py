@@ -160,7 +160,6 @@ class Campaign:
         return self._store(request, cell, collected, time.monotonic() - clock)
 
     def _store(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
-        """Put what was measured of a cell on the disk."""
         jobs = (cell.job, *cell.beside)
         collected = record_dims(record_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
@@ -170,20 +169,15 @@ class Campaign:
         return CellResult(cell, rows[0], tuple(rows[1:]))
 
     def _run(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> Run:
-        graph, share = cell.job.graph, cell.job.share
+        graph = cell.job.graph
         runtime, runtime_version = self.collector.runtime()
         run = RunRow(
-            run_id=request.run_id,
+            **request.columns(),
             started_at=request.started_at,
-            device=self.device.name,
             collector=self.collector.name,
-            model=graph.name,
             model_sha256=graph.sha256,
             model_path=graph.path,
-            batch=graph.batch,
             dims=describe_sizes(graph.sizes) or None,
-            sm_share_pct=share.sm_pct,
-            mig_profile=share.mig,
             processes=cell.job.processes,
             beside=cell.describe_neighbours() or None,
             duration_s=duration_s,
@@ -260,7 +254,6 @@ def _describe_data(job: Job) -> dict[str, object]:
 
 
 def _is_assumed(graph: ModelGraph) -> bool:
-    """Return whether all sizes of a graph are assumed."""
     return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
 
 
@@ -269,24 +262,13 @@ def _text(value: object) -> str | None:
 
 
 def _add_solo_latencies(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
-    """Add to each co-located latency the latency alone."""
     return tuple(replace(row, solo_latency_mean_ms=latency) for row, latency in zip(rows, solo, strict=False))
 
 
 def _failed_attempt(request: Request, cell: Cell, error: str) -> Collected:
     """Return rows that record a failed attempt, without figures."""
     job = cell.job
-    common: dict[str, Any] = {
-        "run_id": request.run_id,
-        "model": job.graph.name,
-        "device": request.device.name,
-        "batch": job.graph.batch,
-        "sm_share_pct": job.share.sm_pct,
-        "mig_profile": job.share.mig,
-        "processes": job.processes,
-        "model_sha256": job.graph.sha256,
-        "error": error,
-    }
+    common = request.columns() | {"processes": job.processes, "model_sha256": job.graph.sha256, "error": error}
     if cell.beside:
         return Collected(colocations=(ColocationRow(**common, group=0, member=0, beside=cell.describe_neighbours()),))
     return Collected(models=(ModelRow(**common, model_path=job.graph.path),))

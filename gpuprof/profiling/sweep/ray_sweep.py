@@ -90,7 +90,6 @@ class SweepWorker:
 
 
 def _added_tables(database: KernelDb, known: set[str]) -> dict[str, dict[str, bytes]]:
-    """Return the tables of the runs that are not ``known``."""
     runs: dict[str, dict[str, bytes]] = {}
     for name in TABLES:
         table = database.read_table(name)
@@ -178,7 +177,6 @@ class RaySweep:
             raise failures[0]
 
     def _start_idle_workers(self, group: _WorkerGroup, running: dict[Any, _RunningTask]) -> None:
-        """Give every idle worker a task."""
         while group.idle and group.waiting:
             place, (task, attempt) = group.idle.pop(), group.waiting.pop(0)
             measuring = place.measure.remote(task, group.device, self._seed_tables())

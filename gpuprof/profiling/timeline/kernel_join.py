@@ -116,7 +116,6 @@ def _names(frame: pd.DataFrame, whole: bool) -> dict[object, str]:
 
 
 def _labels(frame: pd.DataFrame, whole: bool) -> list[tuple[object, ...]]:
-    """Return name and launch of each kernel."""
     short = _names(frame, whole)
     launch: list[list[Any]] = [[_size(value) for value in column(frame, name)] for name in LAUNCH]
     return list(zip([short[name] for name in frame["name"]], *launch, strict=True))

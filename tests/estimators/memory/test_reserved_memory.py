@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.domain.catalogue import device, v100_profiles
+from bench.v100_profiles import v100_profiles
+from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import PREDICTED, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
