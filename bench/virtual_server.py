@@ -137,8 +137,8 @@ class _Link(SimulatedLink):
             self._timers[number] = self._loop.call_at(timer.when() + seconds, self._finish, self.sent[number], 0)
         self._free_at = max(now, self._free_at) + seconds
 
-    def _takes_ms(self, rows: int) -> float:
-        return self.factor * super()._takes_ms(rows)
+    def _draw_time_ms(self, rows: int) -> float:
+        return self.factor * super()._draw_time_ms(rows)
 
 
 def serve(

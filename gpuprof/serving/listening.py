@@ -16,22 +16,22 @@ from gpuprof.serving.protocol.peer_counts import PeerCounts, find_client
 #: Of asm-generic/socket.h; Python has no name for it.
 _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
-#: Sockets that are accepted in a turn of the loop, a few microseconds each, and that may wait to be made connections.
-#: Others wait in the system's queue.
+#: Sockets that are accepted in a turn of the loop, a few microseconds each, and that may wait for a protocol; others
+#: wait in the kernel's queue.
 _ACCEPTED_AT_ONCE, _MOST_ACCEPTED = 256, 4096
-#: Of what has come on a socket so much is looked at to tell whose it is.
-_LOOKED_AT_BYTES = 1024
-#: Connections that are made of them in a turn of the loop, beside that of the loop itself: a millisecond.
-MADE_AT_ONCE = 16
+#: Bytes of a new connection that are peeked at to find its lane.
+_PEEKED_BYTES = 1024
+#: Protocols that are created in a turn of the loop, which takes about a millisecond.
+CONNECTIONS_PER_TURN = 16
 #: TLS handshakes that a client has at a time, and connections of it that wait for theirs.
 _HANDSHAKES_AT_ONCE, _MOST_WAITING = 32, 1024
 
 
 class AcceptedSockets:
-    """Sockets that wait to be made connections: those of each lane in rotation, by turns the oldest and the newest.
+    """Accepted sockets that wait for a protocol: lanes in rotation, the oldest and the newest of a lane alternately.
 
-    A client that opens thousands at once keeps neither another one waiting for all of them nor, in its own lane, who
-    comes last.
+    So a client that opens thousands at once delays no other client by more than one of them, nor its own newest by all
+    of them.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class AcceptedSockets:
         return self._count
 
     def add(self, lane: Hashable, accepted: socket.socket) -> None:
-        """Put one last in its lane."""
+        """Append a socket to its lane."""
         self._lanes.setdefault(lane, (deque(), False))[0].append(accepted)
         self._count += 1
 
     def take(self) -> socket.socket:
-        """Remove and return the next one; its lane is then the last."""
+        """Remove and return the next socket; its lane goes to the end."""
         lane = next(iter(self._lanes))
         waiting, takes_newest = self._lanes.pop(lane)
         accepted = waiting.pop() if takes_newest else waiting.popleft()
@@ -58,34 +58,42 @@ class AcceptedSockets:
         return accepted
 
 
-class ConnectionIntake:
+class ConnectionAcceptor:
     """Accepts more connections in a turn of the loop than the loop does by itself.
 
-    libuv accepts one in each turn (libuv/libuv#3696). While turns take milliseconds, as under overload, a thousand
-    clients that connect then wait for seconds, believing that they are connected, and what they ask is not heard.
-    To accept a socket is the least part of it, so that all are accepted soon and wait here to be made connections: in
-    the system's queue the last would wait for all others. ``listening``: they stay the loop's; ``take_in``: makes a
-    connection of a socket that was accepted; ``find_lane``: tells of a request that begins so with which others of its
-    client its connection waits, as for one model.
+    libuv accepts one in each turn (libuv/libuv#3696). Under overload, when a turn takes milliseconds, a thousand
+    clients would then wait for seconds on connections that they believe open. Accepting a socket is cheap; creating its
+    transport and protocol is not. So all are accepted soon and wait here, in lanes, where the kernel's queue would make
+    the last one wait for all others.
+
+    Parameters
+    ----------
+    listening : iterable of socket
+        Listening sockets, which remain the loop's.
+    make_connection : callable
+        Creates transport and protocol of an accepted socket.
+    find_lane : callable
+        Returns the lane, within its client, of a connection whose first request begins with these bytes; say, its
+        model.
     """
 
     def __init__(
         self,
         listening: Iterable[socket.socket],
-        take_in: Callable[[socket.socket], Awaitable[object]],
+        make_connection: Callable[[socket.socket], Awaitable[object]],
         find_lane: Callable[[bytes], Hashable] = lambda beginning: None,
     ) -> None:
         # Copies: asyncio owns the sockets themselves, which closing these objects would close.
         self._listening = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening]
         for listener in self._listening:
             listener.setblocking(False)
-        self._take_in, self._find_lane = take_in, find_lane
+        self._make_connection, self._find_lane = make_connection, find_lane
         self._taking: set[asyncio.Task[None]] = set()
         self._accepted = AcceptedSockets()
         self._is_making = False
 
     def accept_more(self) -> None:
-        """Accept those that wait, up to a number; to be called when the loop has accepted one."""
+        """Accept a bounded number of waiting connections; to be called whenever the loop has accepted one."""
         for listener in self._listening:
             with suppress(OSError):  # nobody waits, or there are no files left, which the loop itself finds out again
                 for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_ACCEPTED - len(self._accepted))):
@@ -97,8 +105,8 @@ class ConnectionIntake:
             self._make_connections()
 
     def _make_connections(self) -> None:
-        """Make connections of some of those that were accepted, and of the others in the next turns of the loop."""
-        for _ in range(min(MADE_AT_ONCE, len(self._accepted))):
+        """Create the protocols of some accepted sockets now, and of the others in the next turns of the loop."""
+        for _ in range(min(CONNECTIONS_PER_TURN, len(self._accepted))):
             task = asyncio.ensure_future(self._connect(self._accepted.take()))
             self._taking.add(task)
             task.add_done_callback(self._taking.discard)
@@ -107,13 +115,13 @@ class ConnectionIntake:
             asyncio.get_running_loop().call_soon(self._make_connections)
 
     def accept_all(self, backlog: int) -> None:
-        """Listen, and accept every connection here, of which the loop then makes nothing by itself."""
+        """Listen, and accept every connection here instead of in the loop."""
         for listener in self._listening:
             listener.listen(backlog)
             asyncio.get_running_loop().add_reader(listener.fileno(), self.accept_more)
 
     def close(self) -> list[socket.socket]:
-        """Accept no more, and return what was accepted and is no connection yet.
+        """Accept no more, and return the accepted sockets that have no protocol yet.
 
         As long as a copy of a socket is open, the system lets clients connect.
         """
@@ -125,7 +133,7 @@ class ConnectionIntake:
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:
-            await self._take_in(accepted)
+            await self._make_connection(accepted)
         except OSError:  # it has gone meanwhile, does not speak TLS, or its client has too many
             accepted.close()
         except BaseException:  # a cancelled TLS handshake, too, must not leave its socket open; it goes on its way
@@ -134,17 +142,17 @@ class ConnectionIntake:
 
 
 def _peek(accepted: socket.socket) -> bytes:
-    """Return the beginning of what has come on a socket, which stays there."""
+    """Return the first bytes received on a socket without consuming them."""
     try:
-        return accepted.recv(_LOOKED_AT_BYTES, socket.MSG_PEEK)
+        return accepted.recv(_PEEKED_BYTES, socket.MSG_PEEK)
     except OSError:  # nothing has, or it has gone
         return b""
 
 
 class HandshakeTurns:
-    """Lets each client have a few TLS handshakes at a time; its other connections wait as bare sockets.
+    """Limits the TLS handshakes of each client; its other connections wait as bare sockets.
 
-    What encrypts a connection has some 60 KB before the client has said a word, and takes time to make and to drop.
+    The TLS state of a connection takes some 60 KB before the client has sent a byte, and time to create and to free.
     ``at_once``, ``waiting``: handshakes of a client at a time, and its connections that have not ended theirs.
     """
 
@@ -155,12 +163,12 @@ class HandshakeTurns:
 
     @property
     def turned_away(self) -> int:
-        """How many connections clients had too many."""
+        """Connections refused because their client had too many."""
         return self._counts.turned_away
 
     @asynccontextmanager
     async def take_turn(self, peer: str) -> AsyncIterator[None]:
-        """Wait until the client at this address may have another handshake, which is done inside.
+        """Wait until the client at this address may have another handshake, to be done inside the context.
 
         Raises
         ------
@@ -181,7 +189,7 @@ class HandshakeTurns:
 
 
 def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:
-    """Let no new connection in and return those that wait to be accepted; the caller then closes the sockets.
+    """Let no new connection in, and return those that the kernel has accepted; the caller then closes the sockets.
 
     Between the last accept and the close a connection could still come, and would be reset with its request on the
     way. So the kernel is first told to drop whatever arrives for the listening socket: such a client tries again

@@ -1,4 +1,4 @@
-"""The server: starts the workers of a plan, opens its ports, watches, and drains."""
+"""The server: starts the workers of a plan, opens its ports, supervises clients and workers, and drains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpuprof.serving.change.shadow import StandbyController
 from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
-from gpuprof.serving.listening import ConnectionIntake, HandshakeTurns, stop_listening
+from gpuprof.serving.listening import ConnectionAcceptor, HandshakeTurns, stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -80,8 +80,8 @@ class Server:
         self._memory = FreeMemory(self._arena, time.monotonic())
         self.router = Router(self._arena, settings.tracer)
         self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena, settings.hang_s)
-        self._engine.on_moved = lambda: self._decide(self._follow_machines())
-        self._workforce = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
+        self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
+        self._worker_fleet = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         guarded = bool(settings.security.token) or not is_loopback(settings.host)
         self._api = HttpApi(
             self.router,
@@ -93,10 +93,10 @@ class Server:
         )
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
-        self._intake: ConnectionIntake | None = None
+        self._acceptor: ConnectionAcceptor | None = None
         self._handshakes = HandshakeTurns()
         self._api.turned_away_elsewhere = self._count_turned_away
-        self._deciders: list[asyncio.Task[None]] = []
+        self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
     async def run(self, ready: Ready) -> None:
@@ -115,30 +115,30 @@ class Server:
             if not self._stop.is_set():
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
-                self._intake = ConnectionIntake(listener.sockets, self._take_in, self._api.lane)
+                self._acceptor = ConnectionAcceptor(listener.sockets, self._accept_connection, self._api.lane)
                 if self._settings.security.context is None:
                     await listener.start_serving()
                 else:
-                    self._intake.accept_all(_MOST_UNACCEPTED)
+                    self._acceptor.accept_all(_MOST_UNACCEPTED)
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)
-                self._start_deciding()
+                self._start_controllers()
                 gc.collect()
                 gc.freeze()  # what exists now stays; collections while it serves need not look at it
                 scheme = "http" if self._settings.security.context is None else "https"
-                where = " and ".join([f"{scheme}://{_in_url(host)}:{port}", *addresses])
+                where = " and ".join([f"{scheme}://{_format_host(host)}:{port}", *addresses])
                 self.stalls.forget()
-                ready(where, len(self.router.all()), len(self._workforce.workers))
+                ready(where, len(self.router.list_models()), len(self._worker_fleet.workers))
                 await self._stop.wait()
                 control.close()
                 control_path(port).unlink(missing_ok=True)
-                self._stop_deciding()
+                self._stop_controllers()
                 await self._drain(listener)
         finally:
             watch.cancel()
             listen.cancel()
-            self._stop_deciding()
-            for accepted in self._close_intake():
+            self._stop_controllers()
+            for accepted in self._close_acceptor():
                 accepted.close()
             listener.close()
             for connection in self._api.connections:
@@ -146,7 +146,7 @@ class Server:
             if self._grpc is not None:
                 await self._grpc.close()
             self._api.pool.close()
-            await self._workforce.stop()
+            await self._worker_fleet.stop()
             await self._engine.close()
             if self._settings.tracer is not None:
                 await asyncio.to_thread(self._settings.tracer.close)
@@ -191,7 +191,7 @@ class Server:
         )
         port = await self._grpc.start(settings.host, settings.grpc_port)
         scheme = "grpc" if settings.security.context is None else "grpcs"
-        return f"{scheme}://{_in_url(settings.host)}:{port}"
+        return f"{scheme}://{_format_host(settings.host)}:{port}"
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -215,25 +215,25 @@ class Server:
         with suppress(asyncio.CancelledError):
             await started
 
-    def _start_deciding(self) -> None:
-        """Start what changes the workers by itself."""
+    def _start_controllers(self) -> None:
+        """Start the controllers that change the workers on their own: standbys, and the adapter."""
         if self._settings.shadow:
-            self._decide(StandbyController(self.router, self._workforce).watch())
+            self._start_controller(StandbyController(self.router, self._worker_fleet).watch())
         if self._settings.adapt is not None:
             self._adapter = Adapter(self.router, self._source.deployment, self._settings.adapt, self._apply)
-            self._decide(self._adapter.watch())
+            self._start_controller(self._adapter.watch())
 
-    def _decide(self, decider: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(decider)
-        task.add_done_callback(_tell_failure)
-        self._deciders.append(task)
+    def _start_controller(self, controller: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(controller)
+        task.add_done_callback(_log_failure)
+        self._controllers.append(task)
 
-    def _stop_deciding(self) -> None:
-        for decider in self._deciders:
-            decider.cancel()
+    def _stop_controllers(self) -> None:
+        for controller in self._controllers:
+            controller.cancel()
 
     async def _apply(self, path: Path) -> dict[str, Any]:
-        """Move to the map at ``path``."""
+        """Change to the map at ``path``."""
         source = await asyncio.to_thread(MapSource.read_map, path)
         move = await self._move(source)
         self._source = source
@@ -243,7 +243,7 @@ class Server:
         return asdict(move)
 
     async def _follow_machines(self) -> None:
-        """Replan the same map: a machine was replaced by another with perhaps other cores and GPUs."""
+        """Plan the same map again: a machine was replaced by one that may have other cores and GPUs."""
         try:
             move = await self._move(self._source)
         except GpuprofError as error:
@@ -252,44 +252,44 @@ class Server:
             LOGGER.info("moved to other machines", extra=asdict(move))
 
     async def _move(self, source: MapSource) -> PlanChange:
-        """Plan the workers of a map on the machines as they are, and have exactly these."""
+        """Plan the workers of a map on the present machines, and change to them."""
         parts = await self._engine.parts(self._planner.nodes(source))
         plan = await asyncio.to_thread(self._planner.plan, source, parts)
-        move = await self._workforce.move(source.deployment, plan)
-        self._cores.take(self._workforce.local_cores())
+        move = await self._worker_fleet.move(source.deployment, plan)
+        self._cores.take(self._worker_fleet.local_cores())
         return move
 
     async def _watch(self) -> None:
-        """Look after workers that hang, clients that stand still and clients that have gone."""
+        """Replace hung workers, close stalled connections, and drop the requests of clients that have disconnected."""
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
-            for worker in self._workforce.workers:
+            for worker in self._worker_fleet.workers:
                 worker.watch(now, self.stalls.stalled_since)
             self._engine.watch(self.stalls.awake_s(now))
             self._cores.watch(now)
             for connection in self._api.connections:
-                still_s = now - connection.touched
+                idle_s = now - connection.touched
                 if connection.is_idle:
-                    if still_s > self._settings.idle_s:
+                    if idle_s > self._settings.idle_s:
                         connection.close()
                 elif connection.is_overdue(now, self._settings.stall_s):
                     connection.abort()
             if self._grpc is not None:
                 await self._grpc.watch(now)
-            for model in self.router.all():
+            for model in self.router.list_models():
                 model.forget_cancelled()
             if await self._memory.return_free(now, bool(self.router.in_flight)) and self._grpc is not None:
                 self._grpc.measure_idle_bytes()
 
     def _make_connection(self) -> HttpConnection:
-        """Return who speaks with a client that the loop has accepted; others are accepted in the same turn."""
-        if self._intake is not None:
-            self._intake.accept_more()
+        """Return the protocol for a connection that the loop has accepted, and accept more in the same turn."""
+        if self._acceptor is not None:
+            self._acceptor.accept_more()
         return HttpConnection(self._api)
 
-    async def _take_in(self, connection: socket.socket) -> None:
-        """Speak with a client that was accepted elsewhere than by the loop."""
+    async def _accept_connection(self, connection: socket.socket) -> None:
+        """Serve a connection that the acceptor, not the loop, has accepted."""
         context = self._settings.security.context
         connect = partial(
             asyncio.get_running_loop().connect_accepted_socket, lambda: HttpConnection(self._api), connection
@@ -303,20 +303,20 @@ class Server:
     def _count_turned_away(self) -> int:
         return self._handshakes.turned_away + (0 if self._grpc is None else self._grpc.turned_away)
 
-    def _close_intake(self) -> list[socket.socket]:
-        return [] if self._intake is None else self._intake.close()
+    def _close_acceptor(self) -> list[socket.socket]:
+        return [] if self._acceptor is None else self._acceptor.close()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
-        """Stop listening; connections that the system has accepted already are taken in, not reset."""
-        waiting = self._close_intake() + stop_listening(listener.sockets)
+        """Stop listening; connections that the kernel has accepted already are served, not reset."""
+        waiting = self._close_acceptor() + stop_listening(listener.sockets)
         listener.close()
         for connection in waiting:
             connection.setblocking(False)
         # At once, and whatever becomes of one: clients that say nothing must not keep the others waiting.
-        await asyncio.gather(*map(self._take_in, waiting), return_exceptions=True)
+        await asyncio.gather(*map(self._accept_connection, waiting), return_exceptions=True)
 
     async def _drain(self, listener: asyncio.Server) -> None:
-        """Answer what was asked, and what is being asked, then return."""
+        """Answer the requests that have come or are being received, then return."""
         self.router.draining = True
         await asyncio.sleep(_GRACE_S)  # load balancers see that it is not ready and send no more
         await self._stop_listening(listener)
@@ -326,26 +326,26 @@ class Server:
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:
             now = time.monotonic()
-            idle = not self.router.in_flight and all(c.owes_nothing(now) for c in self._api.connections)
+            idle = not self.router.in_flight and all(c.can_close(now) for c in self._api.connections)
             quiet = quiet + 1 if idle else 0
             await asyncio.sleep(_GRACE_S / 2)
         if quiet < 2:
             LOGGER.warning("stopped before all was answered", extra={"unfinished": self._list_unfinished()})
 
     def _list_unfinished(self) -> dict[str, object]:
-        """Return what still goes on, for the log."""
+        """Return the unfinished work, for the log."""
         owing = [connection for connection in self._api.connections if not connection.is_idle]
         busy = sum(connection.busy for connection in owing)
         return {"requests": self.router.in_flight, "connections": len(owing), "of_these_waiting_for_an_answer": busy}
 
 
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    """Say that a decider ended, which it never should: serving goes on without it."""
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Log that a controller has ended, which it never should; serving goes on without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         LOGGER.error("no more decisions are made", extra={"error": f"{type(error).__name__}: {error}"})
 
 
-def _in_url(host: str) -> str:
+def _format_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 

@@ -63,13 +63,13 @@ def test_a_machine_that_follows_another_gives_back_what_that_one_took(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     async def scene() -> None:
-        legacies: list[dict[str, Any]] = []
-        first = GpuHolder(lambda: legacies.append(json.loads(json.dumps(first.legacy()))))
-        await first.cut({"1": [["3g.40gb", 4], ["4g.40gb", 0]]})
+        states: list[dict[str, Any]] = []
+        first = GpuHolder(lambda: states.append(json.loads(json.dumps(first.describe_takeover_state()))))
+        await first.apply_layouts({"1": [["3g.40gb", 4], ["4g.40gb", 0]]})
         assert smi.gpu(1)["instances"] == [["4g.40gb", 0], ["3g.40gb", 4]]
         second = GpuHolder(lambda: None)  # the first was killed
-        second.inherit(legacies[-1])
-        await second.cut({"1": [["4g.40gb", 0], ["3g.40gb", 4]]})  # they are there: nothing to do
+        second.restore(states[-1])
+        await second.apply_layouts({"1": [["4g.40gb", 0], ["3g.40gb", 4]]})  # they are there: nothing to do
         await second.close()
 
     asyncio.run(scene())
@@ -96,6 +96,6 @@ def test_a_driver_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     holder = GpuHolder(lambda: None)
     with pytest.raises(UnavailableError, match="Insufficient Resources"):
-        asyncio.run(holder.cut({"1": [["4g.40gb", 0], ["3g.40gb", 4]]}))
-    assert holder.legacy()["mig"] == []
+        asyncio.run(holder.apply_layouts({"1": [["4g.40gb", 0], ["3g.40gb", 4]]}))
+    assert holder.describe_takeover_state()["mig"] == []
     assert smi.gpu(1)["instances"] == []

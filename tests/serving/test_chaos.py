@@ -33,7 +33,7 @@ KEPT_BYTES = 12 * 4 * ITEMS
 #: Said of a request that was with three workers when they ended: it may be what ends them.
 GIVEN_UP = "3 workers ended while they ran this request"
 #: What a client may do: ask, break off within the tensor, break off before the answer, send slowly and read late.
-ASK, CUT, LEAVE, DAWDLE = range(4)
+ASK, APPLY_LAYOUTS, LEAVE, DAWDLE = range(4)
 
 
 def identity(replicas: int, batch: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Chaos:
             f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(text)}\r\n"
             f"Content-Length: {len(text) + len(data)}\r\n\r\n"
         )
-        what = self._random.choice([ASK, ASK, ASK, CUT, LEAVE, DAWDLE])
+        what = self._random.choice([ASK, ASK, ASK, APPLY_LAYOUTS, LEAVE, DAWDLE])
         connection = self._server.connect()
         if what == DAWDLE:  # what it does not read has no room but in the server
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -101,7 +101,7 @@ class Chaos:
         try:
             writer.write(head.encode() + text)
             await self._send(writer, data, what)
-            if what in (CUT, LEAVE):
+            if what in (APPLY_LAYOUTS, LEAVE):
                 writer.transport.abort()
             else:
                 await asyncio.sleep(0.3 * self._random.random() if what == DAWDLE else 0.0)
@@ -110,7 +110,7 @@ class Chaos:
             writer.close()
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes, what: int) -> None:
-        if what == CUT:
+        if what == APPLY_LAYOUTS:
             writer.write(data[: self._random.randrange(len(data))])
         elif what == DAWDLE:
             for begin in range(0, len(data), len(data) // 6):

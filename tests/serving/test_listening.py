@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.listening import MADE_AT_ONCE, AcceptedSockets, ConnectionIntake, HandshakeTurns, stop_listening
+from gpuprof.serving.listening import (
+    CONNECTIONS_PER_TURN,
+    AcceptedSockets,
+    ConnectionAcceptor,
+    HandshakeTurns,
+    stop_listening,
+)
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, map_of, replica, running
 
@@ -70,14 +76,14 @@ def test_more_than_one_connection_is_accepted_in_a_turn_of_the_loop() -> None:
     taken: list[socket.socket] = []
     peers: set[object] = set()
 
-    async def take_in(accepted: socket.socket) -> None:
+    async def make_connection(accepted: socket.socket) -> None:
         taken.append(accepted)
         peers.add(accepted.getpeername())
         if len(taken) == 2:
             raise ConnectionResetError  # who has gone meanwhile keeps nobody out
 
     async def accept_twice(listener: socket.socket, clients: list[socket.socket]) -> None:
-        intake = ConnectionIntake([listener], take_in)
+        intake = ConnectionAcceptor([listener], make_connection)
         intake.accept_more()
         await asyncio.sleep(0)
         assert peers == {client.getsockname() for client in clients}
@@ -115,17 +121,17 @@ def test_of_hundreds_of_connections_of_a_client_the_last_is_made_next_but_one_an
 def test_so_many_connections_are_made_in_a_turn_of_the_loop_and_one_of_another_client_is_among_the_first() -> None:
     taken: list[socket.socket] = []
 
-    async def take_in(accepted: socket.socket) -> None:
+    async def make_connection(accepted: socket.socket) -> None:
         taken.append(accepted)
 
     async def accept_flood(listener: socket.socket, other: socket.socket) -> None:
-        intake = ConnectionIntake([listener], take_in)
+        intake = ConnectionAcceptor([listener], make_connection)
         intake.accept_more()
         await asyncio.sleep(0)
-        assert len(taken) == MADE_AT_ONCE
+        assert len(taken) == CONNECTIONS_PER_TURN
         assert other.getsockname() in [one.getpeername() for one in taken]
         await asyncio.sleep(0)
-        assert len(taken) <= 2 * MADE_AT_ONCE
+        assert len(taken) <= 2 * CONNECTIONS_PER_TURN
         left = intake.close()
         await asyncio.sleep(0)  # those of which connections are being made
         assert len(taken) + len(left) == 61  # whoever was accepted is told to the caller, who is not to lose it
@@ -147,15 +153,15 @@ def test_so_many_connections_are_made_in_a_turn_of_the_loop_and_one_of_another_c
 def test_who_connects_to_ask_another_model_does_not_wait_for_hundreds_that_ask_a_flooded_one() -> None:
     taken: list[bytes] = []
 
-    async def take_in(accepted: socket.socket) -> None:
+    async def make_connection(accepted: socket.socket) -> None:
         taken.append(accepted.recv(100))
         accepted.close()
 
     async def accept_flood(listener: socket.socket) -> None:
-        intake = ConnectionIntake([listener], take_in, lambda beginning: beginning[:1])
+        intake = ConnectionAcceptor([listener], make_connection, lambda beginning: beginning[:1])
         intake.accept_more()
         await asyncio.sleep(0)
-        assert len(taken) == MADE_AT_ONCE and b"dear" in taken  # nothing of what was asked is lost
+        assert len(taken) == CONNECTIONS_PER_TURN and b"dear" in taken  # nothing of what was asked is lost
         while len(taken) < 61:
             await asyncio.sleep(0)
         intake.close()

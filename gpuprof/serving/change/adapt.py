@@ -251,8 +251,11 @@ class LoadMeter:
         """Return what each model did; models that were not there the last time are left out."""
         now = time.monotonic()
         seconds, self._at = max(1e-6, now - self._at), now
-        models = self._router.all()
-        before, self._counted = self._counted, {model.name: ServiceCounts.of(model.counts()) for model in models}
+        models = self._router.list_models()
+        before, self._counted = (
+            self._counted,
+            {model.name: ServiceCounts.of(model.list_statistics()) for model in models},
+        )
         slowdowns = {model.name: self._slowdown(model) for model in models}
         neighbours = attribute_times(list_replica_times(models, self._batches))
         replicas = [replica for model in models for replica in model.replicas]

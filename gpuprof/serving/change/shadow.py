@@ -34,11 +34,11 @@ class _Snapshot:
 
 
 class StandbyController:
-    """Decides when a standby takes over. ``workforce``: has the standbys."""
+    """Decides when a standby takes over. ``worker_fleet``: has the standbys."""
 
-    def __init__(self, router: Router, workforce: WorkerFleet) -> None:
+    def __init__(self, router: Router, worker_fleet: WorkerFleet) -> None:
         self._router = router
-        self._workforce = workforce
+        self._worker_fleet = worker_fleet
         self._without: set[str] = set()
 
     async def watch(self) -> None:
@@ -50,23 +50,23 @@ class StandbyController:
         """Look for a period, longer at models that break their SLO, and let standbys take over."""
         start = self._take_snapshot()
         await asyncio.sleep(PERIOD_S)
-        suspects = [model for model in self._router.all() if self._is_breaking_slo(model, start)]
+        suspects = [model for model in self._router.list_models() if self._is_breaking_slo(model, start)]
         if not suspects:
             return
         middle = self._take_snapshot()
         await asyncio.sleep(CONFIRM_S)
         for model in suspects:
-            if model in self._router.all() and self._is_breaking_slo(model, middle):
+            if model in self._router.list_models() and self._is_breaking_slo(model, middle):
                 await self._take_over(model, start)
             else:
                 LOGGER.info("p99 passed the SLO, and no longer does", extra={"model": model.name})
 
     def _is_breaking_slo(self, model: ServedModel, before: _Snapshot) -> bool:
-        seen = _since(before.models, model.name, model.counts(), before.at)
+        seen = _window_since(before.models, model.name, model.list_statistics(), before.at)
         return seen is not None and seen.breaks_slo(model.percentile)
 
     async def _take_over(self, model: ServedModel, start: _Snapshot) -> None:
-        seen = _since(start.models, model.name, model.counts(), start.at)
+        seen = _window_since(start.models, model.name, model.list_statistics(), start.at)
         assert seen is not None
         p99_ms = seen.percentile_ms(model.percentile)
         p99_ms = None if p99_ms is None else round(p99_ms, 1)
@@ -79,7 +79,7 @@ class StandbyController:
             self._without.add(model.name)
             return
         self._without.discard(model.name)
-        took = await self._workforce.take_over(worst.plan.name)
+        took = await self._worker_fleet.take_over(worst.plan.name)
         if took is not None:
             shares = {"share_pct": round(worst.plan.share_pct, 3), "new_share_pct": round(took.share_pct, 3)}
             LOGGER.warning(
@@ -89,25 +89,25 @@ class StandbyController:
 
     def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
         """Return the replica with a standby that was late most often; among equals the one that has most to do."""
-        able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
+        able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
         def rate_lateness(replica: AnyReplica) -> tuple[float, int]:
-            seen = _since(start.replicas, replica.plan.name, [replica.statistics], start.at)
+            seen = _window_since(start.replicas, replica.plan.name, [replica.statistics], start.at)
             late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
             return late, replica.in_flight
 
         return max(able, key=rate_lateness, default=None)
 
     def _take_snapshot(self) -> _Snapshot:
-        models = self._router.all()
+        models = self._router.list_models()
         return _Snapshot(
             time.monotonic(),
-            {model.name: ServiceCounts.of(model.counts()) for model in models},
+            {model.name: ServiceCounts.of(model.list_statistics()) for model in models},
             {r.plan.name: ServiceCounts.of([r.statistics]) for model in models for r in model.replicas},
         )
 
 
-def _since(
+def _window_since(
     before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
     """Return what happened since a look; None for what was not there then."""

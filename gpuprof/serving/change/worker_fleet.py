@@ -210,7 +210,7 @@ class WorkerFleet:
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
         asked = deployment.models[name]
         public = PublicName.of(name, asked.path)
-        known = self._router.find_model(name)
+        known = self._router.find_by_map_name(name)
         if known is not None and known.public == public:
             return known
         rule = routing_rule(self._routing)

@@ -31,9 +31,9 @@ _PATIENCE_S = 20.0
 Layouts = Mapping[str, Sequence[tuple[str, int]]]
 
 
-async def cut_machine(machine: MachineLink, layouts: Layouts) -> MachineParts:
+async def find_machine_parts(machine: MachineLink, layouts: Layouts) -> MachineParts:
     """Return what a machine has, when the GPUs for which there are layouts are cut so."""
-    return await machine.cut(layouts) if layouts else await machine.wait()
+    return await machine.apply_layouts(layouts) if layouts else await machine.wait()
 
 
 class Engine(Protocol):
@@ -86,7 +86,7 @@ class LocalEngine:
 
         Raises `UnavailableError` when a GPU cannot be cut.
         """
-        return {node: await cut_machine(await self.machine(node), layouts) for node, layouts in nodes.items()}
+        return {node: await find_machine_parts(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
     async def machine(self, node: str) -> MachineLink:
         """Return this machine; its process is started when it is first asked for.

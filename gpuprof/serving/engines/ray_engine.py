@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, UnavailableError, install_hint
 from gpuprof.runtime.module_command import module_command
-from gpuprof.serving.engines.local_engine import Layouts, cut_machine
+from gpuprof.serving.engines.local_engine import Layouts, find_machine_parts
 from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.machine_parts import MachineParts
@@ -99,7 +99,7 @@ class RayEngine:
         parts = {}
         for machine in machines:
             try:
-                parts[machine.node] = await asyncio.wait_for(cut_machine(machine, nodes[machine.node]), _COME_S)
+                parts[machine.node] = await asyncio.wait_for(find_machine_parts(machine, nodes[machine.node]), _COME_S)
             except TimeoutError:
                 raise UnavailableError(
                     f"Ray has not started the machine of node {machine.node!r} within {_COME_S:g} s",
@@ -118,7 +118,7 @@ class RayEngine:
                 link = MachineLink(node, self._rendezvous)
                 link.on_moved = self.on_moved
                 try:
-                    await self._ask(node)
+                    await self._request_machine(node)
                 except GpuprofError:
                     link.close()
                     raise
@@ -183,13 +183,13 @@ class RayEngine:
             try:
                 await self._start_keeper()
                 for node in list(self._machines):
-                    await self._ask(node)
+                    await self._request_machine(node)
             except GpuprofError as error:
                 LOGGER.error("cannot join Ray again", extra={"error": str(error), "in_s": delay})
             else:
                 return
 
-    async def _ask(self, node: str) -> None:
+    async def _request_machine(self, node: str) -> None:
         assert self._keeper is not None and self._keeper.stdin is not None and self._key is not None
         answer = self._answers[node] = asyncio.get_running_loop().create_future()
         order = MachineOrder(node, self._key).to_json()

@@ -57,7 +57,7 @@ class Keeper:
         for node, kept in list(self._kept.items()):
             done, _ = self._ray.wait([kept.serving], timeout=0)
             if done:
-                say({"node": node, "log": f"machine ended, is placed again: {self._why(kept)}"})
+                say({"node": node, "log": f"machine ended, is placed again: {self._describe_failure(kept)}"})
                 self._ray.kill(kept.actor)
                 del self._kept[node]
                 self.keep(node, kept.order)
@@ -69,7 +69,7 @@ class Keeper:
         for kept in self._kept.values():
             self._ray.kill(kept.actor)
 
-    def _why(self, kept: _KeptMachine) -> str:
+    def _describe_failure(self, kept: _KeptMachine) -> str:
         try:
             self._ray.get(kept.serving)
         except Exception as error:  # whatever the actor died of is only to be told

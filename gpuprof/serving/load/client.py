@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.load.closed_loop import ClosedLoop
 from gpuprof.serving.load.payload import Payload
-from gpuprof.serving.transport.server_timing import NAME, UNTOLD_MS, ToldTimes, read_times
+from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
     from gpuprof.serving.load.target import Target
@@ -74,7 +74,7 @@ class SentRequests:
     windows: int = 0  #: How many windows were measured, where a rule says when it ends.
     is_stable: bool = False  #: Whether the last of them agree.
     #: ``server_ms``, ``queue_ms``, ``infer_ms``: What the server says that it took, and of it for waiting and for the
-    #: model; `UNTOLD_MS` where it does not, and empty where it was not asked.
+    #: model; `UNKNOWN_MS` where it does not, and empty where it was not asked.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
     queue_ms: array[float] = field(default_factory=lambda: array("d"))
     infer_ms: array[float] = field(default_factory=lambda: array("d"))
@@ -103,7 +103,7 @@ class Connection:
         self.received = 0
         self.head = b""
         self.closing = False
-        self.told = ToldTimes()
+        self.told = ServerTimes()
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for select."""
@@ -197,7 +197,7 @@ class LoadClient:
         self._payloads = [[Payload(request, is_encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
-        untold = array("d", [UNTOLD_MS]) * count
+        untold = array("d", [UNKNOWN_MS]) * count
         self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = untold, untold[:], untold[:]
 
     def run(self, start: float) -> SentRequests:
@@ -249,7 +249,7 @@ class LoadClient:
         self.sent.done_s.append(-1.0)
         self.sent.status.append(_LOST)
         for told in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
-            told.append(UNTOLD_MS)
+            told.append(UNKNOWN_MS)
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:

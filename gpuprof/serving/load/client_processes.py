@@ -36,14 +36,14 @@ def run_clients(
     for _, pipe in pipes:
         pipe.send(start)
     watch = None if rule is None else WindowWatch(rule, len(schedules[0].requests), begin_s)
-    results = [LoadClient(schedules[0], watch, partial(_tell, watch, stop)).run(start)]
+    results = [LoadClient(schedules[0], watch, partial(_signal_stop, watch, stop)).run(start)]
     for process, pipe in pipes:
         results.append(pipe.recv())
         process.join()
     return results
 
 
-def _tell(watch: WindowWatch | None, stop: Any) -> bool:
+def _signal_stop(watch: WindowWatch | None, stop: Any) -> bool:
     """Tell the other clients when it is over; the first tells them."""
     if watch is not None and watch.is_stable and not stop.is_set():
         stop.set()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.percentiles import find_percentile
 from gpuprof.serving.load.prediction import LoadPrediction
-from gpuprof.serving.transport.server_timing import UNTOLD_MS
+from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ def summarize(
 
 def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
     """Return where the time of the answers from the 99th percentile on went, where the server says so of all."""
-    if p99_ms is None or (told_ms == UNTOLD_MS).any():
+    if p99_ms is None or (told_ms == UNKNOWN_MS).any():
         return {}
     slowest = latency_ms >= p99_ms
     server_ms, queue_ms, infer_ms = told_ms[:, slowest]
@@ -136,7 +136,7 @@ def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms
 
 def _find_server_times(told_ms: Floats) -> dict[str, Any]:
     """Return mean and percentiles of what the server says that it took, where it says so of every answer."""
-    if not len(told_ms) or (told_ms == UNTOLD_MS).any():
+    if not len(told_ms) or (told_ms == UNKNOWN_MS).any():
         return {}
     ordered = sorted(told_ms.tolist())
     found = {percent: find_percentile(ordered, percent) for percent in (50, 99)}
@@ -167,7 +167,7 @@ def _columns(
     done = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
     told = [
-        [one or [UNTOLD_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
+        [one or [UNKNOWN_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
         for result in results
     ]
     told_ms = np.concatenate([np.asarray(one, float) for one in told], axis=1)

@@ -1,4 +1,4 @@
-"""Holds workers of a machine to their parts of its GPUs: runs the MPS daemons and makes the MIG instances they need."""
+"""Limits workers to their shares of a machine's GPUs: runs MPS daemons and makes MIG instances."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 class GpuHolder:
     """Starts an MPS daemon for each GPU or MIG instance that needs one, applies MIG layouts, and undoes both on exit.
 
-    ``changed``: told when `legacy` has changed.
+    ``changed``: called when `describe_takeover_state` returns something new.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -27,34 +27,34 @@ class GpuHolder:
         self._starts_one = asyncio.Lock()
         self._before: dict[int, MigLayout] = {}
 
-    def legacy(self) -> dict[str, Any]:
-        """Return what a process that takes over must know: the daemons that run, and how GPUs were cut before."""
+    def describe_takeover_state(self) -> dict[str, Any]:
+        """Return what a successor of this process must know: the daemons that run, and the former MIG layouts."""
         daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
         return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
 
-    def inherit(self, legacy: dict[str, Any]) -> None:
-        """Take over what a process before this one left: daemons, where they still answer, and GPUs to be put back."""
-        for gpu, layout in legacy.get("mig", []):
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over from a predecessor: its daemons that still answer, and the MIG layouts to restore on exit."""
+        for gpu, layout in state.get("mig", []):
             self._before[gpu] = MigLayout(
                 layout["enabled"], tuple((name, start) for name, start in layout["instances"])
             )
-        for uuid, (pipe, log) in legacy.get("daemons", {}).items():
+        for uuid, (pipe, log) in state.get("daemons", {}).items():
             daemon = self._running.enter_context(adopt_daemon(uuid, pipe, log))
             if daemon is not None:
                 self._daemons[uuid] = daemon
 
-    async def bound(self, order: WorkerOrder) -> WorkerOrder:
-        """Return the order with the environment that holds the worker to its part of a GPU.
+    async def with_gpu_environment(self, order: WorkerOrder) -> WorkerOrder:
+        """Return the order with the environment variables that limit the worker to its share of a GPU.
 
         Raises `UnavailableError` when it needs MPS and that does not run here.
         """
         if order.gpu is None:
             return order
-        daemon = await self._daemon(order.gpu.uuid) if order.with_mps else None
+        daemon = await self._find_daemon(order.gpu.uuid) if order.with_mps else None
         return replace(order, environment=order.gpu.environment(daemon))
 
-    async def cut(self, layouts: dict[str, list[list[Any]]]) -> None:
-        """Cut GPUs into MIG instances; how they were cut before is put back in the end.
+    async def apply_layouts(self, layouts: dict[str, list[list[Any]]]) -> None:
+        """Apply MIG layouts; the former ones are restored on exit.
 
         Raises `UnavailableError` when the driver refuses. ``layouts``: by the number of the GPU.
         """
@@ -66,14 +66,14 @@ class GpuHolder:
                 self._changed()
 
     async def close(self) -> None:
-        """Stop the daemons, then put GPUs back as they were."""
+        """Stop the daemons, then restore the former MIG layouts."""
         # The daemons first: the driver refuses another layout while a process uses the GPU.
         await asyncio.to_thread(self._running.close)
         for gpu, layout in self._before.items():
             if (reason := await asyncio.to_thread(restore_layout, gpu, layout)) is not None:
                 sys.stderr.write(f"gpuprof: GPU {gpu} could not be cut again as it was: {reason}\n")
 
-    async def _daemon(self, uuid: str) -> MpsDaemon:
+    async def _find_daemon(self, uuid: str) -> MpsDaemon:
         """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""
         async with self._starts_one:
             if uuid not in self._daemons:

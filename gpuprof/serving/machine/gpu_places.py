@@ -33,7 +33,7 @@ class LocalGpu:
     uuid: str
     instances: tuple[LocalMigInstance, ...] = ()
 
-    def place(self, mig: MigInstance | None) -> str:
+    def find_uuid(self, mig: MigInstance | None) -> str:
         """Return the UUID of the whole GPU, or of one of its MIG instances.
 
         Raises `UnavailableError` when the instance is not there, or the GPU is cut into instances and the map wants it
@@ -54,7 +54,7 @@ class LocalGpu:
         )
 
 
-def local_places(nvml: Any = None) -> tuple[LocalGpu, ...]:
+def list_local_gpus(nvml: Any = None) -> tuple[LocalGpu, ...]:
     """Return the GPUs that NVML shows, none where it is not installed or finds no driver."""
     nvml = nvml or load_nvml()
     if nvml is None:

@@ -2,10 +2,10 @@
 
     python -m gpuprof.serving.machine.machine < ORDER
 
-The router starts it on its own machine; on others Ray does. It comes to the router's rendezvous, is told which
-workers are to be there, and keeps them so. Tensors do not pass through it: its workers go to the rendezvous themselves.
-When it is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes,
-and then ends its workers and undoes what it did to the GPUs.
+The router starts it on its own machine; on others Ray does. It connects to the router's rendezvous, is told which
+workers to run, and restarts those that end. Tensors do not pass through it: workers connect to the rendezvous
+themselves. When it is killed its workers live on, and its successor adopts them. It ends when the router ends, and then
+ends its workers and restores the GPUs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
 
-#: For workers to end by themselves once the router has gone, and nobody waits for them.
-_HURRY_S = 0.5
+#: Workers have so long to end by themselves once the router has ended.
+_ORPHAN_PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class MachineOrder:
 
 
 class MachineProcess:
-    """Keeps the workers that the router wants."""
+    """Runs the workers that the router asks for."""
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order
-        self._posts: dict[str, SupervisedWorker] = {}
+        self._workers: dict[str, SupervisedWorker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
-        self._gpus = GpuHolder(self._tell_legacy)
+        self._gpus = GpuHolder(self._send_takeover_state)
         self._cores = CoreSharing()
         self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
@@ -76,39 +76,39 @@ class MachineProcess:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not open."""
         await connect(self._order.key, self._connection)
         await self._router_has_gone.wait()
-        await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))
+        await asyncio.gather(*(self._stop_worker(number, _ORPHAN_PATIENCE_S) for number in list(self._workers)))
         await self._gpus.close()
         self._fork_server.close()
         if not self._welcome:
             raise ConnectionError("the router does not want this machine")
 
     def receive(self, frame: Frame) -> None:
-        """Do what the router says."""
-        if frame.kind == FrameKind.POST:
+        """Carry out a command of the router."""
+        if frame.kind == FrameKind.ADD_WORKER:
             self._accept_worker(*frame.head)
         elif frame.kind == FrameKind.KILL:
             number, pid = frame.head
-            if number in self._posts:
-                self._posts[number].kill(pid)
-        elif frame.kind == FrameKind.DISMISS:
-            self._do(self._dismiss(frame.head))
-        elif frame.kind == FrameKind.CUT:
-            self._do(self._cut(frame.head))
+            if number in self._workers:
+                self._workers[number].kill(pid)
+        elif frame.kind == FrameKind.REMOVE_WORKER:
+            self._start_task(self._stop_worker(frame.head))
+        elif frame.kind == FrameKind.APPLY_LAYOUTS:
+            self._start_task(self._apply_layouts(frame.head))
         elif frame.kind == FrameKind.PING:
             self._send(FrameKind.PONG, None)
         elif frame.kind == FrameKind.CHALLENGE:
             self._send_hello(frame.head)
         elif frame.kind == FrameKind.WELCOME:
             self._welcome = True
-            self._gpus.inherit(frame.head or {})
+            self._gpus.restore(frame.head or {})
 
     def on_close(self) -> None:
-        """Take note that the router has gone."""
+        """Called when the router has ended."""
         self._router_has_gone.set()
 
-    async def _cut(self, layouts: dict[str, list[list[Any]]]) -> None:
+    async def _apply_layouts(self, layouts: dict[str, list[list[Any]]]) -> None:
         try:
-            await self._gpus.cut(layouts)
+            await self._gpus.apply_layouts(layouts)
         except GpuprofError as error:
             self._send(FrameKind.PARTS, {"error": error.message, "fix": error.fix})
         else:
@@ -120,33 +120,35 @@ class MachineProcess:
         self._send(FrameKind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _accept_worker(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
-        post = SupervisedWorker(
+        worker = SupervisedWorker(
             number, WorkerOrder.from_message(order), self._start, self._report_exit, self._report_refusal
         )
-        self._posts[number] = post
+        self._workers[number] = worker
         self._avoid_worker_cores()
-        if post.order.gpu is None:
-            self._do(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
-        post.begin(None if living is None else LivingProcess.adopt(*living))
+        if worker.order.gpu is None:
+            self._start_task(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
+        worker.begin(None if living is None else LivingProcess.adopt(*living))
 
     def _avoid_worker_cores(self) -> None:
-        """Stay off the workers' cores; not where some have none, since they would inherit that."""
-        orders = [post.order for post in self._posts.values()]
+        """Leave the workers' cores, unless a worker has none of its own: it would inherit this process's affinity."""
+        orders = [worker.order for worker in self._workers.values()]
         confined = all(order.cores for order in orders)
         self._cores.take({core for order in orders for core in order.cores} if confined else ())
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        return await self._fork_server.start(number, await self._gpus.bound(order))
+        return await self._fork_server.start(number, await self._gpus.with_gpu_environment(order))
 
-    async def _dismiss(self, number: str, patience_s: float = PATIENCE_S) -> None:
-        post = self._posts.pop(number, None)
-        if post is not None:
-            await post.dismiss(patience_s)
+    async def _stop_worker(self, number: str, patience_s: float = PATIENCE_S) -> None:
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            await worker.stop(patience_s)
             self._avoid_worker_cores()
-            group = post.order.group
-            if post.order.quota_cores is not None and all(other.order.group != group for other in self._posts.values()):
+            group = worker.order.group
+            if worker.order.quota_cores is not None and all(
+                other.order.group != group for other in self._workers.values()
+            ):
                 remove_group(group)
-        self._send(FrameKind.DISMISSED, number)
+        self._send(FrameKind.WORKER_REMOVED, number)
 
     def _report_exit(self, number: str, pid: int) -> None:
         self._send(FrameKind.ENDED, [number, pid])
@@ -154,13 +156,13 @@ class MachineProcess:
     def _report_refusal(self, number: str, error: GpuprofError) -> None:
         self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
 
-    def _tell_legacy(self) -> None:
-        self._send(FrameKind.LEGACY, self._gpus.legacy())
+    def _send_takeover_state(self) -> None:
+        self._send(FrameKind.TAKEOVER_STATE, self._gpus.describe_takeover_state())
 
     def _send(self, kind: FrameKind, head: object) -> None:
         self._connection.send(kind, head)
 
-    def _do(self, task: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, task: Coroutine[Any, Any, None]) -> None:
         running = asyncio.ensure_future(task)
         # The loop holds tasks weakly: one that nobody keeps may be collected while it waits (asyncio, create_task).
         self._tasks.add(running)

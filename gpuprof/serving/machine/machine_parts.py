@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuprof.machine.cpu_share import own_cores
-from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance, local_places
+from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance, list_local_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class MachineParts:
     @classmethod
     def here(cls) -> MachineParts:
         """Return the parts of this machine."""
-        return cls(own_cores(), local_places())
+        return cls(own_cores(), list_local_gpus())
 
     def to_message(self) -> dict[str, Any]:
         """Return the parts as JSON for the wire."""

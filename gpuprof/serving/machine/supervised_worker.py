@@ -53,40 +53,40 @@ class SupervisedWorker:
         self._process: LivingProcess | None = None
         self._began = 0.0
         self._failures = 0
-        self._dismissed = False
+        self._is_stopping = False
         self._next: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._has_no_process = asyncio.Event()
+        self._has_no_process.set()
 
     def begin(self, living: LivingProcess | None = None) -> None:
-        """Fill the place, with a process that lives already or with a new one."""
+        """Supervise a process that lives already, or start a new one."""
         if living is None:
-            self._starting = asyncio.ensure_future(self._fill())
+            self._starting = asyncio.ensure_future(self._start_process())
         else:
-            self._hold(living)
+            self._watch_process(living)
 
     def kill(self, pid: int) -> None:
-        """End the process at once if it is still this one; another follows."""
+        """Kill the process if it is still this one; another is started."""
         if self._process is not None and self._process.pid == pid:
             self._process.kill()
 
-    async def dismiss(self, patience_s: float = PATIENCE_S) -> None:
-        """Let the worker end, help it along after a while, and return when it has."""
-        self._dismissed = True
+    async def stop(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until the worker has ended, and kill it after ``patience_s``."""
+        self._is_stopping = True
         if self._next is not None:
             self._next.cancel()
         if self._starting is not None:
-            # A process that is being started now would be nobody's: wait until it can be ended.
+            # A process that is being started now would be left without a supervisor: wait until it can be ended.
             await self._starting
         try:
-            await asyncio.wait_for(self._empty.wait(), patience_s)
+            await asyncio.wait_for(self._has_no_process.wait(), patience_s)
         except TimeoutError:
             assert self._process is not None
             self._process.kill()
-            await self._empty.wait()
+            await self._has_no_process.wait()
 
-    async def _fill(self) -> None:
+    async def _start_process(self) -> None:
         try:
             process = await self._start(self.number, self.order)
         except GpuprofError as error:
@@ -96,12 +96,12 @@ class SupervisedWorker:
             self._on_refusal(self.number, GpuprofError(f"cannot start a process: {error.strerror or error}"))
             self._schedule_restart()
         else:
-            self._hold(process)
+            self._watch_process(process)
 
-    def _hold(self, process: LivingProcess) -> None:
+    def _watch_process(self, process: LivingProcess) -> None:
         self._process = process
         self._began = time.monotonic()
-        self._empty.clear()
+        self._has_no_process.clear()
         self._loop.add_reader(process.fileno(), self._handle_exit)
 
     def _handle_exit(self) -> None:
@@ -110,11 +110,11 @@ class SupervisedWorker:
         self._loop.remove_reader(process.fileno())
         process.release()
         self._on_exit(self.number, process.pid)
-        self._empty.set()
+        self._has_no_process.set()
         self._schedule_restart()
 
     def _schedule_restart(self) -> None:
-        if self._dismissed:
+        if self._is_stopping:
             return
         lived_s = time.monotonic() - self._began if self._began else 0.0
         self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1

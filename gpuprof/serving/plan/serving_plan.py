@@ -263,7 +263,7 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partit
     """Yield each replica of a GPU with what each of its processes may use."""
     local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
-        uuid = local.place(partition.mig)
+        uuid = local.find_uuid(partition.mig)
         each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
         with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
         for replica, pct in zip(partition.replicas, each, strict=True):

@@ -1,8 +1,8 @@
-"""Which large bodies are received at a time: a few, so that those begun first are whole first.
+"""Limits how many large bodies are received at a time, so that those begun first are complete first.
 
-The event loop reads from every connection that has something. With hundreds of large bodies on their way each gets a
-few hundredths of what the router can receive, so that all of them are whole at the same time, which is too late. So a
-few are received and the others wait in the buffers of their connections, which slows their clients down, too.
+The event loop reads from every readable connection. With hundreds of large bodies on their way, each would get less
+than a hundredth of the bandwidth, and all would be complete at the same time: too late. So a few are received; the
+others wait in the socket buffers of their connections, and TCP flow control slows their clients down.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Protocol
 
 #: Bodies that are received at a time. More make nothing quicker: the router receives with one thread.
 MOST_BODIES = 8
-#: Of whom a turn of the loop finds less, that one waits for its client or its network, and keeps nobody from being
-#: received: else eight clients that send a byte now and then would keep all others out. Where the loop has little to
-#: do its turns are short, and more than a few are received, which then costs nobody anything.
+#: A body that got fewer bytes in a turn of the loop waits for its client or its network, and gives up its turn: else
+#: eight clients that send a byte now and then would block all others. Where the loop is idle its turns are short, and
+#: more than a few bodies are received at a time, which does no harm there.
 LEAST_BYTES = 1 << 13
-#: A body holds others up for so many bytes; beyond them it is received beside those that have their turn.
+#: A body occupies its turn for so many bytes; what is left is received beside the bodies of later turns.
 TURN_BYTES = 1 << 23
 
 
 class BodyReader(Protocol):
-    """A connection on which a large body comes."""
+    """A connection on which a large body arrives."""
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the body that have come."""
+        """Bytes of the body that have been received."""
         ...
 
     def take_body_turn(self) -> None:
-        """Receive what comes until `BodyTurns.end` is called."""
+        """Start receiving; `BodyTurns.end` is to be called when the turn is over."""
         ...
 
-    def gives_up(self, waited_s: float) -> bool:
-        """Return whether the body is no longer to be received for its answer; it is then refused."""
+    def drop_if_late(self, waited_s: float) -> bool:
+        """Refuse the request if after this wait it can no longer be answered in time; return whether it was refused."""
         ...
 
 
 class BodyTurns:
-    """Lets a few large bodies be received at a time, of the models in rotation.
+    """Receives a few large bodies at a time, models in rotation.
 
     Parameters
     ----------
     call_soon : callable or None
-        Calls what it is given in the next turn of the loop; None: the running loop's own.
+        Schedules a callback in the next turn of the loop; None: the running loop's own.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
@@ -56,27 +56,27 @@ class BodyTurns:
         self._lanes: dict[Hashable, deque[tuple[float, float, BodyReader]]] = {}
         self._is_checking = self._is_giving = False
 
-    def begin(self, reader: BodyReader, lane: Hashable, long_s: float) -> bool:
-        """Return whether the reader may go on to receive; else it is to pause, and its `take_body_turn` is called.
+    def begin(self, reader: BodyReader, lane: Hashable, lifo_after_s: float) -> bool:
+        """Return whether the reader may go on receiving; else it is to pause until its `take_body_turn` is called.
 
-        Where the first of a lane has waited for longer than its ``long_s``, who came last is received first: they are
-        answered in time, while in the order in which they came all would be received when it is too late.
+        Once the oldest of a lane has waited for longer than its ``lifo_after_s``, the newest is received first: it is
+        answered in time, while in the order of arrival all would be received too late (adaptive LIFO).
         """
         if not self._lanes and len(self._receiving) < MOST_BODIES:
             self._receiving[reader] = None
             return True
-        self._lanes.setdefault(lane, deque()).append((time.monotonic(), long_s, reader))
+        self._lanes.setdefault(lane, deque()).append((time.monotonic(), lifo_after_s, reader))
         self._check_later()
         return False
 
     def end(self, reader: BodyReader) -> None:
-        """Let another be received: this one's body is whole, its connection gone, or its turn over."""
+        """Pass the turn on: the body is complete, its connection closed, or it has used its turn up."""
         if reader in self._receiving:
             del self._receiving[reader]
             self._give_turns()
 
     def _give_turns(self) -> None:
-        if self._is_giving:  # by a reader that ends its turn as soon as it has it: the loop below goes on
+        if self._is_giving:  # re-entered by a reader that ends its turn at once: the outer call goes on
             return
         self._is_giving = True
         try:
@@ -86,14 +86,14 @@ class BodyTurns:
             self._is_giving = False
 
     def _give_turn(self, now: float) -> None:
-        """Have one body of the first lane received; the lane is then the last."""
+        """Give a turn to one body of the first lane, which then goes to the end of the rotation."""
         name = next(iter(self._lanes))
         waiting = self._lanes.pop(name)
-        first_since, long_s, _ = waiting[0]
-        since, _, reader = waiting.pop() if now - first_since > long_s else waiting.popleft()
+        first_since, lifo_after_s, _ = waiting[0]
+        since, _, reader = waiting.pop() if now - first_since > lifo_after_s else waiting.popleft()
         if waiting:
             self._lanes[name] = waiting
-        if not reader.gives_up(now - since):
+        if not reader.drop_if_late(now - since):
             self._receiving[reader] = None
             reader.take_body_turn()
 
@@ -103,7 +103,7 @@ class BodyTurns:
             (self._call_soon or asyncio.get_running_loop().call_soon)(self._check)
 
     def _check(self) -> None:
-        """End the turns of those that send little, and the waiting of those who came too early to be in time."""
+        """End the turns of bodies that get few bytes, and drop those that have waited too long to be in time."""
         self._is_checking = False
         now = time.monotonic()
         for reader, had in list(self._receiving.items()):
@@ -112,7 +112,7 @@ class BodyTurns:
             else:
                 self._receiving[reader] = reader.body_bytes
         for name, waiting in list(self._lanes.items()):
-            while waiting and waiting[0][2].gives_up(now - waiting[0][0]):
+            while waiting and waiting[0][2].drop_if_late(now - waiting[0][0]):
                 waiting.popleft()
             if not waiting:
                 del self._lanes[name]

@@ -29,11 +29,11 @@ class ConnectionSet(Generic[ConnectionT]):
 
     @property
     def turned_away(self) -> int:
-        """How many connections there would have been more."""
+        """Connections refused because their address had too many."""
         return self._counts.turned_away
 
     def add(self, connection: ConnectionT) -> bool:
-        """Take in a connection; False when its address has too many."""
+        """Add a connection; False when its address has too many."""
         if not self._counts.add(connection.peer):
             return False
         self._connections.add(connection)

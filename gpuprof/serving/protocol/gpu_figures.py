@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpuprof.machine.nvml import load_nvml
-from gpuprof.serving.machine.gpu_places import LocalGpu, local_places
+from gpuprof.serving.machine.gpu_places import LocalGpu, list_local_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ def local_gpu_figures(nvml: Any = None) -> tuple[GpuFigures, ...]:
     What NVML refuses to say, because a device was lost or a permission is lacking, is left out: figures are no reason
     not to serve.
     """
-    gpus = _find_gpus() if nvml is None else (nvml, local_places(nvml))
+    gpus = _find_gpus() if nvml is None else (nvml, list_local_gpus(nvml))
     return () if gpus is None else tuple(_figures(*gpus))
 
 
 @cache
 def _find_gpus() -> tuple[Any, tuple[LocalGpu, ...]] | None:
     nvml = load_nvml()
-    return None if nvml is None else (nvml, local_places(nvml))
+    return None if nvml is None else (nvml, list_local_gpus(nvml))
 
 
 def _figures(nvml: Any, gpus: tuple[LocalGpu, ...]) -> Iterator[GpuFigures]:

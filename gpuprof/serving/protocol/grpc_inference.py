@@ -26,7 +26,7 @@ from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
 from gpuprof.serving.protocol.parse_pool import refuse_long_text
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.infer_request import InferRequest
-from gpuprof.serving.router.router import Router, deadline_ms, find_batch_key
+from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -168,7 +168,7 @@ class InferenceCalls:
         arrived: float,
     ) -> Inference:
         if call.size > INLINE_BYTES:
-            model.foresee(partial(read_urgency, call.message), peer_of(context))
+            model.refuse_early(partial(read_urgency, call.message), peer_of(context))
         return self._submit(model, self._known.read_request(model.spec, call), context, settle, arrived)
 
     def _submit(
@@ -203,7 +203,7 @@ class InferenceCalls:
                 self.arena.give_back(slot)
 
         left_s = context.time_remaining()
-        until_ms = deadline_ms(model, asked)
+        until_ms = find_deadline_ms(model, asked)
         return Inference(
             asked.rows, asked.inputs, asked.outputs, 0.0,
             until_ms if left_s is None else min(until_ms, 1000.0 * left_s),

@@ -19,8 +19,8 @@ from gpuprof.serving.router.infer_request import (
     check_rows,
     check_size,
     check_tensor,
-    in_bytes,
     refuse_unsupported,
+    to_tensor_bytes,
 )
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
@@ -242,7 +242,7 @@ def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
     if tensor.datatype not in _CONTENTS:
         raise bad_request(f"input {tensor.name!r} of type {tensor.datatype} must be sent as raw contents")
     values = list(getattr(contents, _CONTENTS[tensor.datatype]))
-    return join_strings(values) if tensor.datatype == "BYTES" else in_bytes(tensor, values)
+    return join_strings(values) if tensor.datatype == "BYTES" else to_tensor_bytes(tensor, values)
 
 
 def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:

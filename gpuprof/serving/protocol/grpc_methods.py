@@ -30,7 +30,7 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 #: Of a message that is no inference.
 _MAX_SHORT_BYTES = 1 << 16
 _HEALTH = "grpc.health.v1.Health"
-_FOR_EVERYBODY = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{_HEALTH}/Check"})
+_PUBLIC_PREFIX = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{_HEALTH}/Check"})
 _STATUSES = {
     HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -73,7 +73,7 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
         metadata = handler_call_details.invocation_metadata or ()
         if HEAD_FIELDS.are_too_many(metadata):
             return self._too_long
-        if self._security.token and path not in _FOR_EVERYBODY:
+        if self._security.token and path not in _PUBLIC_PREFIX:
             values = [value for key, value in metadata if key == "authorization"]
             if len(values) != 1 or not self._security.admits(_as_bytes(values[0])):
                 return self._unauthenticated

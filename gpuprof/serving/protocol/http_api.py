@@ -29,7 +29,7 @@ from gpuprof.serving.protocol.large_texts import place_inputs, read_large_reques
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_urgency
-from gpuprof.serving.router.router import Router, deadline_ms, find_batch_key
+from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -43,8 +43,8 @@ _MAX_TARGET_BYTES = 4096
 #: Of a request, in which its address and token are looked for before it is read.
 _MAX_BEGINNING_BYTES = 1024
 #: A large body that has waited for so much of the SLO to be received lets later ones go first.
-_LONG_SLOS = 0.5
-_FOR_EVERYBODY = b"/v2/health/"
+_LIFO_AFTER_SLOS = 0.5
+_PUBLIC_PREFIX = b"/v2/health/"
 
 
 class HttpApi:
@@ -92,7 +92,7 @@ class HttpApi:
         self.pool = ParsePool()
         self.turned_away_elsewhere: Callable[[], int] = lambda: 0
         stalls = StallMeter(time.monotonic()) if stalls is None else stalls
-        self._described = HttpDescriptions(router, self._refusals, self._count_turned_away, stalls)
+        self._descriptions = HttpDescriptions(router, self._refusals, self._count_turned_away, stalls)
         self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
         self._admits = admits
@@ -114,7 +114,7 @@ class HttpApi:
         """
         if self._own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), self._own_hosts):
             raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another server")
-        if not self._admits(head.headers.get(b"authorization", b"")) and not head.target.startswith(_FOR_EVERYBODY):
+        if not self._admits(head.headers.get(b"authorization", b"")) and not head.target.startswith(_PUBLIC_PREFIX):
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
         key = (head.method, head.target)
         route = self._routes.get(key)
@@ -149,16 +149,16 @@ class HttpApi:
                 return allow_only("POST", method, self._infer_route(self.router.find(name, "")))
             case ["v2", "models", name, "versions", version, "infer"]:
                 return allow_only("POST", method, self._infer_route(self.router.find(name, version)))
-        route = self._described.find(words, method)
+        route = self._descriptions.find(words, method)
         if route is None:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
         return route
 
     def _infer_route(self, model: ServedModel) -> Route:
         # Traced requests are never refused early, so that those that came first would wait without end.
-        long_s = math.inf if model.tracer is not None else _LONG_SLOS * model.slo_ms / 1000.0
-        infer, foresee = partial(self._infer, model), partial(_foresee, model)
-        return Route(infer, self._max_body_bytes, True, foresee, lane=model.name, long_s=long_s)
+        lifo_after_s = math.inf if model.tracer is not None else _LIFO_AFTER_SLOS * model.slo_ms / 1000.0
+        infer, refuse_early = partial(self._infer, model), partial(_refuse_early, model)
+        return Route(infer, self._max_body_bytes, True, refuse_early, lane=model.name, lifo_after_s=lifo_after_s)
 
     def _count_turned_away(self) -> int:
         return self.connections.turned_away + self.turned_away_elsewhere()
@@ -172,7 +172,7 @@ class HttpApi:
         try:
             refuse_long_text(received.body.json_bytes)
             if received.body.json_bytes > ON_LOOP_BYTES:
-                self._do_apart(self._infer_apart(model, connection, head, received))
+                self._start_task(self._infer_in_pool(model, connection, head, received))
                 return
             request = model.read_request(received.body)
         except RefusedError as refusal:
@@ -201,7 +201,7 @@ class HttpApi:
                 inputs=asked.inputs,
                 wanted=asked.outputs,
                 arrived=arrived,
-                deadline_ms=deadline_ms(model, asked),
+                deadline_ms=find_deadline_ms(model, asked),
                 on_done=partial(self._done, model, connection, asked),
                 on_refused=lambda _, refusal: connection.refuse(refusal),
                 priority=asked.priority,
@@ -214,19 +214,19 @@ class HttpApi:
         except RefusedError as refusal:
             self._refuse(connection, refusal, slots)
             return
-        connection.on_gone = partial(_cancel, inference)
+        connection.on_disconnect = partial(_cancel, inference)
 
-    def _do_apart(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._parsing.add(task)
         task.add_done_callback(self._parsing.discard)
 
-    async def _infer_apart(
+    async def _infer_in_pool(
         self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody
     ) -> None:
         """Submit a request whose text is read in another process."""
         gone: list[bool] = []
-        connection.on_gone = lambda: gone.append(True)
+        connection.on_disconnect = lambda: gone.append(True)
         body, slots = received.body, [] if received.slot is None else [received.slot]
         try:
             request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
@@ -252,7 +252,7 @@ class HttpApi:
         slot: Slot | None,
     ) -> None:
         if _text_bytes(asked, outputs) > ON_LOOP_BYTES:
-            self._do_apart(self._answer_apart(model, connection, asked, inference, outputs, slot))
+            self._start_task(self._answer_in_pool(model, connection, asked, inference, outputs, slot))
             return
         try:
             text, tensors = write_response(model.spec, asked, outputs)
@@ -281,7 +281,7 @@ class HttpApi:
             view[:] = text
             connection.respond(200, CONTENT_JSON, b"", [view], own_slot, extra)
 
-    async def _answer_apart(
+    async def _answer_in_pool(
         self,
         model: ServedModel,
         connection: HttpClient,
@@ -309,9 +309,9 @@ def _text_bytes(asked: InferRequest, outputs: list[OutputTensor]) -> int:
     return sum(len(output.data) for output in outputs if output.position not in asked.binary)
 
 
-def _foresee(model: ServedModel, text: Buffer, client: str, waited_ms: float) -> None:
+def _refuse_early(model: ServedModel, text: Buffer, client: str, waited_ms: float) -> None:
     """Refuse a request whose tensors have not come yet if it could not be answered in time."""
-    model.foresee(partial(read_urgency, text), client, waited_ms)
+    model.refuse_early(partial(read_urgency, text), client, waited_ms)
 
 
 def _cancel(inference: Inference) -> None:

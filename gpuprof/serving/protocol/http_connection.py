@@ -30,7 +30,7 @@ SCRATCH_BYTES = 1 << 16
 #: Bodies that are discarded are received into so much: in large pieces that costs half.
 WASTE_BYTES = 1 << 20
 #: Of a body that is dropped unread so much is read each time.
-_HEARD_BYTES = 1 << 12
+_PROBE_BYTES = 1 << 12
 _MAX_HEAD_BYTES = 1 << 15
 #: Of requests sent ahead (pipelining) or that wait for their turn: beyond it nothing more is read from the connection.
 _MAX_PENDING_BYTES = 1 << 15
@@ -39,12 +39,12 @@ _CHUNKED_BYTES = 1 << 13
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S = 2.0
 #: A connection without a request may have one on its way when the server drains.
-_ABOUT_TO_ASK_S = 1.0
+_NEW_CONNECTION_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
 _MAX_UNSENT_BYTES = 1 << 16
 #: An answer of up to so many bytes is written in one piece: copying it costs less than another buffer.
-_JOINED_BYTES = 1 << 12
-_TOO_MANY = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
+_MAX_JOINED_BYTES = 1 << 12
+_TOO_MANY_CONNECTIONS = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
 #: Who sends or reads more slowly than that, all in all, stands still.
 _LEAST_BYTES_PER_S = 1 << 17
 
@@ -96,7 +96,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._incoming: Incoming | None = None
         self._unsent: list[Slot] = []
         self._paused = False
-        self._choked = False
+        self._is_write_blocked = False
         self._lingering = False
         self._awaits_turn = self._awaits_body = self._awaits_discard = False
         self._client_ended = False
@@ -108,7 +108,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keep_alive = True
         self.busy = False
         self.opened = self.touched = time.monotonic()
-        self.on_gone: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
 
     # --- asyncio's side
 
@@ -119,7 +119,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._descriptor = find_descriptor(transport)
         self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
         if not self._site.connections.add(self):
-            self._transport.write(_TOO_MANY)
+            self._transport.write(_TOO_MANY_CONNECTIONS)
             self._transport.close()
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -129,7 +129,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if incoming is None or space is None:
             return memoryview(self._site.scratch)
         # Where the rest can be dropped unread, it is read only to hear that it has come.
-        return space[:_HEARD_BYTES] if self._descriptor is not None and incoming.is_discarded else space
+        return space[:_PROBE_BYTES] if self._descriptor is not None and incoming.is_discarded else space
 
     def buffer_updated(self, count: int) -> None:
         """Take in what arrived."""
@@ -151,9 +151,14 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._discard_in_turn(incoming)
             elif incoming.received > TURN_BYTES:
                 self._site.bodies.end(self)
-        elif self._pending or self.busy or self._choked or not self._has_turn(memoryview(self._site.scratch)[:count]):
+        elif (
+            self._pending
+            or self.busy
+            or self._is_write_blocked
+            or not self._has_turn(memoryview(self._site.scratch)[:count])
+        ):
             self._pending += memoryview(self._site.scratch)[:count]
-            if not self.busy and not self._choked and not self._awaits_turn:
+            if not self.busy and not self._is_write_blocked and not self._awaits_turn:
                 self._consume_pending()
             elif len(self._pending) > _MAX_PENDING_BYTES:
                 self._pause()
@@ -196,7 +201,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _receive_in_turn(self, incoming: Incoming) -> None:
         """Receive the rest of a large body now or when it is its turn."""
-        if not self._awaits_body and not self._site.bodies.begin(self, incoming.route.lane, incoming.long_s):
+        if not self._awaits_body and not self._site.bodies.begin(self, incoming.route.lane, incoming.lifo_after_s):
             self._awaits_body = True
             self._pause()
 
@@ -215,7 +220,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Bytes of the body that have come."""
         return 0 if self._incoming is None else self._incoming.received
 
-    def gives_up(self, waited_s: float) -> bool:
+    def drop_if_late(self, waited_s: float) -> bool:
         """Return whether a large body is not to be received: its answer would be late, or nobody waits for it."""
         incoming = self._incoming
         if incoming is None or self._transport is None:
@@ -255,14 +260,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Keep the way back open while an answer is due: a client may close its side after asking."""
         self._client_ended = True
         self._keep_alive = self._keep_alive and bool(self._pending)
-        return self.busy or self._awaits_turn or self._choked
+        return self.busy or self._awaits_turn or self._is_write_blocked
 
     def resume_writing(self) -> None:
         """Everything is written: the memory of the answer is free."""
         self.touched = time.monotonic()
         self._release()
-        if self._choked:
-            self._choked = False
+        if self._is_write_blocked:
+            self._is_write_blocked = False
             self._consume_pending()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -275,8 +280,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if incoming is not None:
             incoming.release(self._site.arena)
         self._incoming = None
-        if self.on_gone is not None:
-            self.on_gone()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     # --- the server's side
 
@@ -290,7 +295,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         extra: bytes = b"",
     ) -> None:
         """Answer the request at hand; ``slot`` is given back when ``tail``, which lies in it, has been written."""
-        self.on_gone = None
+        self.on_disconnect = None
         transport = self._transport
         if transport is None or transport.is_closing():
             if slot is not None:
@@ -303,7 +308,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             body, tail = b"", None
         if slot is not None:
             self._unsent.append(slot)
-        if tail and length > _JOINED_BYTES:
+        if tail and length > _MAX_JOINED_BYTES:
             transport.writelines([head + body, *tail])
         elif tail:
             transport.write(b"".join((head, body, *tail)))
@@ -312,7 +317,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._unsent_bytes = transport.get_write_buffer_size()
         if self._unsent and not self._unsent_bytes:
             self._release()
-        self._choked = self._unsent_bytes > _MAX_UNSENT_BYTES
+        self._is_write_blocked = self._unsent_bytes > _MAX_UNSENT_BYTES
         self.touched = time.monotonic()
         self._began = self.touched if self._pending or self._unsent_bytes else None
         self.busy = False
@@ -351,7 +356,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     @property
     def is_idle(self) -> bool:
         """Whether nothing has been asked that is not answered."""
-        return not (self.busy or self._incoming or self._pending or self._unsent or self._choked)
+        return not (self.busy or self._incoming or self._pending or self._unsent or self._is_write_blocked)
 
     def is_overdue(self, now: float, stall_s: float) -> bool:
         """Whether a client stands still, or its request, from its first byte, or its reading has taken too long.
@@ -368,21 +373,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         length = self._unsent_bytes if self._incoming is None else self._incoming.length
         return now - self._began > stall_s + length / _LEAST_BYTES_PER_S
 
-    def owes_nothing(self, now: float) -> bool:
+    def can_close(self, now: float) -> bool:
         """Whether closing takes nothing from the client; one that has just come is about to ask."""
-        return self.is_idle and (self.touched > self.opened or now - self.opened > _ABOUT_TO_ASK_S)
+        return self.is_idle and (self.touched > self.opened or now - self.opened > _NEW_CONNECTION_S)
 
     # --- reading
 
     def _consume_pending(self, has_turn: bool = False) -> None:
-        if self.busy or self._choked or self._lingering or self._awaits_turn or self._transport is None:
+        if self.busy or self._is_write_blocked or self._lingering or self._awaits_turn or self._transport is None:
             return
         if self._pending and not has_turn and not self._has_turn(memoryview(self._pending)):
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
         self._pending[:0] = memoryview(pending)[used:]
-        if self._client_ended and not (self.busy or self._choked or self._lingering or self._awaits_turn):
+        if self._client_ended and not (self.busy or self._is_write_blocked or self._lingering or self._awaits_turn):
             self.close()  # the rest of what it began to ask will not come
             return
         has_room = not self._awaits_turn or len(self._pending) <= _MAX_PENDING_BYTES
@@ -392,7 +397,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _consume(self, buffer: bytearray, end: int) -> int:
         """Take requests out of ``buffer`` until one has to be waited for; return how far that is."""
         position = 0
-        while position < end and not (self.busy or self._choked or self._lingering):
+        while position < end and not (self.busy or self._is_write_blocked or self._lingering):
             # Requests that are answered at once may stand here by the thousand.
             if position and not self._has_turn(memoryview(buffer)[position:end]):
                 break

@@ -96,7 +96,7 @@ class HttpDescriptions:
         for (_, _, reason), count in sorted(self._refusals.items()):
             refused[reason] += count
         now = time.monotonic()
-        slowdowns = [slowdown for model in self._router.all() for slowdown in model.slowdowns(now)]
+        slowdowns = [slowdown for model in self._router.list_models() for slowdown in model.list_slowdowns(now)]
         state = {
             "ready": self._router.is_ready,
             "refused": refused,
@@ -117,7 +117,7 @@ class HttpDescriptions:
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document
 
-        connection.respond_json(200, document(model.spec for model in self._router.all()))
+        connection.respond_json(200, document(model.spec for model in self._router.list_models()))
 
     def _index(self, connection: HttpClient) -> None:
         connection.respond_json(200, descriptions.repository_index(self._router.models))

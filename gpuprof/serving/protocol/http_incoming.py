@@ -15,9 +15,9 @@ from gpuprof.serving.protocol.http_message import (
     MOST_KNOWN,
     ChunkedBody,
     HttpHead,
-    chunk_parser,
     explain_parser_error,
-    too_large,
+    make_chunk_parser,
+    too_large_refusal,
 )
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
@@ -39,7 +39,7 @@ _JSON_LENGTH = b"inference-header-content-length"
 class HttpClient(Protocol):
     """Who asked, and is to be answered once, by any of these calls."""
 
-    on_gone: Callable[[], None] | None  #: Called when it goes before that.
+    on_disconnect: Callable[[], None] | None  #: Called when it goes before that.
     peer: str  #: Its address.
 
     def respond(
@@ -83,11 +83,11 @@ class Route:
     reads_body: bool = False
     #: Given the JSON that large tensors are about to follow, who sends it, and for how many ms the router has kept it
     #: waiting, raises the refusal of a request that need not be received because it will be refused anyhow.
-    foresee: Callable[[Buffer, str, float], None] | None = None
+    refuse_early: Callable[[Buffer, str, float], None] | None = None
     #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: its client's.
     lane: Hashable = None
     #: Where a large body has waited for its turn for so many seconds, those that came later go first.
-    long_s: float = math.inf
+    lifo_after_s: float = math.inf
 
 
 def allow_only(allowed: str, method: str, route: Route) -> Route:
@@ -161,10 +161,10 @@ class Incoming:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
         if self.head.chunked:
             body = ChunkedBody(route.max_body, route.reads_body)
-            self._chunks = (chunk_parser(body), body)
+            self._chunks = (make_chunk_parser(body), body)
             return
         if self.length > route.max_body:
-            raise too_large(route.max_body)
+            raise too_large_refusal(route.max_body)
         self._json_bytes = _json_length(self.head, self.length)
         self._undecided = route.reads_body and self.length > INLINE_BYTES
 
@@ -208,12 +208,12 @@ class Incoming:
         return self.refusal is not None or not self.route.reads_body
 
     @property
-    def long_s(self) -> float:
+    def lifo_after_s(self) -> float:
         """Seconds of waiting after which later ones go first; never before one that nothing is known of.
 
         It could not be refused either: it would wait for as long as others come.
         """
-        return math.inf if self._json_bytes > self.received else self.route.long_s
+        return math.inf if self._json_bytes > self.received else self.route.lifo_after_s
 
     @property
     def is_full(self) -> bool:
@@ -277,8 +277,8 @@ class Incoming:
         """Find a place for a large body of which this is the beginning, or none, if it is to be refused anyhow."""
         self._undecided = False
         try:
-            if self.route.foresee is not None and self._json_bytes <= len(beginning):
-                self.route.foresee(beginning[: self._json_bytes], self.peer, 0.0)
+            if self.route.refuse_early is not None and self._json_bytes <= len(beginning):
+                self.route.refuse_early(beginning[: self._json_bytes], self.peer, 0.0)
             self._reserve(min(self.length, _FIRST_GROWTH * max(len(beginning), _FIRST_BYTES)), arena)
         except RefusedError as refusal:
             self._refuse(refusal)
@@ -291,10 +291,10 @@ class Incoming:
         RefusedError
             When it is refused, and the rest is too long to be received for nothing.
         """
-        if self.view is None or self.route.foresee is None or self._json_bytes > self.received:
+        if self.view is None or self.route.refuse_early is None or self._json_bytes > self.received:
             return True
         try:
-            self.route.foresee(self.view[: self._json_bytes], self.peer, waited_ms)
+            self.route.refuse_early(self.view[: self._json_bytes], self.peer, waited_ms)
         except RefusedError as refusal:
             self.release(arena)
             self._refuse(refusal)

@@ -70,7 +70,7 @@ class ChunkedBody:
     """Collects a body whose length is not known in advance."""
 
     limit: int
-    is_machine_code_cached: bool = True  #: Whether somebody reads it; else it is only counted.
+    is_read: bool = True  #: Whether somebody reads it; else it is only counted.
     data: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
     _size: int = 0
@@ -80,8 +80,8 @@ class ChunkedBody:
         """Called by the parser."""
         self._size += len(data)
         if self._size > self.limit:
-            raise too_large(self.limit)
-        if self.is_machine_code_cached:
+            raise too_large_refusal(self.limit)
+        if self.is_read:
             self.data += data
 
     def check_framing(self, received: int) -> None:
@@ -186,7 +186,7 @@ def _read_framing(head: HttpHead) -> None:
         head.chunked = True
 
 
-def chunk_parser(body: ChunkedBody) -> httptools.HttpRequestParser:
+def make_chunk_parser(body: ChunkedBody) -> httptools.HttpRequestParser:
     """Return a parser that hands the chunks that follow a head to ``body``.
 
     It has read a head of ours: what else stood in that of the client, an offer to speak another protocol, say, is none
@@ -203,7 +203,7 @@ def explain_parser_error(error: httptools.HttpParserError) -> RefusedError:
     return cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")
 
 
-def too_large(limit: int) -> RefusedError:
+def too_large_refusal(limit: int) -> RefusedError:
     """Return the refusal of a body of more than ``limit`` bytes."""
     return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")
 

@@ -1,9 +1,9 @@
-"""In which order new requests are read while the router cannot keep up: model by model, for a while in each turn.
+"""The order in which new requests are read under overload: models in rotation, for a bounded time in each loop turn.
 
-The event loop calls every connection that has something to read, one after another, before it looks again who has. A
-cheap model at several times its capacity has thousands of them, refused requests cost about as much as answered ones,
-and a dear one that is sent little waits for all of them at each step. So requests are read for a bounded time in each
-turn of the loop; what comes later in the turn waits in a lane of its model, and the lanes are served in rotation.
+The event loop calls every readable connection, one after another, before it polls again. A cheap model at several times
+its capacity has thousands of them, and a refused request costs about as much as an answered one, so that each step of a
+request for another model would wait for all of them. So requests are read for a bounded time in each turn of the loop;
+those that come later in the turn wait in the lane of their model, and the lanes are served in rotation.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 #: New requests are read for so long in each turn of the loop. A request takes half a dozen turns until it is answered,
-#: of a large body one for each piece, so that a model beside a flooded one waits for that many times as long.
+#: and one more for each piece of a large body: beside a flooded model each of these turns takes so much longer.
 TURN_S = 0.0005
-#: Of bodies that are refused so much is received in each turn of the loop: a fraction of a millisecond.
+#: Bytes of refused bodies that are received in each turn of the loop: a fraction of a millisecond.
 DISCARDED_BYTES = 1 << 20
-#: Where somebody has waited for longer, every other turn of the lane goes to who came last: half of them are answered
-#: in time, while in the order in which they came nobody would be.
-_LONG_S = 0.05
+#: Adaptive LIFO: once the oldest of a lane has waited for longer, every other turn goes to the newest. Half of the
+#: requests are then answered in time; in the order of arrival none would be.
+_LIFO_AFTER_S = 0.05
 
 
 class DiscardTurns:
-    """Has bodies that are refused received in pieces, of which each turn of the loop has room for a few.
+    """Receives the bodies of refused requests piece by piece, a few pieces in each turn of the loop.
 
-    Under overload there are hundreds of them, and those that are to be answered would come as slowly. Where the loop
-    has nothing else to do its turns follow one another at once.
+    Under overload there are hundreds of them, and received without a limit they would slow down the bodies of requests
+    that are to be answered. An otherwise idle loop turns without a pause, so nothing is delayed there.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class DiscardTurns:
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
 
     def wait(self, resume: Callable[[], None], size: int) -> None:
-        """Call ``resume``, which has at most ``size`` bytes received, in a turn that has room for them."""
+        """Call ``resume``, which receives at most ``size`` bytes, in a turn with that much left to receive."""
         self._waiting.append((resume, size))
         if len(self._waiting) == 1:
             self._plan_turn()
@@ -50,11 +50,11 @@ class DiscardTurns:
         (self._call_soon or asyncio.get_running_loop().call_soon)(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        room = DISCARDED_BYTES
+        left = DISCARDED_BYTES
         try:
-            while self._waiting and room > 0:
+            while self._waiting and left > 0:
                 resume, size = self._waiting.popleft()
-                room -= size
+                left -= size
                 resume()
         finally:
             if self._waiting:
@@ -63,25 +63,25 @@ class DiscardTurns:
 
 @dataclass(slots=True)
 class _Lane:
-    """Who waits to be read, each with when that began."""
+    """The readers that wait, each with the time since when."""
 
     waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
     _takes_newest: bool = False
 
     def take(self, now: float) -> Callable[[], None]:
-        """Remove and return who is next."""
-        is_long = now - self.waiting[0][0] >= _LONG_S
-        newest, self._takes_newest = self._takes_newest and is_long, is_long and not self._takes_newest
+        """Remove and return the next reader."""
+        is_lifo = now - self.waiting[0][0] >= _LIFO_AFTER_S
+        newest, self._takes_newest = self._takes_newest and is_lifo, is_lifo and not self._takes_newest
         return (self.waiting.pop() if newest else self.waiting.popleft())[1]
 
 
 class LoopTurns:
-    """Shares the loop among models while there is not enough of it.
+    """Shares the time of the event loop among models under overload.
 
     Parameters
     ----------
     call_soon : callable or None
-        Calls what it is given behind all that the loop calls in this turn; None: the running loop's own.
+        Schedules a callback behind all that the loop calls in this turn; None: the running loop's own.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
@@ -91,7 +91,7 @@ class LoopTurns:
         self._is_due = self._is_open = False
 
     def admits_all(self, now: float) -> bool:
-        """Return whether nobody waits and any request may be read now."""
+        """Return whether any request may be read now, because none waits and the turn is not over."""
         if self._lanes:
             return False
         if not self._is_open:
@@ -100,19 +100,19 @@ class LoopTurns:
         return now < self._until
 
     def admits(self, lane: Hashable, now: float) -> bool:
-        """Return whether a request may be read now beside those that wait; else its reader is to call `wait`."""
+        """Return whether a request of this lane may be read now; else its reader is to call `wait`."""
         return now < self._until and lane not in self._lanes
 
     def arrival(self, now: float) -> float:
-        """Return since when a request waits that is read now: all of a turn's were there when it began.
+        """Return when a request that is read now arrived: at the beginning of the turn at the latest.
 
-        The loop calls those that have something to read one after another; under overload the last of them waits for
-        tens of milliseconds, which count towards its deadline.
+        The loop calls the readable connections one after another; under overload the last of them waits for tens of
+        milliseconds, which count towards its deadline.
         """
         return min(now, self._began) if self._is_open else now
 
     def wait(self, lane: Hashable, resume: Callable[[], None]) -> None:
-        """Call ``resume`` when it is the reader's turn, which `admits` has just denied."""
+        """Call ``resume`` when it is the turn of a reader that `admits` has just denied."""
         self._lanes.setdefault(lane, _Lane()).waiting.append((time.monotonic(), resume))
         self._plan_turn()
 
@@ -122,7 +122,7 @@ class LoopTurns:
             (self._call_soon or asyncio.get_running_loop().call_soon)(self._begin_turn)
 
     def _open_turn(self, now: float) -> None:
-        """Begin to count the time of a turn, which lasts until the loop has called all that had something."""
+        """Start the clock of a turn, which lasts until the loop has called all readable connections."""
         self._until = now + TURN_S
         if not self._is_open:
             self._is_open, self._began = True, now
@@ -132,7 +132,7 @@ class LoopTurns:
         self._is_open = False
 
     def _begin_turn(self) -> None:
-        """Read what waits, for as long as a turn is; called when all connections that had something were called."""
+        """Read waiting requests for the time of a turn; called behind all readable connections."""
         self._is_due = False
         now = time.monotonic()
         self._open_turn(now)
@@ -141,11 +141,11 @@ class LoopTurns:
                 self._read_next(now)
                 now = time.monotonic()
         finally:
-            if self._lanes:  # whatever happens to a reader, the others get their turn
+            if self._lanes:  # even if a reader has raised, the others get their turns
                 self._plan_turn()
 
     def _read_next(self, now: float) -> None:
-        """Have one request of the first lane read; the lane is then the last, in the next turn, too."""
+        """Read one request of the first lane, which then goes to the end of the rotation, across turns too."""
         name = next(iter(self._lanes))
         lane = self._lanes.pop(name)
         resume = lane.take(now)

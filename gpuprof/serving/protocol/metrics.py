@@ -57,7 +57,7 @@ class RouterCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
-        models = self._router.all()
+        models = self._router.list_models()
         counted = {model.name: model.statistics for model in models}
         replicas = [(model.name, replica) for model in models for replica in model.replicas]
         yield _requests(counted)

@@ -10,29 +10,29 @@ from typing import Any
 
 import orjson
 
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, to_bytes, whole
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, parse_whole, to_bytes
 from gpuprof.serving.transport.inference import InputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
-#: Sizes of a dimension are below it.
+#: Exclusive upper limit of a dimension.
 MAX_DIMENSION = 1 << 40
-#: What the parameters of a request that are numbers may be.
+#: Largest value of a numeric parameter of a request.
 MAX_PARAMETER = (1 << 63) - 1
-#: Strings of a tensor: a worker takes about a second to make them, and then as long to give them back.
+#: Most strings of a tensor: a worker takes about a second to decode so many, and another to encode them.
 MAX_STRINGS = 1 << 20
-#: So many are looked through when a request comes; more would hold up everybody, and workers look themselves.
+#: Up to so many strings are checked on the event loop; more would stall it, and workers check them anyway.
 _MAX_CHECKED_STRINGS = 1 << 16
-#: Product of the other sizes where one is 0: no bytes come with it, however much memory the model takes for the rest.
+#: Most elements by the other dimensions where one is 0: such a tensor has no bytes, but the model may allocate for it.
 _MAX_BESIDE_NONE = 1 << 24
-#: Sizes that a shape may have; no model's has nearly as many.
+#: Most dimensions of a shape; no model has nearly as many.
 MAX_RANK = 64
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class InferRequest:
-    """What a request asks for."""
+    """An inference request, parsed and checked."""
 
     id: str | None
     rows: int
@@ -45,9 +45,9 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What decides whether a request can be answered in time: all of `InferRequest` that does."""
+    """The part of a request that decides whether it can be answered in time."""
 
-    timeout_ms: float | None  #: That it gives its answer; None: the model's SLO.
+    timeout_ms: float | None  #: None: the model's SLO.
     priority: int  #: 0 is served first.
 
 
@@ -62,31 +62,31 @@ class RequestBody:
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     """Read and check a request. Raises `RefusedError`: 400, saying what is wrong."""
-    head = _head(memoryview(body.data)[: body.json_bytes])
-    parameters = _mapping(head, "parameters")
+    head = _parse_json(memoryview(body.data)[: body.json_bytes])
+    parameters = _read_object(head, "parameters")
     inputs = _Inputs(spec, body).read_entries(head.get("inputs"))
-    outputs, binary = _outputs(spec, head.get("outputs"), parameters)
+    outputs, binary = _read_outputs(spec, head.get("outputs"), parameters)
     return InferRequest(
-        id=_id(head),
+        id=_read_id(head),
         rows=check_rows(spec, inputs),
         inputs=inputs,
         outputs=outputs,
         binary=binary,
-        timeout_ms=_timeout_ms(parameters),
-        priority=_whole(parameters, "priority", 0),
+        timeout_ms=_read_timeout_ms(parameters),
+        priority=_read_count(parameters, "priority", 0),
     )
 
 
 def read_urgency(text: Buffer) -> Urgency:
-    """Return how urgent a request is; ``text`` is its JSON. Raises `RefusedError`: 400, where that cannot be read."""
-    parameters = _mapping(_head(text), "parameters")
-    return Urgency(_timeout_ms(parameters), _whole(parameters, "priority", 0))
+    """Return the urgency of a request from its JSON. Raises `RefusedError`: 400, where that cannot be parsed."""
+    parameters = _read_object(_parse_json(text), "parameters")
+    return Urgency(_read_timeout_ms(parameters), _read_count(parameters, "priority", 0))
 
 
 def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
-    """Return the number of rows, which all inputs must share.
+    """Return the number of rows, which must be the same in all inputs.
 
-    Raises `RefusedError`: 400, when they do not, or are none, or more than a batch holds.
+    Raises `RefusedError`: 400, when it is not, or is 0 or more than a batch holds.
     """
     if not spec.max_batch:
         return 1
@@ -100,15 +100,15 @@ def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
 
 
 def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[int]:
-    """Return ``shape`` when it and ``datatype`` are those of ``tensor``.
+    """Return ``shape``, checked with ``datatype`` against ``tensor``.
 
-    Raises `RefusedError`: 400, when they are not.
+    Raises `RefusedError`: 400, when they do not match.
     """
     if datatype != tensor.datatype:
-        raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {_short(datatype)}")
+        raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {_shorten(datatype)}")
     if isinstance(shape, list) and len(shape) > MAX_RANK:
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got more than {MAX_RANK} sizes")
-    sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
+    sizes = list(map(parse_whole, shape)) if isinstance(shape, list) else [None]
     known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
     if len(known) != len(sizes):
         raise bad_request(
@@ -124,7 +124,7 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
 
 
 class _Inputs:
-    """Reads the inputs of one request, the binary ones in the order in which they stand."""
+    """Reads the inputs of one request, whose binary tensors follow the JSON in order."""
 
     def __init__(self, spec: ModelSpec, body: RequestBody) -> None:
         self._spec = spec
@@ -142,10 +142,10 @@ class _Inputs:
             position = index.get(name) if isinstance(name, str) else None
             if position is None:
                 known = ", ".join(index)
-                raise bad_request(f"model {self._spec.name!r} has no input {_short(name)} (it has {known})")
+                raise bad_request(f"model {self._spec.name!r} has no input {_shorten(name)} (it has {known})")
             if by_position[position] is not None:
                 raise bad_request(f"input {name!r} is given twice")
-            by_position[position] = self._tensor(self._spec.inputs[position], entry)
+            by_position[position] = self._read_tensor(self._spec.inputs[position], entry)
         if self._position != len(self._body.data):
             raise bad_request(f"{len(self._body.data) - self._position} bytes follow the last binary tensor")
         missing = [tensor.name for tensor, got in zip(self._spec.inputs, by_position, strict=True) if got is None]
@@ -153,18 +153,18 @@ class _Inputs:
             raise bad_request(f"model {self._spec.name!r} needs input {', '.join(map(repr, missing))}")
         return [tensor for tensor in by_position if tensor is not None]
 
-    def _tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
+    def _read_tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
         shape = check_tensor(tensor, entry.get("datatype"), entry.get("shape"))
-        parameters = _mapping(entry, "parameters")
+        parameters = _read_object(entry, "parameters")
         refuse_unsupported(parameters)
         size = parameters.get("binary_data_size")
         if size is None:
-            return InputTensor(shape, self._from_json(tensor, shape, entry))
+            return InputTensor(shape, self._read_json_values(tensor, shape, entry))
         if "data" in entry:
             raise bad_request(f"input {tensor.name!r} has both data and binary data")
         if type(size) is not int or size < 0 or self._position + size > len(self._body.data):
             raise bad_request(
-                f"input {tensor.name!r} has binary data of {_short(size)} bytes, which the request does not hold"
+                f"input {tensor.name!r} has binary data of {_shorten(size)} bytes, which the request does not hold"
             )
         start = self._position
         self._position += size
@@ -174,17 +174,17 @@ class _Inputs:
             return InputTensor(shape, (self._body.offset + start, size))
         return InputTensor(shape, data)
 
-    def _from_json(self, tensor: TensorSpec, shape: list[int], entry: dict[str, Any]) -> bytes:
+    def _read_json_values(self, tensor: TensorSpec, shape: list[int], entry: dict[str, Any]) -> bytes:
         values = entry.get("data")
         if not isinstance(values, list):
             raise bad_request(f"input {tensor.name!r} has neither data nor binary data")
-        flat = _flat(values, tensor.name)
+        flat = _flatten_values(values, tensor.name)
         if len(flat) != prod(shape):
             raise bad_request(f"input {tensor.name!r} of shape {shape} needs {prod(shape)} values but got {len(flat)}")
-        return in_bytes(tensor, flat)
+        return to_tensor_bytes(tensor, flat)
 
 
-def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
+def to_tensor_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
     """Return JSON values as the tensor's bytes. Raises `RefusedError`: 400, when one is not of the tensor's type."""
     try:
         return to_bytes(values, tensor.datatype)
@@ -208,7 +208,7 @@ def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
         raise bad_request(f"input {tensor.name!r} of shape {shape} has {expected} bytes but got {len(data)}")
 
 
-def _outputs(
+def _read_outputs(
     spec: ModelSpec, entries: object, parameters: dict[str, Any]
 ) -> tuple[list[int] | None, frozenset[int] | None]:
     every = parameters.get("binary_data_output", False) is True
@@ -224,8 +224,8 @@ def _outputs(
         if position is None or position in positions:
             known = ", ".join(spec.output_index)
             wrong = "no" if position is None else "only one"
-            raise bad_request(f"model {spec.name!r} has {wrong} output {_short(name)} (it has {known})")
-        own = _mapping(entry, "parameters")
+            raise bad_request(f"model {spec.name!r} has {wrong} output {_shorten(name)} (it has {known})")
+        own = _read_object(entry, "parameters")
         refuse_unsupported(own)
         if own.get("binary_data", every) is True:
             binary.add(position)
@@ -233,7 +233,7 @@ def _outputs(
     return positions, frozenset(binary)
 
 
-def _head(text: Buffer) -> dict[str, Any]:
+def _parse_json(text: Buffer) -> dict[str, Any]:
     try:
         head = orjson.loads(text)
     except ValueError as error:
@@ -243,19 +243,19 @@ def _head(text: Buffer) -> dict[str, Any]:
     return head
 
 
-def _timeout_ms(parameters: dict[str, Any]) -> float | None:
-    timeout_us = _whole(parameters, "timeout", 0)
+def _read_timeout_ms(parameters: dict[str, Any]) -> float | None:
+    timeout_us = _read_count(parameters, "timeout", 0)
     return timeout_us / 1000.0 if timeout_us else None
 
 
 def refuse_unsupported(parameters: Mapping[str, Any]) -> None:
-    """Refuse a tensor whose parameters ask for what would change the answer. Raises `RefusedError`: 400."""
+    """Refuse parameters that would change the answer but are not supported. Raises `RefusedError`: 400."""
     for name in _UNSUPPORTED:
         if parameters.get(name):
             raise bad_request(f"the parameter {name!r} is not supported")
 
 
-def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
+def _read_object(head: dict[str, Any], key: str) -> dict[str, Any]:
     value = head.get(key)
     if value is None:
         return {}
@@ -264,22 +264,22 @@ def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def _whole(parameters: dict[str, Any], key: str, default: int) -> int:
-    value = whole(parameters.get(key, default))
+def _read_count(parameters: dict[str, Any], key: str, default: int) -> int:
+    value = parse_whole(parameters.get(key, default))
     if value is None or not 0 <= value <= MAX_PARAMETER:
         raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {MAX_PARAMETER}")
     return value
 
 
-def _id(head: dict[str, Any]) -> str | None:
+def _read_id(head: dict[str, Any]) -> str | None:
     value = head.get("id")
     if value is not None and not isinstance(value, str):
         raise bad_request('"id" must be a string')
     return value or None
 
 
-def _flat(values: list[Any], name: str) -> list[Any]:
-    """Flatten nested lists, which must all be equally deep."""
+def _flatten_values(values: list[Any], name: str) -> list[Any]:
+    """Flatten nested lists, which must all have the same depth."""
     while values and isinstance(values[0], list):
         if not all(isinstance(value, list) for value in values):
             raise bad_request(f"the data of input {name!r} is nested unevenly")
@@ -287,6 +287,6 @@ def _flat(values: list[Any], name: str) -> list[Any]:
     return values
 
 
-def _short(name: object) -> str:
+def _shorten(name: object) -> str:
     text = repr(name)
     return text if len(text) <= 80 else text[:79] + "…"

@@ -1,4 +1,4 @@
-"""Requests whose text was read before: most clients send the same JSON again and again, before other tensors."""
+"""A cache of parsed requests: most clients send the same JSON again and again, followed by other tensors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read
 from gpuprof.serving.transport.inference import InputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 
-#: Texts that are remembered, and bytes of one.
+#: Texts that are cached, and the most bytes of one.
 _MOST, _MOST_BYTES = 64, 1024
 
 
 class RequestReader:
     """Reads the requests of one model.
 
-    Text and length of the body decide everything but the tensors' values, so that one that came before need not be read
-    and checked again; only tensors of strings are looked into each time.
+    The text and the length of the body determine everything but the tensors' values, so that a text that came before
+    need not be parsed and checked again; only tensors of strings are checked each time.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -29,15 +29,15 @@ class RequestReader:
         key = bytes(memoryview(body.data)[: body.json_bytes]), len(body.data)
         known = self._known.get(key)
         if known is None:
-            known = read_request(self._spec, RequestBody(body.data, body.json_bytes, 0))  # places within the body
+            known = read_request(self._spec, RequestBody(body.data, body.json_bytes, 0))  # offsets within the body
             if len(self._known) == _MOST:
                 self._known.clear()
             self._known[key] = known
-        return _place(known, body)
+        return _attach_tensors(known, body)
 
 
-def _place(known: InferRequest, body: RequestBody) -> InferRequest:
-    """Return a request like one that is known, with the tensors of this body."""
+def _attach_tensors(known: InferRequest, body: RequestBody) -> InferRequest:
+    """Return a request like the cached one, with the tensors of this body."""
     data = memoryview(body.data)
     inputs = []
     for tensor in known.inputs:

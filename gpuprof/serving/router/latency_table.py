@@ -1,10 +1,10 @@
 """Expected batch times: the map's predictions, corrected by recent measurements.
 
-Two corrections are kept: a factor for batches of all sizes, since what slows one down slows the others, too, and for
-each size by how much it is off that. One observation changes them by a bounded amount, however long a batch took: a
-worker that was stopped for a second says nothing of the next batch. Where nothing is observed any more they fade, so
-that what is refused for a wrong estimate is let in again; and a request that finds a worker idle is always let in
-(`gpuprof.rules.routing.is_refused`), which measures anew.
+Two corrections are kept: a factor for batches of all sizes, since what slows one down slows the others too, and a
+further factor for each size. One observation changes them by a bounded amount, however long the batch took: a worker
+that was suspended for a second says nothing about the next batch. Without observations the corrections fade, so that
+requests refused for a wrong estimate are admitted again; and a request that finds a worker idle is always admitted
+(`gpuprof.rules.routing.is_refused`), which gives a new observation.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 
 _WEIGHT = 0.05  # of one batch in the running means
-#: A batch counts as at most so many times, and at least such a part of, what was expected of it.
+#: A measured time counts as at most so many times the expected one, and at least its reciprocal part.
 _CLIP = 2.0
-#: A correction that nothing was observed of for so long begins to fade, by half in each half-life.
+#: A correction without an observation for so long begins to fade, by half in each half-life.
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
-#: Faded corrections are looked up so often.
+#: Fading corrections are computed anew so often.
 _REFRESH_S = 0.2
 _SMALLEST, _LARGEST = 0.05, 20.0
 
@@ -30,7 +30,7 @@ class LatencyTable:
     batch : int
         Largest batch.
     predicted_ms : sequence of float or None
-        By number of rows; None: unknown until seen.
+        By number of rows; None: unknown until measured.
     now : float
         Seconds on any clock that goes on.
     """
@@ -39,8 +39,8 @@ class LatencyTable:
         base = list(predicted_ms or ())[:batch]
         self._base = base + [base[-1] if base else 0.0] * (batch - len(base))
         self._is_predicted = bool(base) and base[0] > 0.0
-        self._all = _Correction(now)
-        self._own = [_Correction(now) for _ in range(batch)]
+        self._common = _Correction(now)
+        self._by_rows = [_Correction(now) for _ in range(batch)]
         self._times = list(self._base)
         self._fresh_until = math.inf  # nothing is corrected yet
 
@@ -51,7 +51,7 @@ class LatencyTable:
         return self._times
 
     def observe(self, rows: int, ms: float, now: float) -> None:
-        """Take in that a batch of ``rows`` took ``ms``; unknown sizes are filled in proportion."""
+        """Record that a batch of ``rows`` took ``ms``; unknown sizes are assumed in proportion."""
         if not self._base[rows - 1]:
             for size in range(1, len(self._base) + 1):
                 self._base[size - 1] = self._base[size - 1] or ms * max(1.0, size / rows)
@@ -60,15 +60,15 @@ class LatencyTable:
             return
         if expected > 0.0:
             ms = min(max(ms, expected / _CLIP), expected * _CLIP)
-        factor = self._all.observe(ms / base, now)
-        self._own[rows - 1].observe(ms / base / factor, now)
-        if not self._is_predicted:  # there is nothing to return to but what was seen
+        factor = self._common.observe(ms / base, now)
+        self._by_rows[rows - 1].observe(ms / base / factor, now)
+        if not self._is_predicted:  # without predictions the corrections fade towards measured times
             self._base = [(1.0 + _WEIGHT * (factor - 1.0)) * time for time in self._base]
         self._refresh(now)
 
     def _refresh(self, now: float) -> None:
-        factor = self._all.at(now)
-        self._times = [time * factor * own.at(now) for time, own in zip(self._base, self._own, strict=True)]
+        factor = self._common.at(now)
+        self._times = [time * factor * own.at(now) for time, own in zip(self._base, self._by_rows, strict=True)]
         self._fresh_until = now + _REFRESH_S
 
 
@@ -89,7 +89,7 @@ class _Correction:
         return 1.0 + (self._ratio - 1.0) * math.exp2(-silent_s / _HALF_LIFE_S)
 
     def observe(self, ratio: float, now: float) -> float:
-        """Take in a ratio of measured to predicted time; return the mean with it."""
+        """Record a ratio of measured to predicted time; return the new mean."""
         before = self.at(now)
         self._ratio = min(_LARGEST, max(_SMALLEST, before + _WEIGHT * (ratio - before)))
         self._seen = now

@@ -36,7 +36,7 @@ class PlannedMember:
     path: str | None = None  #: Of its own file, which may tell its version.
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
-        """Return what the model takes and gives, out of what the merged file does."""
+        """Return the inputs and outputs of the model, out of those of the merged file."""
 
         def pick_tensors(
             pairs: Sequence[tuple[str, str]], tensors: Sequence[TensorSpec], index: dict[str, int]
@@ -51,7 +51,7 @@ class PlannedMember:
 
 @dataclass(frozen=True, slots=True)
 class _MemberRequest:
-    """What an inference was before it entered the queue."""
+    """The fields of a member's inference that its form for the merged graph replaces."""
 
     member: MemberReplica
     inputs: list[InputTensor]
@@ -60,7 +60,7 @@ class _MemberRequest:
 
 
 class MemberReplica:
-    """A merged replica as one of its models sees it; a `ServedReplica` to everybody who asks."""
+    """One model's view of a merged replica, with the interface of a `ServedReplica`."""
 
     def __init__(self, whole: MergedReplica, member: PlannedMember, model: ReplicaOwner) -> None:
         self.member = member
@@ -76,26 +76,26 @@ class MemberReplica:
 
     @property
     def workers(self) -> list[WorkerHandle]:
-        """Where its workers are, which are those of all its models."""
+        """The workers of the merged replica, which its models share."""
         return self._whole.workers
 
     @property
     def specs(self) -> list[ModelSpec]:
-        """What the model takes and gives, as each worker that is there says."""
+        """Inputs and outputs of the model, as each live worker reports them."""
         return [self.member.spec(worker.spec) for worker in self.workers if worker.spec is not None]
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:
-        """What batches of all models took, by their rows: what predictions are of."""
+        """Times of the merged batches by their number of rows; predictions are of these."""
         return self._whole.batches
 
     def estimates_ms(self, now: float) -> Sequence[float]:
-        """Return what the router expects of a batch of all models, by its rows; 0 where it knows nothing yet."""
+        """Return the expected time of a merged batch by its number of rows; 0 where nothing is known yet."""
         return self._whole.estimates_ms(now)
 
     @property
     def is_alive(self) -> bool:
-        """Whether a worker is there to serve."""
+        """Whether any worker is ready."""
         return self._whole.is_alive
 
     @property
@@ -114,49 +114,49 @@ class MemberReplica:
         return self._whole.is_occupied
 
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
-        """Return what there is to do for all models together before such a request, for the routing rule."""
+        """Return the work of all models ahead of a new request, for the routing rule."""
         return self._whole.load(now, priority, deadline_ms, flow)
 
-    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
+    def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
         """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
-        self._whole.note_arrival(now, load, allowed_ms, refused)
+        self._whole.record_arrival(now, load, allowed_ms, refused)
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request."""
-        self._enter(inference)
+        self._to_merged_request(inference)
         self._whole.submit(inference, slo_ms)
 
-    def take_back(self, inferences: list[Inference]) -> None:
-        """Put accepted requests at the head of the queue again, in their order."""
+    def requeue(self, inferences: list[Inference]) -> None:
+        """Put accepted requests back at the head of the queue, in their order."""
         for inference in inferences:
-            self._enter(inference)
-        self._whole.take_back(inferences)
+            self._to_merged_request(inference)
+        self._whole.requeue(inferences)
 
-    def take_over(self, inference: Inference, before: int) -> None:
-        """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
-        self._enter(inference)
-        self._whole.take_over(inference, before)
+    def add_reassigned(self, inference: Inference, position: int) -> None:
+        """Insert an accepted request of another replica at ``position`` of the queue, without sending it yet."""
+        self._to_merged_request(inference)
+        self._whole.add_reassigned(inference, position)
 
-    def go_on(self) -> None:
-        """Send what may be sent after requests were taken over."""
-        self._whole.go_on()
+    def send_batches(self) -> None:
+        """Send every batch that is due."""
+        self._whole.send_batches()
 
     def drop_cancelled(self) -> list[Inference]:
         """Remove and return the model's requests whose client has gone."""
-        return self._taken_out(lambda inference: inference.cancelled)
+        return self._remove_waiting(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
-        """Remove and return everything of the model that waits."""
-        return self._taken_out(lambda inference: True)
+        """Remove and return all waiting requests of the model."""
+        return self._remove_waiting(lambda inference: True)
 
-    def _taken_out(self, which: object) -> list[Inference]:
+    def _remove_waiting(self, which: object) -> list[Inference]:
         assert callable(which)
         mine = self._whole.remove(lambda inference: _member_request(inference).member is self and which(inference))
         for inference in mine:
             self.leave(inference)
         return mine
 
-    def _enter(self, inference: Inference) -> None:
+    def _to_merged_request(self, inference: Inference) -> None:
         """Turn a request of the model into one of the merged graph."""
         whole = next(worker.spec for worker in self.workers if worker.spec is not None)
         inference.member_request = _MemberRequest(self, inference.inputs, inference.wanted, inference.batch_key)
@@ -192,7 +192,7 @@ class MergedReplica(ServedReplica):
         super().__init__(plan, workers, _MemberOwners(self.members), ModelStatistics())
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
-        """Return where a request is counted: with its model."""
+        """Return the statistics of the request's own model."""
         return _member_request(inference).member.statistics
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
@@ -206,7 +206,7 @@ class MergedReplica(ServedReplica):
 
 
 class _MemberOwners:
-    """Hands what becomes of requests to the models that they are for."""
+    """Passes what becomes of requests on to their own models."""
 
     def __init__(self, members: Sequence[MemberReplica]) -> None:
         self._members = members
@@ -225,7 +225,7 @@ class _MemberOwners:
         member.model.refuse(inference, refusal)
 
     def reassign(self, inferences: list[Inference]) -> None:
-        """Give requests back to their models, which place them elsewhere."""
+        """Give requests back to their models, which send them to other replicas."""
         for member in self._members:
             asked = [(one, one.member_request) for one in inferences]
             of_member = [
@@ -236,7 +236,7 @@ class _MemberOwners:
             member.model.reassign(of_member)
 
     def on_worker_ready(self) -> None:
-        """Tell every model that a worker lives here again."""
+        """Tell every model that a worker is ready."""
         for member in self._members:
             member.model.on_worker_ready()
 

@@ -13,15 +13,15 @@ from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 
 #: Time of batches in nanoseconds and their number, by rows.
 BatchTimes = Mapping[int, tuple[int, int]]
-_NOTHING: BatchTimes = MappingProxyType({})
+_NO_BATCHES: BatchTimes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTime:
-    """What the batches of a replica took in a time, and what the map predicts for them."""
+    """Measured and predicted time of a replica's batches in a period."""
 
     model: str
-    #: Models of the other replicas of its device or MIG instance that ran batches meanwhile, one for each.
+    #: Models of the other replicas on its device or MIG instance that ran batches in the period, one for each replica.
     beside: tuple[str, ...]
     took_ns: float
     predicted_ns: float
@@ -29,26 +29,26 @@ class ReplicaTime:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourCost:
-    """How far batches of a model were off what the map predicts for them beside their neighbours."""
+    """How much longer the batches of a model took than the map predicts, alone and beside its neighbours."""
 
-    alone: float | None  #: Served over predicted time of the replicas that had no neighbours; None: each had some.
-    #: By neighbour: so many times longer than predicted, what ``alone`` explains left out.
+    alone: float | None  #: Measured over predicted time of replicas without neighbours; None: each had some.
+    #: Slow-down by each neighbour beyond the prediction and ``alone``.
     beside: Mapping[str, float]
 
 
 def count_batches(replica: AnyReplica) -> BatchTimes:
-    """Return, by rows, how many batches there were and the nanoseconds that they took in the worker."""
+    """Return, by rows, the number of batches and the nanoseconds that they took in the worker."""
     return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in list(replica.batches.items())}
 
 
 def list_replica_times(
     models: Iterable[ServedModel], earlier: Mapping[str, BatchTimes] = MappingProxyType({})
 ) -> list[ReplicaTime]:
-    """Return what each replica that ran batches took; ``earlier`` has, by replica, what is not to be counted."""
+    """Return the times of each replica that ran batches; ``earlier``: by replica, the batches not to be counted."""
     owned = {replica.plan.name: (model.name, replica) for model in models for replica in model.replicas}
     ran = []
     for name, (model, replica) in owned.items():
-        took_ns, predicted_ns = sum_times(replica, earlier.get(name, _NOTHING))
+        took_ns, predicted_ns = sum_times(replica, earlier.get(name, _NO_BATCHES))
         if predicted_ns > 0.0:
             ran.append((name, model, (replica.plan.place, replica.plan.mig), took_ns, predicted_ns))
     return [
@@ -63,7 +63,7 @@ def list_replica_times(
 
 
 def sum_times(replica: AnyReplica, earlier: BatchTimes) -> tuple[float, float]:
-    """Return the nanoseconds that batches took since ``earlier``, and those predicted for batches of their sizes."""
+    """Return the nanoseconds that batches took since ``earlier``, and those predicted for their sizes."""
     took_ns = predicted_ns = 0.0
     predicted_ms = replica.plan.latency_ms or ()
     for rows, (count, nanoseconds) in count_batches(replica).items():
@@ -75,10 +75,10 @@ def sum_times(replica: AnyReplica, earlier: BatchTimes) -> tuple[float, float]:
 
 
 def attribute_times(times: Sequence[ReplicaTime]) -> dict[str, NeighbourCost]:
-    """Return for each model what its neighbours cost it beyond what was predicted.
+    """Return for each model its slow-down by its neighbours beyond the prediction.
 
-    Slow-downs by several neighbours multiply. Where there are fewer sets of neighbours than neighbours, the logarithms
-    are shared out evenly (least squares of least norm): nothing tells them apart.
+    Slow-downs by several neighbours multiply. Where there are fewer distinct sets of neighbours than neighbours, their
+    shares cannot be told apart: the logarithms are divided evenly (minimum-norm least squares).
     """
     return {model: _attribute_model([one for one in times if one.model == model]) for model in {t.model for t in times}}
 

@@ -1,9 +1,9 @@
 """The queue of a replica: by priority, and among equals fair to the clients.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996): each request gets a turn, the larger of the queue's own time and
-of where the client's last request ended; the least turn goes first. A client that has sent ten requests waits behind
-the first of another that has sent one. Requests whose clients allow more time than the SLO share one turn each beside
-those that do not, so that what may wait does not fill the queue for the others.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): each request gets a start tag, the larger of the queue's virtual
+time and the finish tag of its flow's last request; the smallest start tag is served first. So the tenth request of one
+client waits behind the first of another. A client's requests that allow more time than the SLO are a flow of their own,
+so that requests that may wait do not delay the others.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpuprof.serving.transport.inference import Inference
 
-_LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
-#: Clients whose turns are kept; beyond it those with nothing waiting are forgotten.
-_MOST_CLIENTS = 4096
+_LOOK_AHEAD = 64  # requests of another shape that may be skipped to fill a batch
+#: Flows whose finish tags are kept; beyond it those with nothing waiting are forgotten.
+_MOST_FLOWS = 4096
 
-#: Whose turn it is: a client, and whether its request may take longer than the SLO.
+#: A flow of fair queueing: a client, and whether its request may take longer than the SLO.
 Flow = tuple[str, bool]
 
 
 class RequestQueue:
-    """Requests in the order in which they go.
+    """Waiting requests in the order of service.
 
     Attributes
     ----------
     rows : int
-        Of all that wait.
+        Rows of all waiting requests.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Inference] = deque()
-        self._ends: dict[Flow, float] = {}
-        self._time = 0.0
+        self._finish_tags: dict[Flow, float] = {}
+        self._virtual_time = 0.0
         self._has_overtaken = False
         self.rows = 0
 
@@ -45,40 +45,40 @@ class RequestQueue:
 
     @property
     def oldest(self) -> Inference:
-        """The request that goes next."""
+        """The request that is served next."""
         return self._waiting[0]
 
     def rows_before(self, priority: int, flow: Flow) -> int:
-        """Return the rows that go before a request of this priority and flow that comes now."""
+        """Return the rows that would be served before a new request of this priority and flow."""
         if not self._waiting:
             return 0
-        turn = self._next_turn(flow)
-        if not _goes_before(priority, turn, self._waiting[-1]):
+        start_tag = self._compute_start_tag(flow)
+        if not _is_before(priority, start_tag, self._waiting[-1]):
             return self.rows
-        return sum(one.rows for one in self._waiting if not _goes_before(priority, turn, one))
+        return sum(one.rows for one in self._waiting if not _is_before(priority, start_tag, one))
 
     def add(self, inference: Inference, flow: Flow) -> None:
-        """Put a request where its turn is; those that it goes before may miss their deadlines for it."""
-        turn = inference.turn = self._next_turn(flow)
-        self._ends[flow] = turn + inference.rows
+        """Insert a request at its position; those behind it may now miss their deadlines."""
+        start_tag = inference.start_tag = self._compute_start_tag(flow)
+        self._finish_tags[flow] = start_tag + inference.rows
         self.rows += inference.rows
-        if not self._waiting or not _goes_before(inference.priority, turn, self._waiting[-1]):
+        if not self._waiting or not _is_before(inference.priority, start_tag, self._waiting[-1]):
             self._waiting.append(inference)
             return
-        place = next(i for i, one in enumerate(self._waiting) if _goes_before(inference.priority, turn, one))
-        self._waiting.insert(place, inference)
+        position = next(i for i, one in enumerate(self._waiting) if _is_before(inference.priority, start_tag, one))
+        self._waiting.insert(position, inference)
         self._has_overtaken = True
-        for position in range(place + 1, len(self._waiting)):
-            self._waiting[position].overtaken = True
+        for later in range(position + 1, len(self._waiting)):
+            self._waiting[later].overtaken = True
 
     def put_first(self, inferences: Iterable[Inference], position: int = 0) -> None:
-        """Put requests that were taken already before all others, behind the first ``position`` of them."""
-        for number, inference in enumerate(inferences, position):
-            self._waiting.insert(number, inference)
+        """Insert requests at the head of the queue, whatever their tags, behind the first ``position`` requests."""
+        for place, inference in enumerate(inferences, position):
+            self._waiting.insert(place, inference)
             self.rows += inference.rows
 
     def take(self, rows: int) -> list[Inference]:
-        """Remove the first requests that can share a batch, up to ``rows`` rows."""
+        """Remove and return the first requests that can share a batch, up to ``rows`` rows."""
         first = self._waiting.popleft()
         taken = [first]
         free_rows = rows - first.rows
@@ -93,7 +93,7 @@ class RequestQueue:
                     kept.append(other)
             self._waiting.extendleft(reversed(kept))
         self.rows -= sum([inference.rows for inference in taken])
-        self._time = max(self._time, *[inference.turn for inference in taken])
+        self._virtual_time = max(self._virtual_time, *[inference.start_tag for inference in taken])
         self._forget_flows()
         return taken
 
@@ -106,9 +106,9 @@ class RequestQueue:
         return gone
 
     def remove_late(self, now: float, finish_ms: float) -> list[Inference]:
-        """Remove and return the requests that others went before and that are late if answered in ``finish_ms``.
+        """Remove and return the requests that were overtaken and would be late if answered in ``finish_ms``.
 
-        What they would take others need, which were let in since.
+        Their capacity is needed for the requests that were admitted since.
         """
         if not self._has_overtaken:
             return []
@@ -121,18 +121,18 @@ class RequestQueue:
         self._has_overtaken = any(one.overtaken for one in self._waiting)
         return gone
 
-    def _next_turn(self, flow: Flow) -> float:
-        return max(self._time, self._ends.get(flow, 0.0))
+    def _compute_start_tag(self, flow: Flow) -> float:
+        return max(self._virtual_time, self._finish_tags.get(flow, 0.0))
 
     def _forget_flows(self) -> None:
-        """Forget where clients ended that have nothing waiting, which is the same for them."""
+        """Forget the finish tags of flows with nothing waiting, which no longer have an effect."""
         if not self._waiting:
-            self._ends.clear()
-            self._time = 0.0
-        elif len(self._ends) > _MOST_CLIENTS:
-            self._ends = {flow: end for flow, end in self._ends.items() if end > self._time}
+            self._finish_tags.clear()
+            self._virtual_time = 0.0
+        elif len(self._finish_tags) > _MOST_FLOWS:
+            self._finish_tags = {flow: end for flow, end in self._finish_tags.items() if end > self._virtual_time}
 
 
-def _goes_before(priority: int, turn: float, other: Inference) -> bool:
-    """Return whether a new request of this priority and turn goes before one that waits."""
-    return priority < other.priority or (priority == other.priority and turn < other.turn)
+def _is_before(priority: int, start_tag: float, other: Inference) -> bool:
+    """Return whether a new request of this priority and start tag is served before one that waits."""
+    return priority < other.priority or (priority == other.priority and start_tag < other.start_tag)

@@ -1,4 +1,4 @@
-"""The reserved part of a deadline, learned by the same rules as in the simulator."""
+"""The reserved part of a deadline, adapted by the same rules as in the simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuprof.rules.routing import RESERVE, adapt_reserve, relax_reserve, usual_r
 class Reserve:
     """Holds a model's reserve between answers; see `gpuprof.rules.routing.adapt_reserve`.
 
-    ``percentile``: of the latencies, that the SLO is for; ``now``: seconds on any clock that goes on.
+    ``percentile``: the percentile of the latencies that the SLO is for; ``now``: seconds on any clock that goes on.
     """
 
     def __init__(self, percentile: float, now: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class Reserve:
         return relax_reserve(self._part, self._usual, 1000.0 * (now - self._changed))
 
     def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
-        """Take in when a request of a batch of ``together`` was answered, and when that was expected."""
+        """Record the expected and the real time of a request whose batch held ``together`` requests."""
         before = self.at(now)
         late_part = 1.0 - self.percentile / 100.0
         after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, late_part, together)

@@ -17,7 +17,7 @@ _COMPARED_CHARACTERS = 100
 
 
 class Router:
-    """Finds models by name and version. ``tracer``: is told what becomes of requests."""
+    """Finds models by name and version. ``tracer``: records what becomes of requests."""
 
     def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
         self.arena = arena
@@ -27,7 +27,7 @@ class Router:
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever models came or went."""
+        """Call ``listener`` whenever the set of models has changed."""
         self._listeners.append(listener)
 
     def publish(self, models: Iterable[ServedModel]) -> None:
@@ -39,17 +39,17 @@ class Router:
         for listener in self._listeners:
             listener()
 
-    def find_model(self, model: str) -> ServedModel | None:
-        """Return what is served of a model of the map, by its name there."""
-        return next((served for served in self.all() if served.name == model), None)
+    def find_by_map_name(self, model: str) -> ServedModel | None:
+        """Return the served model that has this name in the map, or None."""
+        return next((served for served in self.list_models() if served.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a model; without a version the newest. Raises `RefusedError`: 404."""
+        """Return a model by its public name; without a version the newest. Raises `RefusedError`: 404."""
         versions = self.models.get(name)
         if versions is None:
             import difflib
 
-            # Of a long name, comparing it takes long.
+            # Comparison takes quadratic time in the length of the name, which the client chooses.
             near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
@@ -62,33 +62,33 @@ class Router:
             )
         return versions[version]
 
-    def all(self) -> list[ServedModel]:
+    def list_models(self) -> list[ServedModel]:
         """Return every version of every model."""
         return [model for versions in self.models.values() for model in versions.values()]
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model can be answered."""
-        return not self.draining and all(model.is_ready for model in self.all())
+        """Whether every model has a live worker, and the router is not draining."""
+        return not self.draining and all(model.is_ready for model in self.list_models())
 
     @property
     def in_flight(self) -> int:
         """Requests that are accepted and not yet answered."""
-        return sum(model.in_flight for model in self.all())
+        return sum(model.in_flight for model in self.list_models())
 
 
-def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
-    """Return until when a request is to be answered: its own timeout, as far as it may be, or the model's SLO.
+def find_deadline_ms(model: ServedModel, request: InferRequest) -> float:
+    """Return the deadline of a request after its arrival: its own timeout, up to a limit, or the model's SLO.
 
-    Raises `RefusedError`: 400, for a priority that there is not.
+    Raises `RefusedError`: 400, for a priority out of range.
     """
-    if asked.priority > LOWEST_PRIORITY:
-        raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")
-    return model.deadline_ms(asked.timeout_ms)
+    if request.priority > LOWEST_PRIORITY:
+        raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {request.priority}")
+    return model.limit_deadline_ms(request.timeout_ms)
 
 
-def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
+def find_batch_key(model: ServedModel, request: InferRequest) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
     if model.spec.max_batch <= 1:
         return None
-    return tuple([tuple(tensor.shape[1:]) for tensor in asked.inputs])
+    return tuple([tuple(tensor.shape[1:]) for tensor in request.inputs])

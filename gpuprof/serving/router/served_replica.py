@@ -29,10 +29,10 @@ from gpuprof.serving.transport.inference import Inference, RefusedError, bad_req
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
-#: Of quick batches a worker has at hand what it runs in so many ms: the router comes to give it more once in a turn of
-#: its loop, and under load, with large bodies, a turn takes as long. It is less of models that are to answer soon: what
-#: is at hand goes before requests of higher priority.
-_AT_HAND_MS, _AT_HAND_SLOS = 5.0, 0.1
+#: A worker is sent as many short batches in advance as it runs in so many ms: the router can send it more only once a
+#: turn of its event loop, which takes as long under load with large bodies. Models with a short SLO get fewer: a batch
+#: that was sent goes before any request of higher priority that comes later.
+_PREFETCH_MS, _PREFETCH_SLOS = 5.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class ReplicaPlan:
     batch: int
     max_wait_ms: float
     latency_ms: tuple[float, ...] | None  #: Predicted time of a batch of 1, 2, … ``batch``.
-    rate_rps: float = 0.0  #: That it is planned for.
-    #: ``place``, ``mig``: Node and device; MIG instance, empty where there is none: for people and metrics.
+    rate_rps: float = 0.0  #: Planned request rate.
+    #: ``place``, ``mig``: Node and device; MIG instance, empty where there is none. Shown in logs and metrics.
     place: str = ""
     mig: str = ""
-    share_pct: float = 100.0  #: Part of the device or MIG instance that its workers have together.
+    share_pct: float = 100.0  #: Share of the device or MIG instance that its workers have together.
 
 
 class ReplicaOwner(Protocol):
-    """Whom a replica tells what became of its requests."""
+    """The receiver of what becomes of a replica's requests."""
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Take an answered inference; its outputs are those at ``position``."""
@@ -60,7 +60,7 @@ class ReplicaOwner(Protocol):
         """Take an accepted inference that cannot be answered."""
 
     def reassign(self, inferences: list[Inference]) -> None:
-        """Take accepted inferences that had better go elsewhere, because no worker lives here."""
+        """Take accepted inferences to send to other replicas, because this one has no worker left."""
 
     def on_worker_ready(self) -> None:
         """A worker lives here again."""
@@ -93,25 +93,25 @@ class ServedReplica:
         self._loop = asyncio.get_running_loop()
         self._stages_ahead = any(worker.stages_ahead for worker in workers)
         for worker in workers:
-            worker.bind(self._on_worker_ready, self._batch_done, self._batch_failed, self._batches_lost)
+            worker.bind(self._on_worker_ready, self._on_batch_done, self._on_batch_failed, self._on_batches_lost)
 
     @property
     def is_alive(self) -> bool:
-        """Whether a worker is there to serve."""
+        """Whether any worker is ready."""
         return True in [worker.is_ready for worker in self.workers]
 
     @property
     def specs(self) -> list[ModelSpec]:
-        """What the model takes and gives, as each worker that is there says."""
+        """Inputs and outputs of the model, as each live worker reports them."""
         return [worker.spec for worker in self.workers if worker.spec is not None]
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:
-        """What its batches took, by their rows."""
+        """Times of its batches, by their number of rows."""
         return self.statistics.batches
 
     def estimates_ms(self, now: float) -> Sequence[float]:
-        """Return what the router expects of a batch, by its rows; 0 where it knows nothing yet."""
+        """Return the expected time of a batch by its number of rows; 0 where nothing is known yet."""
         return self.latency.times_ms(now)
 
     @property
@@ -135,7 +135,7 @@ class ServedReplica:
         return self._queue.rows
 
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
-        """Return what there is to do before a request of this priority, deadline and client, for the routing rule."""
+        """Return the work ahead of a new request of this priority, deadline and flow, for the routing rule."""
         queue = self._queue
         ahead, oldest, oldest_deadline = 0, 0.0, math.inf
         if queue.rows:
@@ -153,7 +153,7 @@ class ServedReplica:
         joining = 0 if idle else self._joining
         return ReplicaLoad(ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
 
-    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
+    def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
         """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
         full_ms, elapsed_ms = load.latency_ms[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
@@ -170,28 +170,24 @@ class ServedReplica:
         return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
-        """Queue a request, priorities first, and among equals each client in turn; send it where nothing waits."""
+        """Queue a request by priority, then fairly among clients; send it at once where nothing waits."""
         if not self._queue.rows and (worker := self._find_free_worker()) is not None:
             now = time.monotonic()
             limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
             if batch_size_now(inference.rows, self.plan.batch, 1000.0 * (now - inference.arrived), limit_ms):
                 self._send(worker, [inference], now)
                 return
-        self._queue.add(inference, flow_of(inference.client, inference.deadline_ms, slo_ms))
-        self._pump()
+        self._queue.add(inference, find_flow(inference.client, inference.deadline_ms, slo_ms))
+        self.send_batches()
 
-    def take_back(self, inferences: list[Inference]) -> None:
-        """Put accepted requests at the head of the queue again, in their order."""
+    def requeue(self, inferences: list[Inference]) -> None:
+        """Put accepted requests back at the head of the queue, in their order."""
         self._queue.put_first(inferences)
-        self._pump()
+        self.send_batches()
 
-    def take_over(self, inference: Inference, before: int) -> None:
-        """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
-        self._queue.put_first([inference], before)
-
-    def go_on(self) -> None:
-        """Send what may be sent after requests were taken over."""
-        self._pump()
+    def add_reassigned(self, inference: Inference, position: int) -> None:
+        """Insert an accepted request of another replica at ``position`` of the queue, without sending it yet."""
+        self._queue.put_first([inference], position)
 
     def drop_cancelled(self) -> list[Inference]:
         """Remove and return requests whose client has gone."""
@@ -210,7 +206,7 @@ class ServedReplica:
         return self._queue.remove(which)
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
-        """Return where a request is counted."""
+        """Return the statistics in which a request is counted."""
         return self.statistics
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
@@ -218,8 +214,8 @@ class ServedReplica:
         rows = sum([inference.rows for inference in inferences])
         self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
-    def _pump(self) -> None:
-        """Send every batch that may go now, and set the clock for the next one."""
+    def send_batches(self) -> None:
+        """Send every batch that is due, and set a timer for the next one."""
         while self._queue.rows:
             worker = self._find_free_worker()
             if worker is None:
@@ -237,20 +233,21 @@ class ServedReplica:
             rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)
             if not rows:
                 self._is_held = True
-                self._wake_in((limit_ms - waited_ms) / 1000.0)
+                self._schedule_sending((limit_ms - waited_ms) / 1000.0)
                 return
             self._send(worker, self._queue.take(rows), now)
 
     def _refuse_overtaken(self, busy_ms: float, now: float) -> None:
-        """Refuse what was let in, but can no longer be answered in time since others went before it."""
+        """Refuse accepted requests that are late because others were put before them."""
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
             self._owner.refuse(inference, overtaken_refusal())
 
     def _find_free_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or the one with least at hand that can be given a full batch while it still runs one.
+        """Return an idle worker, or the one with the fewest batches that can be sent a full one in advance.
 
-        A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
-        are given in advance only when there is one for every process, so that the order of arrival is kept.
+        A worker that has its next batch already does not stand idle while its answer travels to the router and the next
+        batch comes back. Batches are sent in advance only when there is a full one for every process, so that requests
+        are served in the order in which they came.
         """
         ready = 0
         for worker in self.workers:
@@ -260,9 +257,9 @@ class ServedReplica:
         if self._queue.rows < self.plan.batch * ready:
             return None
         if self._stages_ahead and self._queue.rows and self._queue.oldest.deaths:
-            return None  # by itself on a worker it shows whether that dies of it
-        at_hand_ms = min(_AT_HAND_MS, _AT_HAND_SLOS * self._allowed_ms)
-        prefetching = [worker for worker in self.workers if worker.can_prefetch(at_hand_ms)]
+            return None  # alone on a worker, it shows whether it is what kills workers
+        prefetch_ms = min(_PREFETCH_MS, _PREFETCH_SLOS * self._allowed_ms)
+        prefetching = [worker for worker in self.workers if worker.can_prefetch(prefetch_ms)]
         return min(prefetching, key=lambda worker: worker.batches, default=None)
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
@@ -284,19 +281,19 @@ class ServedReplica:
             count, processes = self._count_arrivals(now), len(self.workers)
             self._joining = forecast_joining(count, expected_ms, times_ms, processes, self._left_ms, self._allowed_ms)
 
-    def _wake_in(self, seconds: float) -> None:
+    def _schedule_sending(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, seconds), self._pump)
+        self._timer = self._loop.call_later(max(0.0, seconds), self.send_batches)
 
     def _on_worker_ready(self) -> None:
         self._owner.on_worker_ready()
-        self._pump()
+        self.send_batches()
 
-    def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+    def _on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         self.count_batch(batch.inferences, answer)
         if self._queue.rows:
-            self._pump()  # before the answers are written: the worker must not wait for them
+            self.send_batches()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):
             self._count(inference, answer, now_ms)
@@ -312,21 +309,21 @@ class ServedReplica:
         in_slo = took_ms <= inference.deadline_ms
         self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
-    def _batch_failed(self, batch: SentBatch, message: str) -> None:
+    def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
         """Answer the request that failed; of several, try each alone, so that one does not spoil the others."""
         if len(batch.inferences) == 1:
             inference = batch.inferences[0]
             self._owner.refuse(inference, bad_request(f"the model failed on these inputs: {message}"))
-            self._pump()
+            self.send_batches()
             return
         for inference in batch.inferences:
             inference.alone = True
-        self.take_back(batch.inferences)
+        self.requeue(batch.inferences)
 
-    def _batches_lost(self, batches: list[SentBatch]) -> None:
-        """Send again what a worker had when it died, elsewhere if nobody is left here."""
+    def _on_batches_lost(self, batches: list[SentBatch]) -> None:
+        """Retry the requests of a worker that died, at another replica if this one has no worker left."""
         lost = [inference for batch in batches for inference in batch.inferences]
-        # What is at hand behind the one that ran is not what the worker died of, unless it was copying that already.
+        # Only the batch that ran can have killed the worker, and the next one if its inputs were being copied.
         for batch in batches[: 2 if self._stages_ahead else 1]:
             for inference in batch.inferences:
                 inference.deaths += 1
@@ -341,17 +338,17 @@ class ServedReplica:
         for inference in again:
             self.statistics_of(inference).retried += 1
         if self.is_alive:
-            self.take_back(again)
+            self.requeue(again)
         else:
             self._owner.reassign([*again, *self.empty()])
 
 
-def flow_of(client: str, deadline_ms: float, slo_ms: float) -> Flow:
-    """Return with whom a request takes turns: what may take longer than the SLO is a flow of its own."""
+def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:
+    """Return the flow of a request in fair queueing: a client's requests that allow more than the SLO are another."""
     return client, deadline_ms > slo_ms
 
 
 def overtaken_refusal() -> RefusedError:
-    """Return the refusal of a request that others went before."""
+    """Return the refusal of a request that is late because others were put before it."""
     message = "the request cannot be answered in time: others of higher priority, or of other clients, went before it"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True, reason="overtaken")

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 SIMULATED_PROVIDER = "simulated"
 _DATATYPES = {onnx: datatype for datatype, onnx in ONNX_NAMES.items()}
 _zeros = bytearray(INLINE_BYTES)
-#: When all batches of those that take turns will be done, by their name, on the clock of the event loop.
+#: When the last batch of each turn group will be done, on the clock of the event loop.
 _turns_until: dict[str, float] = {}
 
 
 class SimulatedLink:
-    """Stands in for a `WorkerLink`: answers each batch, one after another, with zeros when its time has passed."""
+    """Replaces a `WorkerLink`: answers batches one after another with zeros, each after its predicted time."""
 
     def __init__(self, events: LinkEvents) -> None:
         self._events = events
@@ -42,11 +42,11 @@ class SimulatedLink:
         self.pid: int | None = None
 
     async def start(self, order: WorkerOrder) -> None:
-        """Find out what the model takes; ready at once."""
+        """Read the model's inputs and outputs; the worker is ready at once."""
         self._order = order
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(zlib.crc32(order.group.encode()))
-        self.spec = simulated_spec(order)
+        self.spec = read_simulated_spec(order)
         self.is_ready = True
         self._events.on_ready(self.spec)
 
@@ -55,7 +55,7 @@ class SimulatedLink:
         self._numbers += 1
         batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
         self.sent[batch.number] = batch
-        takes_s = self._takes_ms(rows) / 1000.0
+        takes_s = self._draw_time_ms(rows) / 1000.0
         turns = self._order.turns
         self._free_at = max(now, self._free_at, _turns_until.get(turns, 0.0)) + takes_s
         if turns:
@@ -65,17 +65,17 @@ class SimulatedLink:
         return batch
 
     def ping(self, now: float) -> None:
-        """Do nothing: what is simulated does not hang."""
+        """Do nothing: a simulated worker does not hang."""
 
     def silent_s(self, now: float) -> float:
         """Return 0: it is never silent."""
         return 0.0
 
     def kill(self) -> None:
-        """Do nothing: what is simulated does not hang."""
+        """Do nothing: a simulated worker does not hang."""
 
     async def end(self) -> None:
-        """End it; batches on their way are lost."""
+        """End the worker; unfinished batches are lost."""
         if not self.is_ready:
             return
         for timer in self._timers.values():
@@ -84,7 +84,7 @@ class SimulatedLink:
         lost, self.sent = list(self.sent.values()), {}
         self._loop.call_soon(self._events.on_loss, lost)
 
-    def _takes_ms(self, rows: int) -> float:
+    def _draw_time_ms(self, rows: int) -> float:
         mean = self._order.latency_ms[min(rows, len(self._order.latency_ms)) - 1]
         cv = self._order.latency_cv
         return self._random.gammavariate(1.0 / cv**2, mean * cv**2) if cv > 0.0 else mean
@@ -96,8 +96,8 @@ class SimulatedLink:
         self._events.on_done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
 
 
-def simulated_spec(order: WorkerOrder) -> ModelSpec:
-    """Return what a model takes and gives: as its file says, or one number in and out where there is no file."""
+def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
+    """Return a model's inputs and outputs: those of its file, or one number each where there is no file."""
     path = order.path
     if path.startswith(NULL_PREFIX) or not Path(path).is_file():
         size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
@@ -108,7 +108,7 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
 
     graph, file = load_runnable(Path(path)), read_onnx(Path(path)).model.graph
     declared = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
-    given = graph.outputs or tuple(map(_unread_output, file.output))
+    given = graph.outputs or tuple(map(_describe_output, file.output))
 
     def describe(tensor: Tensor) -> TensorSpec:
         dims = declared.get(tensor.name) or tensor.shape
@@ -120,8 +120,8 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
     return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
 
 
-def _unread_output(info: ValueInfoProto) -> Tensor:
-    """Return an output of a model whose shapes only a run shows: open sizes are one, what is no tensor is texts."""
+def _describe_output(info: ValueInfoProto) -> Tensor:
+    """Return an output as the file declares it: open dimensions are 1, and outputs that are no tensors are strings."""
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.element_types import dtype_name
 

@@ -1,4 +1,4 @@
-"""The router's view of one worker, which its machine replaces when it dies, and the router has killed when it hangs."""
+"""The router's view of one worker: its machine replaces it when it dies, and the router has it killed when it hangs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpuprof.serving.transport.inference import Inference
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 
-_MOST_BATCHES = 32  # that a worker has
-_WEIGHT = 0.2  # of the last batch in the mean of what the worker itself says that batches take
-#: Seconds for the first load, which compilers for GPUs may make long, and for a later one at least.
+_MOST_BATCHES = 32  # sent to a worker at a time
+_WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
+#: Time limits of the first load, which a GPU compiler may make long, and of later ones, at least.
 _FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
-#: A later load may take so many times as long as the longest before.
+#: A later load may take so many times as long as the longest one before.
 _LOAD_FACTOR = 10.0
 
 
 class WorkerHandle:
-    """Gives one worker its batches and watches it.
+    """Sends one worker its batches and supervises it.
 
-    ``name``: for logs, ``"resnet50/0.1"``; ``connect``: makes a link that reports to the events it is given;
-    ``hang_s``: a worker that owes an answer for so long beyond what its batches should take is killed.
+    ``name``: for logs, ``"resnet50/0.1"``; ``connect``: makes a link that reports to the given events; ``hang_s``: a
+    worker whose answer is late by more than this, beyond the expected time of its batches, is killed.
     """
 
     def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
@@ -41,7 +41,7 @@ class WorkerHandle:
         self._busy_until = 0.0
         self._last_done = 0.0
         self._run_ms = math.inf
-        self._loading: tuple[int, float] | None = None  # the process that loads, and since when
+        self._loading: tuple[int, float] | None = None  # process id, and since when it loads
         self._longest_load_s: float | None = None
         self._stopping = False
         self._refusal: GpuprofError | None = None
@@ -56,7 +56,7 @@ class WorkerHandle:
         failed: Callable[[SentBatch, str], None],
         lost: Callable[[list[SentBatch]], None],
     ) -> None:
-        """Say whom to tell what."""
+        """Set the callbacks for what happens to the worker."""
         self._on_ready = ready
         self._on_done = done
         self._on_failed = failed
@@ -65,7 +65,7 @@ class WorkerHandle:
     async def start(self) -> ModelSpec:
         """Start the worker and wait until it is ready.
 
-        Raises `GpuprofError`: what the worker found wrong with the model or its share.
+        Raises `GpuprofError` when the worker cannot load the model or have its share.
         """
         self._link = self._connect(
             LinkEvents(self._handle_ready, self._handle_refusal, self._handle_done, self._on_failed, self._handle_lost)
@@ -85,45 +85,45 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Process of the worker that is there now."""
+        """Process id of the present worker."""
         return None if self._link is None else self._link.pid
 
     @property
     def spec(self) -> ModelSpec | None:
-        """What the worker that is there now said of its model."""
+        """Inputs and outputs of the model, as the present worker reports them."""
         return None if self._link is None else self._link.spec
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a worker that takes batches."""
+        """Whether the worker can be sent batches."""
         return self._link is not None and self._link.is_ready
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is a worker with nothing to do."""
+        """Whether the worker is ready and has no batch."""
         link = self._link
         return link is not None and link.is_ready and not link.sent
 
-    def can_prefetch(self, at_hand_ms: float) -> bool:
-        """Return whether there is a worker that may be given a batch in advance.
+    def can_prefetch(self, prefetch_ms: float) -> bool:
+        """Return whether the worker may be sent a batch in advance.
 
-        It may have a batch at hand beside the one that it runs; of quick ones as many as it runs in ``at_hand_ms``. One
-        that stages ahead works on both at once: beside what a worker may have died of it has nothing.
+        It may have one batch beside the one that it runs, or as many short ones as it runs in ``prefetch_ms``. A worker
+        that stages ahead works on two at once, so it gets none while it has a request that may kill workers.
         """
         link = self._link
-        if link is None or not link.is_ready or (self.stages_ahead and self._runs_suspects()):
+        if link is None or not link.is_ready or (self.stages_ahead and self._has_suspect_requests()):
             return False
         count = len(link.sent)
-        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < at_hand_ms)
+        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < prefetch_ms)
 
-    def _runs_suspects(self) -> bool:
-        """Return whether a worker has died of what this one has: then it has nothing else to die of."""
+    def _has_suspect_requests(self) -> bool:
+        """Return whether the worker has a request whose worker died before: it then runs that alone."""
         assert self._link is not None
         return any(one.deaths for batch in self._link.sent.values() for one in batch.inferences)
 
     @property
     def batches(self) -> int:
-        """Batches that the worker has: the one that it runs, and those at hand."""
+        """Batches that the worker has: the one that it runs, and those sent in advance."""
         return 0 if self._link is None else len(self._link.sent)
 
     @property
@@ -132,21 +132,21 @@ class WorkerHandle:
         return 0 if self._link is None else sum(len(batch.inferences) for batch in self._link.sent.values())
 
     def busy_ms(self, now: float) -> float:
-        """Return the time until the worker is expected to have finished what it has."""
+        """Return the expected time until the worker has finished its batches."""
         left_ms = 1000.0 * (self._busy_until - now)
         return left_ms if left_ms > 0.0 and self._link is not None and self._link.sent else 0.0
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
-        """Give the worker a batch."""
+        """Send the worker a batch."""
         assert self._link is not None
         begins = max(now, self._busy_until) if self._link.sent else now
         self._busy_until = begins + expected_ms / 1000.0
         self._link.send(inferences, rows, expected_ms, now)
 
     def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
-        """Kill the worker when it has been silent or loading for too long; ask an idle one for a sign of life.
+        """Kill the worker when it has been silent or loading for too long; ping an idle one.
 
-        ``stalled_since``: returns for how many seconds from one moment to another the router itself did not listen.
+        ``stalled_since``: returns for how many seconds between two moments the router's own loop was stalled.
         """
         link = self._link
         if link is None:
@@ -164,7 +164,7 @@ class WorkerHandle:
             link.ping(now)
 
     def _watch_loading(self, link: Link, now: float, stalled_since: Callable[[float, float], float]) -> None:
-        """Kill a worker that loads for far longer than it took before; one that stopped would never be replaced."""
+        """Kill a worker that loads for far longer than before: one that hangs while loading would never be replaced."""
         if link.pid is None:
             self._loading = None
         elif self._loading is None or self._loading[0] != link.pid:
@@ -196,7 +196,7 @@ class WorkerHandle:
         now = time.monotonic()
         begun = max(batch.sent, self._last_done)
         for inference in batch.inferences:
-            inference.sent = begun  # at hand, but behind another batch, is still in the queue
+            inference.sent = begun  # a batch that waits in the worker behind another still counts as queued
         batch.took_ms = 1000.0 * (now - begun)
         self._last_done = now
         run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6

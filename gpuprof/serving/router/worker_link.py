@@ -1,4 +1,4 @@
-"""The router's end of one worker, whichever process it is at the moment."""
+"""The router's link to one worker, which survives the worker's process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer, Frame, FrameKind
 
-#: Named here because Python 3.11 takes 0.3 µs to look a name of an enumeration up, and each batch needs both.
+#: Looking up a member of an enumeration takes 0.3 µs in Python 3.11, and each batch needs both.
 _RUN, _DONE = FrameKind.RUN, FrameKind.DONE
 
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that a worker has and has not answered.
+    """A batch that was sent to a worker and is not answered yet.
 
-    ``took_ms`` is set when it is answered: for how long it kept the worker from the next, as the router sees it.
+    ``took_ms`` is set with the answer: for how long the batch occupied the worker, as the router sees it.
     """
 
     number: int
@@ -36,7 +36,7 @@ class SentBatch:
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class BatchAnswer:
-    """What came back of a batch: nanoseconds by stage, the outputs of each request, and how many requests it had."""
+    """The answer of a batch: nanoseconds by stage, the outputs of each request, and the number of requests."""
 
     gather_ns: int
     infer_ns: int
@@ -47,7 +47,7 @@ class BatchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LinkEvents:
-    """Whom a link tells what happens to its worker."""
+    """Callbacks for what happens to a link's worker."""
 
     on_ready: Callable[[ModelSpec], None]
     on_refusal: Callable[[str, str, str], None]
@@ -57,7 +57,7 @@ class LinkEvents:
 
 
 class Link(Protocol):
-    """What a `WorkerHandle` needs of a worker, real or simulated; see `WorkerLink`."""
+    """The interface of a worker, real or simulated, to a `WorkerHandle`; see `WorkerLink`."""
 
     sent: dict[int, SentBatch]
     spec: ModelSpec | None
@@ -87,7 +87,7 @@ class Link(Protocol):
 
 
 class WorkerLink:
-    """Has a machine keep a worker, sends it batches, hands on its answers, and says at once when it has gone."""
+    """Has a machine run a worker, sends it batches, passes its answers on, and reports at once when it is lost."""
 
     def __init__(self, machine: MachineLink, arena: Arena, events: LinkEvents) -> None:
         self._machine = machine
@@ -102,20 +102,20 @@ class WorkerLink:
         self._learned_row_bytes = 0.0
         self._output_bytes: dict[int, int | None] = {}
         self._ending = False
-        self._came_last = -1
+        self._last_pid = -1
         self.identity: list[int] | None = None
         self.sent: dict[int, SentBatch] = {}
         self.spec: ModelSpec | None = None
         self.is_ready = False
 
     async def start(self, order: WorkerOrder) -> None:
-        """Have the worker kept; it says by an event when it is ready, each time anew when it was replaced."""
+        """Have the machine run the worker; `LinkEvents.on_ready` follows, again whenever it was replaced."""
         self._order = order
-        self._number = self._machine.post(order, self)
+        self._number = self._machine.add_worker(order, self)
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, None while there is none."""
+        """Process id of the worker, None while there is none."""
         return None if self.identity is None else self.identity[0]
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
@@ -144,7 +144,7 @@ class WorkerLink:
         return batch
 
     def ping(self, now: float) -> None:
-        """Ask for a sign of life, unless one is still awaited."""
+        """Send a ping, unless one is still unanswered."""
         if self._pinged is None and self._connection is not None:
             self._pinged = now
             self._connection.send(FrameKind.PING, None)
@@ -155,17 +155,17 @@ class WorkerLink:
         return now - min(owed) if owed else 0.0
 
     def kill(self) -> None:
-        """End the worker at once; `LinkEvents.on_loss` follows, and another worker."""
+        """Kill the worker; `LinkEvents.on_loss` follows, and the machine starts another."""
         if self.identity is not None:
             self._machine.kill(self._number, self.identity[0])
         if self._connection is not None and not self._shares_memory:
-            self._connection.abort()  # it may be out of reach; it has no memory of ours that it could still write to
+            self._connection.abort()  # its host may be unreachable; it maps no arena that it could still write to
 
     async def end(self) -> None:
-        """Let the worker end in its own time, and return when nothing is left of it."""
+        """End the worker when it has finished its batches, and return when nothing is left of it."""
         self._ending = True
-        # Before the connection ends: for a worker that it is to keep the machine would start another.
-        gone = self._machine.dismiss(self._number)
+        # Before the connection is closed, or the machine would start another worker.
+        gone = self._machine.remove_worker(self._number)
         if self._connection is not None:
             self._connection.close()
         await gone
@@ -173,21 +173,21 @@ class WorkerLink:
     # --- the rendezvous's and the machine's side
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
-        """Tell a worker what it is to serve."""
+        """Send a worker that has connected its order."""
         assert self._order is not None
-        # A worker died, and its successor is here before the end of its connection was seen.
+        # The successor of a worker that died may connect before the end of the old connection was noticed.
         if self._connection is not None:
             self._connection.abort()
             self.on_close()
         self._connection = connection
         self._shares_memory = hello["shares_memory"]
         self.identity = hello["process"]
-        self._came_last = hello["process"][0]
+        self._last_pid = hello["process"][0]
         connection.send(FrameKind.RUN, self._order.to_message())
 
     def on_close(self) -> None:
-        """Tell what the worker still had."""
-        # The system takes a dying process's memory away before its sockets: it can no longer write to the arena.
+        """Report the loss of the worker with the batches that it had."""
+        # The kernel unmaps a dying process's memory before it closes its sockets: it no longer writes to the arena.
         if not self._ending and self.identity is not None:
             self._machine.kill(self._number, self.identity[0])
         if self._connection is not None:
@@ -198,28 +198,28 @@ class WorkerLink:
         self._events.on_loss(sent)
 
     def on_exit(self, pid: int) -> None:
-        """Tell of a process that ended before it came; of one that had come the connection tells."""
-        if pid != self._came_last:
+        """Report a process that ended before it had connected; `on_close` reports the others."""
+        if pid != self._last_pid:
             self._events.on_loss([])
 
-    def strand(self) -> None:
-        """Give up a worker on a machine that is gone."""
+    def on_machine_loss(self) -> None:
+        """Give up a worker whose machine is lost."""
         if self._connection is not None:
             self.on_close()
 
     def on_refusal(self, kind: str, message: str, fix: str) -> None:
-        """Tell why the machine cannot start it."""
+        """Report why the machine cannot start the worker."""
         self._events.on_refusal(kind, message, fix)
         self._events.on_loss([])
 
     def receive(self, frame: Frame) -> None:
-        """Hand on what the worker says."""
+        """Handle a frame of the worker."""
         self._pinged = None
         if frame.kind == _DONE:
             number, gather_ns, infer_ns, scatter_ns, described = frame.head
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)
-            self._learn(batch, outputs)
+            self._learn_output_size(batch, outputs)
             self._events.on_done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
         elif frame.kind == FrameKind.FAILED:
             number, message = frame.head
@@ -247,25 +247,25 @@ class WorkerLink:
         return requests
 
     def _reserve_outputs(self, inference: Inference) -> Any:
-        """Reserve memory for the outputs of a request, where they are too large for the message."""
+        """Reserve arena memory for the outputs of a request that are too large for the message."""
         if inference.output_slot is None and self.spec is not None:
             size = self._count_output_bytes(inference.rows)
             if size is None:
-                # A quarter more than the largest so far; what does not fit travels in the message.
+                # A quarter more than the largest row so far; outputs that do not fit travel in the message.
                 size = int(1.25 * self._learned_row_bytes * inference.rows)
             if size > INLINE_BYTES:
                 inference.output_slot = self._arena.take(size)
         return inference.output_slot
 
     def _count_output_bytes(self, rows: int) -> int | None:
-        """Return `count_output_bytes` of the worker's model, worked out once for each number of rows."""
+        """Return `count_output_bytes` of the worker's model, computed once for each number of rows."""
         assert self.spec is not None
         if rows not in self._output_bytes:
             self._output_bytes[rows] = count_output_bytes(self.spec, rows)
         return self._output_bytes[rows]
 
-    def _learn(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:
-        """Remember how large the outputs of models with open shapes are."""
+    def _learn_output_size(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:
+        """Record the output size of models with open shapes."""
         for inference, tensors in zip(batch.inferences, outputs, strict=True):
             if inference.output_slot is None and self._count_output_bytes(inference.rows) is None:
                 size = sum([len(tensor.data) for tensor in tensors])

@@ -101,7 +101,7 @@ class BatchOutputs:
         """Return, for each request, a list of [position, shape, offset, bytes], and the bytes that travel inline."""
         described: list[Any] = []
         payload: list[Buffer] = []
-        for part, row in zip(parts, self.begins(parts), strict=True):
+        for part, row in zip(parts, self.find_row_offsets(parts), strict=True):
             pieces = []
             for position, output in zip(wanted, outputs, strict=True):
                 if part.wanted is None or position in part.wanted:
@@ -110,7 +110,7 @@ class BatchOutputs:
             described.append(self._write(pieces, part.slot, payload))
         return described, payload
 
-    def begins(self, parts: Sequence[Part]) -> list[int]:
+    def find_row_offsets(self, parts: Sequence[Part]) -> list[int]:
         """Return the row at which the outputs of each request begin."""
         return [0, *accumulate([part.rows for part in parts[:-1]])]
 

@@ -156,7 +156,7 @@ def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> 
     return values
 
 
-def whole(value: object) -> int | None:
+def parse_whole(value: object) -> int | None:
     """Return a JSON value as a whole number, None when it is none; to JSON, 2 and 2.0 are the same."""
     if type(value) is int:
         return value
@@ -173,7 +173,7 @@ def _of_kind(values: list[Any], datatype: str) -> list[Any]:
     elif datatype.startswith(("INT", "UINT")):
         if kinds <= {int}:
             return values
-        values = list(map(whole, values))
+        values = list(map(parse_whole, values))
         if None in values:
             raise ValueError("must hold whole numbers")
     elif not kinds <= {int, float}:

@@ -72,7 +72,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, hint: int) -> memoryview:
         """Return where the next bytes go."""
-        return self._buffer.room()
+        return self._buffer.free_view()
 
     def buffer_updated(self, count: int) -> None:
         """Hand on the frames that are whole now."""

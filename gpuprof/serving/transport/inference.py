@@ -113,7 +113,7 @@ class Inference:
     replica: str = ""  #: Where it was sent last.
     traceparent: str = ""  #: The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
     client: str = ""  #: Who sent it; clients of a model share it fairly.
-    turn: float = 0.0  #: Its place among requests of its priority; see `gpuprof.serving.router.request_queue`.
+    start_tag: float = 0.0  #: Of fair queueing; see `gpuprof.serving.router.request_queue`.
     #: Others that came later go before it, so that it may miss its deadline though it was let in.
     overtaken: bool = False
 

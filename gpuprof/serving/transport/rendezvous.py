@@ -213,7 +213,7 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
     connection = socket.create_connection((host, int(port)), timeout=_GREETING_S)
     # Frames are small and wait for answers: they must not be held back to be sent together.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _notice_silence(connection)
+    _enable_keepalive(connection)
     context = key.context()
     if context is not None:
         connection = context.wrap_socket(connection)
@@ -221,7 +221,7 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
     return connection
 
 
-def _notice_silence(connection: socket.socket) -> None:
+def _enable_keepalive(connection: socket.socket) -> None:
     """Let the system ask after half a minute without a word whether the other machine is still there."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 NAME = b"server-timing"
 #: What a server took of which nobody was told.
-UNTOLD_MS = -1.0
+UNKNOWN_MS = -1.0
 _METRICS = (b"queue", b"infer", b"total")
 
 
@@ -20,17 +20,17 @@ def write_timing(times: StageTimes, total_s: float) -> bytes:
     return b"Server-Timing: queue;dur=%.3f, infer;dur=%.3f, total;dur=%.3f\r\n" % (queue_ms, infer_ms, 1e3 * total_s)
 
 
-class ToldTimes(NamedTuple):
-    """What a server says that it took for an answer, ms; `UNTOLD_MS` where it does not say."""
+class ServerTimes(NamedTuple):
+    """What a server says that it took for an answer, ms; `UNKNOWN_MS` where it does not say."""
 
-    queue_ms: float = UNTOLD_MS  #: Waiting for a batch.
-    infer_ms: float = UNTOLD_MS  #: The model.
-    total_ms: float = UNTOLD_MS
+    queue_ms: float = UNKNOWN_MS  #: Waiting for a batch.
+    infer_ms: float = UNKNOWN_MS  #: The model.
+    total_ms: float = UNKNOWN_MS
 
 
-def read_times(value: bytes) -> ToldTimes:
+def read_times(value: bytes) -> ServerTimes:
     """Return what a server says that it took; ``value``: of the header, in lower case, with or without other times."""
-    told = dict.fromkeys(_METRICS, UNTOLD_MS)
+    told = dict.fromkeys(_METRICS, UNKNOWN_MS)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))
         if name not in told:
@@ -40,5 +40,5 @@ def read_times(value: bytes) -> ToldTimes:
             if key.strip() == b"dur":
                 with suppress(ValueError):
                     duration_ms = float(text.strip(b' "'))
-                    told[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNTOLD_MS
-    return ToldTimes(*told.values())
+                    told[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNKNOWN_MS
+    return ServerTimes(*told.values())

@@ -40,14 +40,14 @@ class FrameKind(IntEnum):
     CHALLENGE = 8  # rendezvous: prove that you know the secret; head: a number that is used once
     HELLO = 9  # machine, worker: who it is, and the proof
     WELCOME = 10  # router to machine: what a machine process before it left behind; null: nothing
-    POST = 11  # router to machine: keep a worker; head: its id, its order, and one that may live already
-    DISMISS = 12  # router to machine: keep a worker no longer
+    ADD_WORKER = 11  # router to machine: keep a worker; head: its id, its order, and one that may live already
+    REMOVE_WORKER = 12  # router to machine: keep a worker no longer
     KILL = 13  # router to machine: end the process of a worker; head: id, process id
     ENDED = 14  # machine: a worker's process has ended; head: id, process id
-    DISMISSED = 15  # machine: nothing is left of a worker that was dismissed
-    CUT = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
+    WORKER_REMOVED = 15  # machine: nothing is left of a worker that was dismissed
+    APPLY_LAYOUTS = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
     PARTS = 18  # machine: what it has after that; head: its parts, or the error's message and fix
-    LEGACY = 16  # machine: what is to be handed on to the next, should this process end
+    TAKEOVER_STATE = 16  # machine: what is to be handed on to the next, should this process end
 
 
 @dataclass(slots=True)  # not frozen, which would take three times as long to make
@@ -82,7 +82,7 @@ class FrameBuffer:
         self._large: bytearray | None = None
         self._filled = 0
 
-    def room(self) -> memoryview:
+    def free_view(self) -> memoryview:
         """Return where the next bytes go."""
         return memoryview(self._buffer if self._large is None else self._large)[self._filled :]
 
@@ -102,7 +102,7 @@ class FrameBuffer:
         while filled - start >= _PREFIX.size:
             kind, head, payload, zero = _PREFIX.unpack_from(view, start)
             if zero or head + payload > self.limit:
-                raise _senseless()
+                raise _malformed_frame_error()
             begin = start + _PREFIX.size
             split = begin + head
             if split + payload > filled:
@@ -138,7 +138,7 @@ class BlockingStream:
         """Wait for the next frame; None when the router has gone."""
         while not self._frames:
             try:
-                count = self._socket.recv_into(self._buffer.room())
+                count = self._socket.recv_into(self._buffer.free_view())
             except OSError:
                 return None
             if not count:
@@ -166,11 +166,11 @@ def _size_of_frame(view: Buffer, limit: int) -> int:
     _, head, payload, zero = _PREFIX.unpack_from(view)
     # The fourth number is always 0: bytes of another protocol hardly ever have that there.
     if zero or head + payload > limit:
-        raise _senseless()
+        raise _malformed_frame_error()
     return _PREFIX.size + int(head) + int(payload)
 
 
-def _senseless() -> ValueError:
+def _malformed_frame_error() -> ValueError:
     return ValueError("a frame from the other side makes no sense")
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with the batches that it is sent: one after another, or the next one's inputs copied meanwhile."""
+"""Runs batches in a worker: one after another, or with the next batch's inputs copied while one is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
+from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
 from gpuprof.serving.worker.merged_io import MergedInputs, MergedOutputs
 from gpuprof.serving.worker.runtime import ModelError, Runtime
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
-class Begun:
-    """A batch whose inputs are together."""
+class GatheredBatch:
+    """A batch whose inputs are gathered."""
 
     number: int
     parts: list[Part]
-    inputs: Sequence[Array] | Staged
+    inputs: Sequence[Array] | StagedInputs
     wanted: list[int]
-    gather_ns: int  #: What putting them together took, with the copy to the device.
+    gather_ns: int  #: Time of gathering, with the copy to the device.
 
 
-class Batches:
+class BatchRunner:
     """Runs batches.
 
     ``arena``: shared with the router; ``turn``: held while the model runs: its turn among the workers that share a part
@@ -44,8 +44,8 @@ class Batches:
         self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
         self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
 
-    def begin(self, frame: Frame) -> Begun:
-        """Put the inputs of a batch together, where there is a device on it.
+    def begin(self, frame: Frame) -> GatheredBatch:
+        """Gather the inputs of a batch, and copy them to the device if there is one.
 
         Raises `ModelError` when they cannot be.
         """
@@ -53,15 +53,15 @@ class Batches:
         parts = [Part(*request) for request in requests]
         started = time.perf_counter_ns()
         try:
-            inputs: Sequence[Array] | Staged = self._inputs.gather(parts, frame.payload)
+            inputs: Sequence[Array] | StagedInputs = self._inputs.gather(parts, frame.payload)
         except ValueError as error:
             raise ModelError(str(error)) from error
-        if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, Staged):
+        if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, StagedInputs):
             inputs = self._runtime.stage(inputs)
         wanted = self._outputs.select_outputs(parts)
-        return Begun(number, parts, inputs, wanted, time.perf_counter_ns() - started)
+        return GatheredBatch(number, parts, inputs, wanted, time.perf_counter_ns() - started)
 
-    def finish(self, begun: Begun) -> tuple[Any, list[Any]]:
+    def finish(self, begun: GatheredBatch) -> tuple[Any, list[Any]]:
         """Run the model and return the head and the payload of the answer.
 
         The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request]. Raises
@@ -69,7 +69,7 @@ class Batches:
         """
         with self._turn:
             gathered = time.perf_counter_ns()
-            if isinstance(begun.inputs, Staged):
+            if isinstance(begun.inputs, StagedInputs):
                 assert isinstance(self._runtime, BoundRuntime)
                 outputs = self._runtime.run_staged(begun.inputs, begun.wanted)
             else:
@@ -80,7 +80,7 @@ class Batches:
         scattered = time.perf_counter_ns()
         return [begun.number, begun.gather_ns, ran - gathered, scattered - ran, described], payload
 
-    def _check_rows(self, begun: Begun, outputs: list[Any]) -> None:
+    def _check_rows(self, begun: GatheredBatch, outputs: list[Any]) -> None:
         # A request that shares no batch gets what the model gives, such as the boxes that it found.
         if self._runtime.spec.max_batch <= 1:
             return
@@ -90,7 +90,7 @@ class Batches:
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 
-def serve_one_by_one(stream: BlockingStream, batches: Batches) -> None:
+def serve_one_by_one(stream: BlockingStream, batches: BatchRunner) -> None:
     """Answer batches one after another until the router has gone."""
     while (frame := stream.receive()) is not None:
         if frame.kind == FrameKind.PING:
@@ -107,7 +107,7 @@ def serve_one_by_one(stream: BlockingStream, batches: Batches) -> None:
             return
 
 
-def serve_overlapped(stream: BlockingStream, batches: Batches) -> None:
+def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
     """Answer batches in order until the router has gone; inputs of the next are copied while one is computed.
 
     This thread receives and copies, another computes and answers. The router sends a batch in advance, so that there is
@@ -116,7 +116,7 @@ def serve_overlapped(stream: BlockingStream, batches: Batches) -> None:
     with ThreadPoolExecutor(1) as computing:
         last: Future[None] | None = None
         while (frame := stream.receive()) is not None:
-            begun: Begun | ModelError | None
+            begun: GatheredBatch | ModelError | None
             try:
                 begun = None if frame.kind == FrameKind.PING else batches.begin(frame)
             except ModelError as error:
@@ -127,7 +127,9 @@ def serve_overlapped(stream: BlockingStream, batches: Batches) -> None:
             last = computing.submit(_answer, stream, batches, number, begun)
 
 
-def _answer(stream: BlockingStream, batches: Batches, number: int | None, begun: Begun | ModelError | None) -> None:
+def _answer(
+    stream: BlockingStream, batches: BatchRunner, number: int | None, begun: GatheredBatch | ModelError | None
+) -> None:
     with suppress(ConnectionError):  # the receiving thread sees that the router has gone
         if begun is None:
             stream.send(FrameKind.PONG, None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedInputs:
     """Inputs that are where the model can be run on them."""
 
     binding: Any  #: None: they could not be bound, and are given as they are.
@@ -40,13 +40,13 @@ class BoundRuntime(OnnxRuntime):
         own = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
         self._can_bind = not own & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
 
-    def stage(self, inputs: Sequence[Array]) -> Staged:
+    def stage(self, inputs: Sequence[Array]) -> StagedInputs:
         """Copy inputs to the device. Raises `ModelError` when the device has no memory left for them."""
         import numpy as np
         import onnxruntime as ort
 
         if not self._can_bind or any(array.size == 0 for array in inputs):
-            return Staged(None, inputs)
+            return StagedInputs(None, inputs)
         binding = self._session.io_binding()
         try:
             for spec, array in zip(self.spec.inputs, inputs, strict=True):
@@ -54,9 +54,9 @@ class BoundRuntime(OnnxRuntime):
                 binding.bind_ortvalue_input(spec.name, value)
         except self._errors as error:
             raise ModelError(" ".join(str(error).split())[:300]) from error
-        return Staged(binding, inputs)
+        return StagedInputs(binding, inputs)
 
-    def run_staged(self, staged: Staged, wanted: Sequence[int]) -> list[Array]:
+    def run_staged(self, staged: StagedInputs, wanted: Sequence[int]) -> list[Array]:
         """Run the model on inputs that were staged; return the outputs at the positions ``wanted``, on the host.
 
         Raises `ModelError` when the model cannot work on them.

@@ -39,7 +39,7 @@ class MergedOutputs(BatchOutputs):
             self._of_input |= {spec.input_index[value.merged]: number for value in member.inputs}
             self._of_output |= {spec.output_index[value.merged]: number for value in member.outputs}
 
-    def begins(self, parts: Sequence[Part]) -> list[int]:
+    def find_row_offsets(self, parts: Sequence[Part]) -> list[int]:
         """Return the row at which the outputs of each request begin."""
         reached: dict[int, int] = {}
         begins = []

@@ -93,8 +93,8 @@ class OnnxRuntime:
         # Clients tell outputs apart by name: one that the model lists twice is served once.
         given = list({value.name: value for value in self._session.get_outputs()}.values())
         inputs, outputs = tuple(map(_spec, taken)), tuple(map(_output_spec, given))
-        mixing = _mixing(taken, given)
-        batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(taken)
+        mixing = _find_second_batch_dim(taken, given)
+        batched = is_batched(inputs, outputs) and mixing is None and not _is_batch_not_first(taken)
         batched = batched and all(map(_has_row_each, given))
         if batched and batch > 1 and self.merged is None:
             mixing = self._find_mixed_output(inputs, outputs)
@@ -160,13 +160,13 @@ class OnnxRuntime:
         ]
 
 
-def _mixing(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+def _find_second_batch_dim(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
     """Return an output with the batch in a second dimension, too: no part of it belongs to one request alone."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
 
 
-def _elsewhere(inputs: Sequence[Any]) -> bool:
+def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
     """Tell whether an input says that its batch is another dimension than the first, such as one after the steps."""
     return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
 

@@ -26,7 +26,7 @@ from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, FrameKind
 from gpuprof.serving.watch.living_process import start_time
-from gpuprof.serving.worker.batches import Batches, serve_one_by_one, serve_overlapped
+from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
 from gpuprof.serving.worker.model_file import check_model_file
 from gpuprof.serving.worker.runtime import (
@@ -86,7 +86,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
         stream.send(FrameKind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
         (serve_overlapped if overlapped else serve_one_by_one)(
-            stream, Batches(runtime, memoryview(b"") if arena is None else arena, turn)
+            stream, BatchRunner(runtime, memoryview(b"") if arena is None else arena, turn)
         )
     return 0
 

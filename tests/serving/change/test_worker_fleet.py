@@ -16,8 +16,8 @@ def test_a_model_keeps_as_much_in_hand_as_the_percentile_of_its_map_asks_for() -
     async def learn(percentile: float) -> float:
         document = map_of({"m": "null:4"}, [replica("m")])
         document["models"]["m"]["percentile"] = percentile
-        workforce = WorkerFleet(Router(Arena(1 << 16)), None, "fastest", 1.0, 1.0)  # type: ignore[arg-type]
-        reserve = workforce._model(parse_map(document, "it"), "m")._reserve
+        fleet = WorkerFleet(Router(Arena(1 << 16)), None, "fastest", 1.0, 1.0)  # type: ignore[arg-type]
+        reserve = fleet._model(parse_map(document, "it"), "m")._reserve
         now = time.monotonic()
         for took_ms in (600.0, 300.0) * 20:
             reserve.observe(450.0, took_ms, 500.0, now)

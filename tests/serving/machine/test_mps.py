@@ -17,7 +17,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.serving.machine import gpu_holder, machine_parts
 from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, local_places
+from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, list_local_gpus
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan import serving_plan
@@ -42,7 +42,7 @@ def test_the_environment_binds_device_percentage_and_memory() -> None:
 def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     running: list[str] = []
     ended: list[str] = []
-    legacies: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
 
     @contextmanager
     def play_daemon(uuid: str) -> Iterator[MpsDaemon]:
@@ -54,15 +54,15 @@ def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pyte
     orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
 
     async def bind() -> list[WorkerOrder]:
-        holder = GpuHolder(lambda: legacies.append(holder.legacy()))
-        bound = await asyncio.gather(*(holder.bound(order) for order in orders))
+        holder = GpuHolder(lambda: states.append(holder.describe_takeover_state()))
+        bound = await asyncio.gather(*(holder.with_gpu_environment(order) for order in orders))
         await holder.close()
         return bound
 
     pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
     assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
     assert sorted(running) == sorted(ended) == ["a", "b"]
-    assert legacies[-1]["daemons"] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
+    assert states[-1]["daemons"] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
 
 
 def _order(uuid: str, with_mps: bool) -> WorkerOrder:
@@ -119,14 +119,14 @@ class PlayedNvml:
 
 
 def test_instances_are_found_by_profile_and_slice() -> None:
-    places = local_places(PlayedNvml())
+    places = list_local_gpus(PlayedNvml())
     assert [place.device for place in places] == ["a100-80", "a100-80"]
-    assert places[0].place(None) == "uuid-gpu0"
-    assert places[1].place(MigInstance(profile="3g.40gb", start=4)) == "uuid-mig0"
+    assert places[0].find_uuid(None) == "uuid-gpu0"
+    assert places[1].find_uuid(MigInstance(profile="3g.40gb", start=4)) == "uuid-mig0"
     with pytest.raises(UnavailableError, match=r"nvidia-smi mig -i 1 -cgi 3g\.40gb:0 -C"):
-        places[1].place(MigInstance(profile="3g.40gb", start=0))
+        places[1].find_uuid(MigInstance(profile="3g.40gb", start=0))
     with pytest.raises(UnavailableError, match="wants it whole"):
-        places[1].place(None)
+        places[1].find_uuid(None)
 
 
 def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
@@ -139,7 +139,7 @@ def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
 
 
 def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_parts, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    monkeypatch.setattr(machine_parts, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0, processes=2, memory_limit_bytes=1 << 30)])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     (planned,) = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g")
@@ -148,7 +148,7 @@ def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: py
 
 
 def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_parts, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    monkeypatch.setattr(machine_parts, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", memory_limit_bytes=1 << 30), replica("b")])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     document["nodes"][0]["gpus"][0]["partitions"][0]["unshared"] = True

@@ -23,7 +23,7 @@ class Reader:
     def take_body_turn(self) -> None:
         self.site.begun.append(self.name)
 
-    def gives_up(self, waited_s: float) -> bool:
+    def drop_if_late(self, waited_s: float) -> bool:
         late = self.gone or waited_s > self.site.patience_s
         if late:
             self.site.refused.append(self.name)
@@ -42,9 +42,9 @@ class Site:
         self.turns = BodyTurns(self.later.append)
         monkeypatch.setattr("gpuprof.serving.protocol.body_turns.time.monotonic", lambda: self.now)
 
-    def ask(self, name: str, lane: str = "m", long_s: float = LONG_S) -> Reader:
+    def ask(self, name: str, lane: str = "m", lifo_after_s: float = LONG_S) -> Reader:
         reader = Reader(self, name)
-        if self.turns.begin(reader, lane, long_s):
+        if self.turns.begin(reader, lane, lifo_after_s):
             reader.take_body_turn()
         return reader
 
@@ -119,7 +119,7 @@ def test_a_client_that_sends_little_in_a_turn_of_the_loop_keeps_nobody_waiting(s
 def test_the_order_is_kept_where_the_first_can_still_wait_whatever_time_the_others_have(site: Site) -> None:
     first = fill(site)
     for number in range(3):
-        site.ask(f"old{number}", long_s=10.0)
+        site.ask(f"old{number}", lifo_after_s=10.0)
     site.now += 60 * MS
     site.ask("new")
     for reader in first[:2]:

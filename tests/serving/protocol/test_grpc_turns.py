@@ -43,7 +43,7 @@ class Model:
         self.spec = ModelSpec(name, "1", "test", tensors, tensors, 4)
         self._submitted = submitted
 
-    def deadline_ms(self, timeout_ms: float | None) -> float:
+    def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         return 1000.0
 
     def submit(self, inference: Inference) -> None:

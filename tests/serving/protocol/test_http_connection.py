@@ -204,7 +204,7 @@ def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
 def waiting(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Have every request wait for its turn here."""
     waiting: list[Callable[[], None]] = []
-    monkeypatch.setattr(api.turns, "wait", lambda lane, go_on: waiting.append(go_on))
+    monkeypatch.setattr(api.turns, "wait", lambda lane, send_batches: waiting.append(send_batches))
     monkeypatch.setattr(api.turns, "admits_all", lambda now: False)
     monkeypatch.setattr(api.turns, "admits", lambda lane, now: False)
     return waiting
@@ -249,9 +249,9 @@ def test_chunks_wait_for_their_turn_apart_from_requests(
 ) -> None:
     lanes: list[object] = []
 
-    def wait(lane: object, go_on: Callable[[], None]) -> None:
+    def wait(lane: object, send_batches: Callable[[], None]) -> None:
         lanes.append(lane)
-        waiting.append(go_on)
+        waiting.append(send_batches)
 
     monkeypatch.setattr(api.turns, "wait", wait)
 
@@ -328,11 +328,11 @@ def test_a_request_counts_from_when_it_was_to_be_read_but_not_from_when_its_clie
 ) -> None:
     arrived: list[float] = []
 
-    def note_arrival(client: HttpClient, _: HttpHead, body: ReceivedBody) -> None:
+    def record_arrival(client: HttpClient, _: HttpHead, body: ReceivedBody) -> None:
         arrived.append(body.arrived)
         client.respond_json(200, {})
 
-    monkeypatch.setattr(api, "route", lambda head: Route(note_arrival))
+    monkeypatch.setattr(api, "route", lambda head: Route(record_arrival))
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     connection, _ = connect(api)
@@ -524,7 +524,7 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
     def refuse(text: Buffer, peer: str, waited_ms: float) -> None:
         raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "later")
 
-    route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, reads_body=True, foresee=refuse)
+    route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, reads_body=True, refuse_early=refuse)
     api._routes[b"POST", b"/infer"] = route
     length = 3 * len(api.waste) + 1
 
@@ -558,7 +558,7 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
         api.arena.give_back(body.slot)
         client.respond(200, b"text/plain", b"")
 
-    api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, reads_body=True, foresee=refuse_late)
+    api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, reads_body=True, refuse_early=refuse_late)
     api.connections = ConnectionSet(100)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nInference-Header-Content-Length: 0\r\n\r\n"
 
@@ -594,9 +594,11 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
     assert not api.arena.used
 
 
-async def wait_for_body_turn(api: HttpApi, length: int, foresee: Any = None) -> tuple[HttpConnection, HeldTransport]:
+async def wait_for_body_turn(
+    api: HttpApi, length: int, refuse_early: Any = None
+) -> tuple[HttpConnection, HeldTransport]:
     """Return a connection whose body waits while `MOST_BODIES` others are received."""
-    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, reads_body=True, foresee=foresee)
+    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, reads_body=True, refuse_early=refuse_early)
     api.connections = ConnectionSet(100)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: 0\r\n\r\n"
     for _ in range(MOST_BODIES):
@@ -642,13 +644,13 @@ def test_a_body_that_would_take_long_to_receive_is_refused_at_once_when_it_has_w
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("tracer", "long_s"), [(None, 2.0), (object(), math.inf)])
+@pytest.mark.parametrize(("tracer", "lifo_after_s"), [(None, 2.0), (object(), math.inf)])
 def test_later_bodies_go_first_when_half_the_slo_has_passed_and_never_where_none_is_refused_early(
-    api: HttpApi, monkeypatch: pytest.MonkeyPatch, tracer: object, long_s: float
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch, tracer: object, lifo_after_s: float
 ) -> None:
     model = SimpleNamespace(name="m", slo_ms=4000.0, tracer=tracer)
     monkeypatch.setattr(api.router, "find", lambda name, version: model)
-    assert api.route(HttpHead(b"POST", b"/v2/models/m/infer")).long_s == long_s
+    assert api.route(HttpHead(b"POST", b"/v2/models/m/infer")).lifo_after_s == lifo_after_s
 
 
 def test_who_has_no_token_takes_no_turns_from_those_who_have(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,13 @@ JSON = b'{"inputs": []}'
 LARGE = INLINE_BYTES + 1000
 
 
-def incoming(length: int, foresee: Callable[[Buffer, str, float], None] | None = None) -> Incoming:
+def incoming(length: int, refuse_early: Callable[[Buffer, str, float], None] | None = None) -> Incoming:
     text = (
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
         b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
     ) % (len(JSON), length)
     begun = Incoming.begin(read_head(text), 0.0)
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True, foresee=foresee))
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True, refuse_early=refuse_early))
     return begun
 
 
@@ -80,11 +80,11 @@ def test_a_refused_body_that_would_take_long_is_not_waited_for() -> None:
 
 def test_a_body_that_cannot_be_refused_because_its_json_is_not_there_lets_none_before_it() -> None:
     begun, arena = incoming(LARGE, too_much), Arena(1 << 20)
-    begun.route = replace(begun.route, long_s=0.1)
+    begun.route = replace(begun.route, lifo_after_s=0.1)
     take(begun, JSON[:-1], [], arena)
-    assert begun.long_s == math.inf and begun.is_still_wanted(1e6, arena)
+    assert begun.lifo_after_s == math.inf and begun.is_still_wanted(1e6, arena)
     take(begun, JSON[-1:], [], arena)
-    assert begun.long_s == 0.1 and not begun.is_still_wanted(1e6, arena)
+    assert begun.lifo_after_s == 0.1 and not begun.is_still_wanted(1e6, arena)
     assert not arena.used
 
 

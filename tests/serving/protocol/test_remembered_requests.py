@@ -52,7 +52,7 @@ class RememberingModel:
     def read_request(self, body: RequestBody) -> InferRequest:
         return read_request(self.spec, body) if self._reader is None else self._reader.read_request(body)
 
-    def deadline_ms(self, timeout_ms: float | None) -> float:
+    def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         return timeout_ms or 500.0
 
     def submit(self, inference: Inference) -> None:

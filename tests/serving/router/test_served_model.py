@@ -45,10 +45,10 @@ def fill(model: ServedModel, count: int, deadline_ms: float = 1e6) -> list[Infer
     return asked
 
 
-def foresee(model: ServedModel, timeout_ms: float | None = None, priority: int = 0) -> bool:
+def refuse_early(model: ServedModel, timeout_ms: float | None = None, priority: int = 0) -> bool:
     """Whether the request would be received."""
     try:
-        model.foresee(lambda: Urgency(timeout_ms, priority))
+        model.refuse_early(lambda: Urgency(timeout_ms, priority))
     except RefusedError as refusal:
         assert refusal.overloaded and refusal.retry_after_s is not None
         return False
@@ -67,12 +67,12 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             for timeout_ms in (None, 35.0, 255.0):
-                received = foresee(model, timeout_ms)
+                received = refuse_early(model, timeout_ms)
                 request = inference(0, deadline_ms=timeout_ms or SLO_MS)
                 assert is_refused(model, request) is not received
                 model.replicas[0].remove(lambda one, request=request: one is request)  # type: ignore[misc,union-attr]
             fill(model, 1)
-        assert not foresee(model) and foresee(model, 1e6)
+        assert not refuse_early(model) and refuse_early(model, 1e6)
         assert model.statistics.refused > 40
 
     play(scene, FastestFirst())
@@ -82,12 +82,12 @@ def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             model.replicas[0].submit(inference(0))
-        assert foresee(model)
+        assert refuse_early(model)
         model.replicas[1].submit(inference(0))
         model.replicas[1].submit(inference(0))
         model.replicas[1].submit(inference(0))
-        assert foresee(model)  # two ahead there
-        assert not foresee(model, 35.0)
+        assert refuse_early(model)  # two ahead there
+        assert not refuse_early(model, 35.0)
 
     play(scene, RoundRobin(), replicas=2)
 
@@ -96,7 +96,7 @@ def test_looking_ahead_takes_no_turn() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         fill(model, 8)
         for _ in range(6):
-            foresee(model)
+            refuse_early(model)
             model.submit(inference(0, deadline_ms=1e6))
         assert [replica.in_flight for replica in model.replicas] == [7, 7]
 
@@ -112,7 +112,7 @@ def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() ->
         for _ in range(40):
             model.replicas[0].submit(inference(0))
         for _ in range(20):
-            assert is_refused(model, inference(0, deadline_ms=35.0)) and not foresee(model, 35.0)
+            assert is_refused(model, inference(0, deadline_ms=35.0)) and not refuse_early(model, 35.0)
         assert held_ms(model) == 0.0
         assert is_refused(model, inference(0, deadline_ms=SLO_MS))
         assert held_ms(model) > 1.0
@@ -125,12 +125,12 @@ def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> N
         for _ in range(40):
             model.replicas[0].submit(inference(0))
         before = model.statistics
-        assert not foresee(model)
+        assert not refuse_early(model)
         assert is_refused(model, inference(0, deadline_ms=SLO_MS))
         after = model.statistics
         assert (after.arrived - before.arrived, after.refused - before.refused) == (2, 2)
         model.tracer = Tracer()
-        assert foresee(model)
+        assert refuse_early(model)
 
     play(scene, FastestFirst())
 
@@ -138,9 +138,9 @@ def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> N
 def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         longest = max(10_000.0, 10.0 * SLO_MS)
-        assert model.deadline_ms(None) == SLO_MS
-        assert model.deadline_ms(longest - 1.0) == longest - 1.0
-        assert model.deadline_ms(3_600_000.0) == longest
+        assert model.limit_deadline_ms(None) == SLO_MS
+        assert model.limit_deadline_ms(longest - 1.0) == longest - 1.0
+        assert model.limit_deadline_ms(3_600_000.0) == longest
 
     play(scene, FastestFirst())
 
@@ -156,7 +156,7 @@ def test_a_request_is_judged_by_what_goes_before_it() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             model.replicas[0].submit(inference(0, priority=5))
-        assert not foresee(model, priority=5) and foresee(model, priority=4)
+        assert not refuse_early(model, priority=5) and refuse_early(model, priority=4)
         assert is_refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
         urgent = inference(2, deadline_ms=SLO_MS, priority=4)
         model.submit(urgent)
@@ -198,9 +198,9 @@ def _done(*_: Any) -> None:
 def test_a_body_that_has_waited_is_refused_while_no_worker_lives_as_it_would_be_when_it_is_whole() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         workers[0].is_ready = False
-        assert foresee(model)
+        assert refuse_early(model)
         with pytest.raises(RefusedError, match="no worker") as refused:
-            model.foresee(lambda: Urgency(None, 0), waited_ms=1.0)
+            model.refuse_early(lambda: Urgency(None, 0), waited_ms=1.0)
         assert (refused.value.status, refused.value.reason) == (503, "no worker")
         assert (model.statistics.arrived, model.statistics.refused) == (1, 1)
 

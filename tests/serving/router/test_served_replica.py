@@ -30,8 +30,8 @@ class FakeWorker:
     def is_idle(self) -> bool:
         return self.is_ready and not self.sent
 
-    def can_prefetch(self, at_hand_ms: float) -> bool:
-        self.at_hand_ms = at_hand_ms
+    def can_prefetch(self, prefetch_ms: float) -> bool:
+        self.prefetch_ms = prefetch_ms
         suspects = self.stages_ahead and any(one.deaths for batch in self.sent for one in batch.inferences)
         return self.is_ready and len(self.sent) < 2 and not suspects
 
@@ -261,7 +261,7 @@ def test_what_was_only_at_hand_when_a_worker_died_is_no_suspect() -> None:
 def test_only_what_workers_die_of_while_it_is_copied_ahead_is_given_up() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         deadly, deaths = 1, 0
-        owner.reassign = replica.take_back  # type: ignore[method-assign] # to the same, when it lives again
+        owner.reassign = replica.requeue  # type: ignore[method-assign] # to the same, when it lives again
         for number in range(4):
             replica.submit(inference(number))
         while workers[0].sent:
@@ -299,13 +299,13 @@ def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoe
 
 def test_of_a_model_that_is_to_answer_soon_less_is_at_hand_lest_it_hold_up_what_is_urgent() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        at_hand_ms = []
+        prefetch_ms = []
         for allowed_ms in (1000.0, 4.0):
-            replica.note_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, refused=False)
+            replica.record_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, refused=False)
             replica.submit(inference(0))
             replica.submit(inference(1))
-            at_hand_ms.append(workers[0].at_hand_ms)
-        assert at_hand_ms == [5.0, 0.4]
+            prefetch_ms.append(workers[0].prefetch_ms)
+        assert prefetch_ms == [5.0, 0.4]
 
     play(scene, batch=1, wait_ms=0.0)
 

@@ -19,7 +19,7 @@ def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, 
     """Put ``data`` into the buffer, as a socket does, and return the frames that come out."""
     got = []
     while data:
-        room = buffer.room()
+        room = buffer.free_view()
         count = min(len(room), len(data))
         room[:count], data = data[:count], data[count:]
         got += [(frame.kind, frame.head, bytes(frame.payload)) for frame in buffer.take(count)]

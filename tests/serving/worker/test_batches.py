@@ -1,4 +1,4 @@
-"""Batches in a worker: bound to a device, and copied while others are computed. The device here is the CPU."""
+"""BatchRunner in a worker: bound to a device, and copied while others are computed. The device here is the CPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, load, save
 from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.worker.batches import Batches, serve_one_by_one, serve_overlapped
-from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
+from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
+from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
 from tests.reruns import serves_in_real_time
 from tests.serving.test_models import TYPES, identity, lookup
@@ -70,7 +70,7 @@ def test_a_request_alone_in_its_batch_gets_as_many_rows_as_the_model_finds(tmp_p
         tmp_path / "m.onnx", nodes, {"x": ["batch", 4]}, {"y": ["found", 2]}, types={"y": TensorProto.INT64}
     )
     runtime = OnnxRuntime("m", "1", path, 1, 1, CPU)
-    batches = Batches(runtime, memoryview(bytearray(64)))
+    batches = BatchRunner(runtime, memoryview(bytearray(64)))
     data = np.array([[0, 1, 1, 1]], np.float32).tobytes()
     begun = batches.begin(Frame(FrameKind.RUN, [1, [[1, [[[1, 4], INLINE, len(data)]], None, None]]], memoryview(data)))
     head, _ = batches.finish(begun)
@@ -111,13 +111,13 @@ class SlowRuntime(BoundRuntime):
         self.next_is_copied = threading.Semaphore(0)
         self.copied = 0
 
-    def stage(self, inputs: Sequence[Any]) -> Staged:
+    def stage(self, inputs: Sequence[Any]) -> StagedInputs:
         self.copied += 1
         if self.copied > 1:
             self.next_is_copied.release()
-        return Staged(None, inputs)
+        return StagedInputs(None, inputs)
 
-    def run_staged(self, staged: Staged, wanted: Sequence[int]) -> list[Any]:
+    def run_staged(self, staged: StagedInputs, wanted: Sequence[int]) -> list[Any]:
         assert self.next_is_copied.acquire(timeout=20.0), "the next batch was not copied while this one was computed"
         value = float(staged.inputs[0][0, 0])
         if value == 2.0:
@@ -128,7 +128,7 @@ class SlowRuntime(BoundRuntime):
 def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, Any]]:
     """Send batches of one value each, a ping after the first, and return the answers."""
     ours, theirs = socket.socketpair()
-    worker = threading.Thread(target=how, args=(BlockingStream(theirs), Batches(runtime, memoryview(b""))))
+    worker = threading.Thread(target=how, args=(BlockingStream(theirs), BatchRunner(runtime, memoryview(b""))))
     worker.start()
     router = BlockingStream(ours)
     for number, value in enumerate(values):

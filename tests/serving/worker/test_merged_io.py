@@ -56,7 +56,7 @@ def test_a_model_without_requests_gets_what_stands_for_nothing(present: int, row
 def test_outputs_go_back_to_the_requests_that_they_are_of() -> None:
     outputs = MergedOutputs(SPEC, NO_ARENA, MERGED)
     parts = [_part(0, 1), _part(1, 2), _part(0, 1), _part(1, 1)]
-    assert outputs.begins(parts) == [0, 0, 1, 2]
+    assert outputs.find_row_offsets(parts) == [0, 0, 1, 2]
     assert [outputs.rows(parts, position) for position in (0, 1)] == [2, 3]
     values = [np.array([[1, 2], [3, 4]], np.float32), np.array([[10], [20], [30]], np.float32)]
     described, payload = outputs.scatter(parts, [0, 1], values)
