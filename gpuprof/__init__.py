@@ -5,7 +5,9 @@ The names below are the public API. Each is loaded when it is first used, so tha
 
 from __future__ import annotations
 
+import functools
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what tools see of the lazy names
@@ -133,10 +135,23 @@ _PUBLIC = {name: f"gpuprof.{module}" for module, names in _NAMES.items() for nam
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
+@functools.cache
+def _load(name: str) -> Any:
+    """Return what a public name stands for; of functions one that checks its arguments."""
+    from gpuprof.domain.argument_types import check_arguments
+
+    found = getattr(importlib.import_module(_PUBLIC[name]), name)
+    if not isinstance(found, FunctionType):
+        return found
+    checked = check_arguments(found)
+    checked.__module__ = __name__  # where pickle finds it
+    return checked
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'gpuprof' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -28,8 +28,6 @@ _COLUMNS = [
     Column("needs", "needs", right=False),
 ]
 
-_LARGEST_BATCH = 65_536
-
 Output = Annotated[Path | None, output_option("File to write.", show_default=False)]
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
 
@@ -79,8 +77,10 @@ def rebatch_model(
 
 
 def _batch(text: str) -> int | None:
+    from gpuprof.pipeline.zoo import LARGEST_BATCH
+
     if text == "dynamic":
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_BATCH:
-        raise InputError(f"--batch must be a number from 1 to {_LARGEST_BATCH:,}, or 'dynamic', but is {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST_BATCH:
+        raise InputError(f"--batch must be a number from 1 to {LARGEST_BATCH:,}, or 'dynamic', but is {text!r}")
     return int(text)

@@ -6,12 +6,13 @@ import csv
 import hashlib
 import io
 import math
-import numbers
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from gpuprof.domain.argument_types import Count, NotNegative, Range, check_fields
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError
@@ -24,6 +25,7 @@ _LEAST_RPS = 1e-9  # a request in thirty years
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Slo:
     """A latency objective: ``percentile`` percent of the requests within ``latency_ms``."""
@@ -32,6 +34,7 @@ class Slo:
     percentile: float = 99.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What is asked for one service: a model with a rate and an objective of its own.
@@ -61,9 +64,9 @@ class Demand:
     model: str
     rate_rps: float
     slo: Slo
-    min_goodput_rps: float | None = None
-    priority: int = 0
-    max_replicas: int | None = None
+    min_goodput_rps: NotNegative | None = None
+    priority: Annotated[int, Range(-1_000_000)] = 0
+    max_replicas: Count | None = None
     source_model: str | None = None
     file: str | None = None
     dims: str | None = None
@@ -117,7 +120,7 @@ def require_possible(demand: Demand) -> None:
         ("percentile of the SLO", demand.slo.percentile, 1.0, 99.999),
     )
     for name, value, low, high in limits:
-        if not isinstance(value, numbers.Real) or not low <= value <= high:
+        if not low <= value <= high:
             bounds = "above 0 and finite" if high == sys.float_info.max else f"from {low:g} to {high:,.6g}"
             raise InputError(f"{name} of {demand.model!r} must be a number {bounds} but got {value!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpuprof.domain.argument_types import check_fields
 from gpuprof.errors import InputError
 
 _CORES = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*cores?")
@@ -12,6 +13,7 @@ _PERCENT = re.compile(r"(?P<pct>\d+(?:\.\d+)?)\s*%?")
 _MIG = re.compile(r"(?P<profile>\d+g\.\d+gb(?:\+me)?)(?::(?P<pct>\d+(?:\.\d+)?)%?)?")
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, order=True)
 class Share:
     """A percentage of the compute units of a device, or of one of its MIG instances.

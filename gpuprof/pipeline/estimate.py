@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
+from typing import Annotated
 
+from gpuprof.domain.argument_types import Count, Range
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.neighbour import read_neighbour
@@ -64,11 +65,11 @@ class EstimateResult(Result):
 def estimate(
     models: Sequence[PathArgument] | PathArgument = (),
     *,
-    batches: Sequence[int] = (1,),
+    batches: Sequence[Annotated[int, Range(1, _LARGEST_BATCH)]] = (1,),
     device: str | None = None,
     device_file: PathArgument | None = None,
     share: Share | str = "100",
-    processes: int = 1,
+    processes: Count = 1,
     beside: Sequence[str | Workload] = (),
     estimator: str | Estimator = "database",
     db: PathArgument | None = None,
@@ -135,7 +136,8 @@ def estimate(
     from gpuprof.estimators.cross_gpu.execution import parse_execution
 
     with NoteList() as notes:
-        sizes = _check_batches(batches)
+        if not batches:
+            raise InputError("an estimate needs a batch size", "name at least one, such as 1")
         database = open_database(db, needed=not models)
         notes.add(*describe_empty(db, database))
         target = resolve_device(device, database, read_own_devices(device_file), notes.add)
@@ -156,7 +158,7 @@ def estimate(
         others = _resolve_neighbours(beside, target, part)
         estimates = []
         for name in names:
-            for size in sizes:
+            for size in batches:
                 estimates.append(source.estimate(name, target, size, part, others, processes))
                 _check_memory(estimates[-1], target)
             if unknown := estimates[-1].unknown_ops:
@@ -206,15 +208,6 @@ def _size_models(
             sized.append(name)
     remarks = [remark for name in sized if (remark := known.describe_sizes(name))]
     return [sized_name(split_name(name)[0], known.sizes_of(name)) for name in sized], remarks
-
-
-def _check_batches(batches: Sequence[int]) -> Sequence[int]:
-    if not batches:
-        raise InputError("an estimate needs a batch size", "name at least one, such as 1")
-    for batch in batches:
-        if not isinstance(batch, Integral) or not 1 <= batch <= _LARGEST_BATCH:
-            raise InputError(f"a batch size must be a whole number from 1 to {_LARGEST_BATCH:,} but got {batch}")
-    return [int(batch) for batch in batches]
 
 
 def _resolve_share(share: Share | str, device: Device) -> Share:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.argument_types import Count, NotNegative, Positive, Seed, check_fields
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import PathArgument, optional_path
 
@@ -24,6 +25,7 @@ _DURATION_S = 20.0
 _MOST_CONCURRENT = 800
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class LoadTraffic:
     """Which requests are sent, and how long.
@@ -65,22 +67,22 @@ class LoadTraffic:
         Windows after which it ends all the same.
     """
 
-    duration_s: float | None = None
-    rates_rps: Mapping[str, float] = field(default_factory=dict)
-    rate_scale: float = 1.0
+    duration_s: Positive | None = None
+    rates_rps: Mapping[str, NotNegative] = field(default_factory=dict)
+    rate_scale: Positive = 1.0
     trace: PathArgument | None = None
     arrivals: str = "poisson"
-    scv: float = 4.0
-    warmup_s: float = 2.0
-    clients: int | None = None
-    seed: int = 0
+    scv: Positive = 4.0
+    warmup_s: NotNegative = 2.0
+    clients: Count | None = None
+    seed: Seed = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     input_data: Mapping[str, PathArgument] = field(default_factory=dict)
     allow_changed: bool = False
     concurrency: Mapping[str, int] = field(default_factory=dict)
-    stability_pct: float | None = None
-    window_s: float = 5.0
-    max_windows: int = 10
+    stability_pct: Positive | None = None
+    window_s: Positive = 5.0
+    max_windows: Count = 10
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
@@ -162,6 +164,7 @@ class LoadTraffic:
         return replace(settings, duration_s=rule.longest_s, rule=rule)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
     """What the server must be shown, and whom to trust.

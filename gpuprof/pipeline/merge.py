@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.argument_types import Positive, check_fields
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import open_database, resolve_device
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpuprof.merging.report import MergeReport
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class MergeSettings:
     """How alike operators, weights and outputs must be, and at which sizes the models run.
@@ -43,7 +45,7 @@ class MergeSettings:
     """
 
     omega: float = 0.4
-    tolerance: float | None = None
+    tolerance: Positive | None = None
     weight_tolerance: float = 1e-7
     eps: float = 0.25
     dims: Mapping[str, int] | None = None

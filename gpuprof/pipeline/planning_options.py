@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.argument_types import Seed, check_fields
 from gpuprof.pipeline.arguments import PathArgument
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import Options
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class PlanningOptions:
     """What a map must keep, how large its replicas may be, and how policies search.
@@ -66,7 +68,7 @@ class PlanningOptions:
     overhead_ms: float | None = None
     time_limit_s: float | None = None
     limit_since_s: float | None = None
-    seed: int = 0
+    seed: Seed = 0
     created: str | None = None
     precision: str | None = None
     runtime: str | None = None
@@ -107,6 +109,7 @@ class PlanningOptions:
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class MapOutput:
     """Which map is wanted, and where it is to be written.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gpuprof.domain.argument_types import Count, Positive, check_fields
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError, UnstableError
 from gpuprof.pipeline.arguments import PathArgument
@@ -14,6 +15,7 @@ from gpuprof.profiling.child.job import TimingLimits, limits_within
 from gpuprof.profiling.per_op.per_op import OpOutcome
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
     """With what models are measured, and how long.
@@ -41,9 +43,9 @@ class ProfileSettings:
     """
 
     collector: str = "auto"
-    processes: tuple[int, ...] = (1,)
-    time_limit_s: float = 10.0
-    profiler_limit_s: float = 900.0
+    processes: tuple[Count, ...] = (1,)
+    time_limit_s: Positive = 10.0
+    profiler_limit_s: Positive = 900.0
     force: bool = False
     keep_unstable: bool = False
     dims: Mapping[str, int | Sequence[int]] = field(default_factory=dict)

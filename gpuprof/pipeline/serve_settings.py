@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpuprof.domain.argument_types import Count, Fraction, NotNegative, Port, Positive, check_fields
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 
@@ -13,6 +14,7 @@ from gpuprof.pipeline.arguments import PathArgument
 DEFAULT_PORT = 8000
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """How a server listens, what it allows, how it follows its load, and whom it answers.
@@ -77,8 +79,8 @@ class ServeSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    grpc_port: int | None = None
+    port: Port = DEFAULT_PORT
+    grpc_port: Port | None = None
     routing: str = "fastest"
     node: str | None = None
     simulate: bool = False
@@ -86,14 +88,14 @@ class ServeSettings:
     ray_address: str | None = None
     apply_mig: bool = False
     allow_changed: bool = False
-    buffer_mb: int = 1024
-    max_body_mb: int = 64
-    hang_s: float = 5.0
-    drain_s: float = 30.0
-    connections_per_peer: int = 2048
+    buffer_mb: Count = 1024
+    max_body_mb: Count = 64
+    hang_s: Positive = 5.0
+    drain_s: NotNegative = 30.0
+    connections_per_peer: Count = 2048
     shadow: bool = False
     adapt: bool = False
-    adapt_period_s: float = 5.0
+    adapt_period_s: Positive = 5.0
     adapt_output: PathArgument | None = None
     db: PathArgument | None = None
     estimator: str | None = None
@@ -102,7 +104,7 @@ class ServeSettings:
     tls_key: PathArgument | None = None
     insecure: bool = False
     otlp: str | None = None
-    otlp_sample: float = 1.0
+    otlp_sample: Fraction = 1.0
     log: str = "text"
 
     def __post_init__(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.argument_types import NotNegative, Positive, Seed, check_fields
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import NoteCallback, ignore_note
@@ -32,6 +32,7 @@ class SimulatedArrivals:
     trace_s: float | None = None  #: How long a trace lasts, with its last request; None without one.
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class SimulatedTraffic:
     """Which requests come, and when.
@@ -57,19 +58,13 @@ class SimulatedTraffic:
     """
 
     trace: PathArgument | None = None
-    rates_rps: Mapping[str, float] = field(default_factory=dict)
-    total_rps: float | None = None
-    rate_scale: float = 1.0
+    rates_rps: Mapping[str, NotNegative] = field(default_factory=dict)
+    total_rps: Positive | None = None
+    rate_scale: Positive = 1.0
     arrivals: str = "poisson"
-    duration_s: float | None = None
-    warmup_s: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.duration_s is not None and not 0.0 < self.duration_s < math.inf:
-            raise InputError(f"a duration must be above 0 s and finite but got {self.duration_s:g}")
-        if self.seed < 0:
-            raise InputError(f"a seed must be a whole number from 0 but got {self.seed}")
+    duration_s: Positive | None = None
+    warmup_s: NotNegative = 0.0
+    seed: Seed = 0
 
     def read_arrivals(
         self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = ignore_note
@@ -114,6 +109,7 @@ class SimulatedTraffic:
         return seconds
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """How requests are routed, batched, refused and delayed, and what fails meanwhile.
@@ -140,14 +136,14 @@ class ServiceSettings:
 
     routing: str = "fastest"
     refuse: bool = True
-    batch_timeout_ms: float | None = None
-    router_ms: float = 0.0
-    overhead_ms: float | None = None
-    host_ms: float | None = None
+    batch_timeout_ms: NotNegative | None = None
+    router_ms: NotNegative = 0.0
+    overhead_ms: NotNegative | None = None
+    host_ms: NotNegative | None = None
     network: PathArgument = "none"
     # An image of 3 × 224 × 224 in float32, and the scores of 1000 classes.
-    payload_bytes: float = 602112.0
-    answer_bytes: float = 4000.0
+    payload_bytes: NotNegative = 602112.0
+    answer_bytes: NotNegative = 4000.0
     failures: Sequence[str] = ()
 
     def simulation_options(
@@ -185,6 +181,7 @@ class ServiceSettings:
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Rescheduling:
     """How the map follows the load.
@@ -201,13 +198,14 @@ class Rescheduling:
         Time of a model into a new replica, and of giving a GPU another MIG layout.
     """
 
-    period_s: float
+    period_s: Positive
     policies: Sequence[str] = ()
-    headroom: float = 1.2
-    load_s: float = 5.0
-    mig_s: float = 10.0
+    headroom: Positive = 1.2
+    load_s: NotNegative = 5.0
+    mig_s: NotNegative = 10.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     """What is simulated exactly, and what is approximated.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from gpuprof.domain.argument_types import Count, NotNegative, Positive, Range, Seed
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
@@ -59,7 +60,7 @@ class TraceResult(Result):
 
 
 def record_trace(
-    rates_rps: Mapping[str, float], *, arrivals: str = "poisson", duration_s: float = 60.0, seed: int = 0
+    rates_rps: Mapping[str, NotNegative], *, arrivals: str = "poisson", duration_s: Positive = 60.0, seed: Seed = 0
 ) -> TraceResult:
     """Return a trace of an arrival process.
 
@@ -91,7 +92,7 @@ def record_trace(
 
 
 def read_azure_trace(
-    path: PathArgument, *, names: Sequence[str] | None = None, functions: int = 10, seed: int = 0
+    path: PathArgument, *, names: Sequence[str] | None = None, functions: Count = 10, seed: Seed = 0
 ) -> TraceResult:
     """Return the requests of the busiest functions of a day of Azure Functions, 2019 or 2021.
 
@@ -121,7 +122,7 @@ def read_azure_trace(
     return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
 
 
-def show_trace(path: PathArgument, *, bins: int = _BINS) -> TraceResult:
+def show_trace(path: PathArgument, *, bins: Annotated[int, Range(1, 10_000)] = _BINS) -> TraceResult:
     """Return a trace that was written, for its statistics.
 
     Raises

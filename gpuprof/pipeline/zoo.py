@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+from gpuprof.domain.argument_types import Range, Seed
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
 from gpuprof.runtime.free_batch import is_dynamic, rebatch
 from gpuprof.zoo.architecture import ARCHITECTURES, ZooArchitecture, find_architecture
 from gpuprof.zoo.build import build
+
+LARGEST_BATCH = 65_536  #: Of a network that is built with a fixed one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,13 @@ def list_models() -> ZooResult:
     return ZooResult(architectures=tuple(ARCHITECTURES.values()))
 
 
-def build_model(name: str, output: PathArgument | None = None, *, batch: int | None = None, seed: int = 0) -> Path:
+def build_model(
+    name: str,
+    output: PathArgument | None = None,
+    *,
+    batch: Annotated[int, Range(1, LARGEST_BATCH)] | None = None,
+    seed: Seed = 0,
+) -> Path:
     """Build a network of the zoo as an ONNX file with random weights, offline; return the file.
 
     Parameters
