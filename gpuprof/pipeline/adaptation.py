@@ -13,7 +13,7 @@ from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def check_adaptable(
     deployment: DeploymentMap,
     db: Path | None,
     node: str | None,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
     estimator: str | None = None,
 ) -> None:
     """Check at the start, rather than when the load changes, that a map can be replanned.

@@ -14,7 +14,7 @@ from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
 from gpuprof.pipeline.profile import run_campaign
 from gpuprof.pipeline.profile_result import ProfileSettings
-from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -98,7 +98,7 @@ def calibrate(
     output: PathArgument | None = None,
     db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> CalibrateResult:
     """Fit how workloads slow each other down on a device, for estimates beside others.
 

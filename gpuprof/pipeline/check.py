@@ -21,7 +21,7 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.model_files import find_changed, locate_files
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
-from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
 
@@ -66,7 +66,7 @@ def check(
     runtime: str | None = None,
     device_file: PathArgument | None = None,
     allow_changed: bool = False,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
 

@@ -13,15 +13,7 @@ from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgum
 from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
-from gpuprof.pipeline.result import (
-    NoteCallback,
-    NoteList,
-    Progress,
-    ProgressCallback,
-    Result,
-    ignore_note,
-    ignore_progress,
-)
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.early_stop import early_stop
@@ -78,8 +70,8 @@ def compare(
     db: PathArgument | None = None,
     policies: Sequence[str] | None = None,
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> CompareResult:
     """Place the same demands by several policies, with one estimator and one check.
 

@@ -14,15 +14,7 @@ from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgum
 from gpuprof.pipeline.interval_ends import plan_at_end
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
-from gpuprof.pipeline.result import (
-    NoteCallback,
-    NoteList,
-    Progress,
-    ProgressCallback,
-    Result,
-    ignore_note,
-    ignore_progress,
-)
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.policies import DEFAULT, make_policy
@@ -66,8 +58,8 @@ def compare_gpus(
     db: PathArgument | None = None,
     policy: str = DEFAULT,
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> CompareGpusResult:
     """Place the same demands on each kind of device alone.
 

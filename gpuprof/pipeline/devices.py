@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError, unknown_name
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -26,7 +26,7 @@ def resolve_device(
     name: str | None,
     db: KernelDb | None,
     own_devices: Mapping[str, Device] | None = None,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> Device:
     """Return the device called ``name``, with the rates that ``db`` has measured of it.
 
@@ -143,7 +143,7 @@ def describe_empty(given: PathArgument | None, database: KernelDb | None) -> lis
 def make_database_estimator(
     db: KernelDb | None,
     graphs: Mapping[str, Path] | None = None,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
     execution: Execution | None = None,
 ) -> DatabaseEstimator:
     """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
@@ -161,7 +161,7 @@ def make_named_estimator(
     name: str,
     db: KernelDb | None,
     graphs: Mapping[str, Path] | None = None,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
     execution: Execution | None = None,
 ) -> Estimator:
     """Return an estimator by its name, the default one with the regressors that were trained.
@@ -203,7 +203,7 @@ def describe_variants(estimator: object, models: Iterable[str], devices: Iterabl
     )
 
 
-def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ignore_note) -> LearnedModel | None:
+def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = say_nothing) -> LearnedModel | None:
     """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is noted."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
@@ -216,7 +216,7 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ig
         return None
 
 
-def resolve_local_device(name: str | None, collector: str, note: NoteCallback = ignore_note) -> Device:
+def resolve_local_device(name: str | None, collector: str, note: NoteCallback = say_nothing) -> Device:
     """Return this machine's device called ``name``.
 
     Raises `InputError` when this machine has no device of that name; `UnavailableError` when it has no GPU although one

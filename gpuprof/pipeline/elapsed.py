@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from gpuprof.pipeline.result import Progress, ProgressCallback, ignore_progress
+from gpuprof.pipeline.result import Progress, ProgressCallback, say_nothing
 
 #: Reports a run at most, so that whoever shows them takes next to nothing of what is measured beside.
 _MOST_REPORTS = 20
@@ -25,7 +25,7 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
         How long it is to go on; what takes longer stays at the end.
     """
     # No thread where nobody looks: it would wake up beside what is being measured.
-    if progress is ignore_progress:
+    if progress is say_nothing:
         yield
         return
     began, ended, total = time.monotonic(), Event(), max(1, round(total_s))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.train import DEFAULT_REGRESSORS, load_training_data
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def evaluate(
     by_architecture: bool = False,
     plot: PathArgument | None = None,
     db: PathArgument | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> EvaluateResult:
     """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured.
 

@@ -12,15 +12,7 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
-from gpuprof.pipeline.result import (
-    NoteCallback,
-    NoteList,
-    Progress,
-    ProgressCallback,
-    Result,
-    ignore_note,
-    ignore_progress,
-)
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.explanation import (
     Alternative,
     ReplicaLocation,
@@ -80,8 +72,8 @@ def explain(
     *,
     db: PathArgument | None = None,
     estimator: str | None = None,
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> ExplainResult:
     """Explain a model's alternatives, and what 10% more rate or a 10% shorter SLO would change.
 

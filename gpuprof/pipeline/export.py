@@ -14,7 +14,7 @@ from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
-from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.placement.export import check_target as check_target
 from gpuprof.placement.export import export as export_map
 from gpuprof.placement.feasibility import check_layout
@@ -75,7 +75,7 @@ def export(
     *,
     image: str | None = None,
     allow_changed: bool = False,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> MapExportResult:
     """Return a map as the files of another tool.
 

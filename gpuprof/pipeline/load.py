@@ -15,7 +15,7 @@ from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load, pred
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
-from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
+from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.serving.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.serving.load.percentiles import loadgen_count
@@ -96,8 +96,8 @@ def load(
     access: ServerAccess = ServerAccess(),  # noqa: B008 - frozen
     db: PathArgument | None = None,
     estimator: str | None = None,
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> LoadResult:
     """Send traffic to a server, open-loop unless told otherwise; return goodput and latency beside what was predicted.
 

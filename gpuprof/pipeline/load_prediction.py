@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
@@ -46,7 +46,7 @@ def predict_load(
     streams: list[RequestStream],
     settings: LoadSettings,
     most: int | None = None,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> LoadPredictions:
     """Return what is predicted of a load before it is sent: a prediction must not take cores from the workers.
 
@@ -86,7 +86,7 @@ def predict_with_stolen(
     try:
         queues = _prepare_queues(deployment, {stream.model: stream.rate_rps for stream in streams})
         pauses = _find_pauses(queues.deployment, spans)
-        return _replay(queues, streams, settings, most, ignore_note, pauses) if pauses else {}
+        return _replay(queues, streams, settings, most, say_nothing, pauses) if pauses else {}
     except _NotReplayedError:
         return {}
 

@@ -26,15 +26,7 @@ from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
-from gpuprof.pipeline.result import (
-    NoteCallback,
-    NoteList,
-    Progress,
-    ProgressCallback,
-    Result,
-    ignore_note,
-    ignore_progress,
-)
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
@@ -104,8 +96,8 @@ def place(
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
     previous: MapArgument | None = None,
     output: MapOutput = MapOutput(),  # noqa: B008 - frozen
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> PlaceResult:
     """Decide which replicas run where, so that every SLO is kept at the least cost.
 

@@ -28,7 +28,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.planned_arrivals import make_queueing
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
@@ -48,7 +48,7 @@ def build_problem(
     fleet: FleetArgument | None,
     db: Path | None,
     planning: PlanningOptions,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> Problem:
     """Read demands, fleet and database into a problem.
 
@@ -135,7 +135,7 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
 
 
 def size_demands(
-    demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = ignore_note
+    demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = say_nothing
 ) -> tuple[Demand, ...]:
     """Return the demands with the sizes that they are planned at; assumed ones are noted.
 

@@ -16,7 +16,7 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import database_path, resolve_local_device
 from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult, ProfileSettings
-from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, ignore_progress
+from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
 from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
@@ -42,7 +42,7 @@ def profile(
     device: str | None = None,
     db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
@@ -113,7 +113,7 @@ def profile_for_igniter(
     device: str | None = None,
     db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
     """Measure what fitting iGniter's coefficients takes: eleven configurations of each model, 2 to 5 copies at once.
 
@@ -136,7 +136,7 @@ def profile_ops(
     device: str | None = None,
     db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> OpProfileResult:
     """Measure each distinct op of all models once, as a model of its own.
 
@@ -166,7 +166,7 @@ def profile_cluster(
     device: str | None = None,
     address: str = "",
     db: PathArgument | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
     """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster.
 

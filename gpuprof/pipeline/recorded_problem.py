@@ -11,7 +11,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.model_files import locate_files, model_paths
 from gpuprof.pipeline.planned_arrivals import make_queueing
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class OtherTimes:
 
 
 def restore_problem(
-    deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note, estimator: str | None = None
+    deployment: DeploymentMap, db: Path | None, note: NoteCallback = say_nothing, estimator: str | None = None
 ) -> Problem:
     """Return the problem that a located map answers, from what it says of it; its estimator unless another is named.
 
@@ -120,7 +120,7 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
 
 
 def time_map_by(
-    deployment: DeploymentMap, estimator: str | None, db: Path | None, base: Path, note: NoteCallback = ignore_note
+    deployment: DeploymentMap, estimator: str | None, db: Path | None, base: Path, note: NoteCallback = say_nothing
 ) -> DeploymentMap:
     """Return a map from a file in ``base`` with the times of the estimator of this name; None: as it is.
 
@@ -160,7 +160,7 @@ def collect_map_evidence(
     db: Path | None,
     against: Sequence[Demand] | None,
     base: Path = Path(),
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
     other: OtherTimes | None = None,
 ) -> Evidence:
     """Return what a map from a file in ``base`` is checked against; without a database and the files, its own times.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -70,7 +70,7 @@ def follow_load(
     policy: str | None,
     db: Path | None,
     simulate: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> ScheduledRun:
     """Simulate the map as it follows the load under ``policy``; None: the map's own.
 
@@ -86,7 +86,7 @@ def follow_load(
 
 
 def make_scheduler(
-    deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = ignore_note
+    deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = say_nothing
 ) -> Scheduler:
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
 

@@ -35,12 +35,8 @@ ProgressCallback = Callable[[Progress], None]
 NoteCallback = Callable[[str], None]
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Ignore progress: the default callback."""
-
-
-def ignore_note(note: str) -> None:
-    """Ignore notes: the default callback."""
+def say_nothing(told: object) -> None:
+    """Ignore progress, or a note: the default callback."""
 
 
 class NoteList:
@@ -50,7 +46,7 @@ class NoteList:
     told each of them.
     """
 
-    def __init__(self, note: NoteCallback = ignore_note) -> None:
+    def __init__(self, note: NoteCallback = say_nothing) -> None:
         self._note = note
         self._notes: list[str] = []
 

@@ -21,7 +21,7 @@ from gpuprof.errors import GpuprofError, InfeasibleError, InputError, Unavailabl
 from gpuprof.pipeline.apply import ApplyResult, apply
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
@@ -81,7 +81,7 @@ class MapServer:
 
 
 def run_map_server(
-    map_file: PathArgument, settings: ServeSettings, ready: Ready, note: NoteCallback = ignore_note
+    map_file: PathArgument, settings: ServeSettings, ready: Ready, note: NoteCallback = say_nothing
 ) -> None:
     """Serve a map in this process, which must be its main thread, until SIGINT or SIGTERM; then answer what is left.
 
@@ -151,7 +151,7 @@ def serve(
     deployment: MapArgument = Path("map.json"),
     settings: ServeSettings = ServeSettings(),  # noqa: B008 - frozen
     *,
-    note: NoteCallback = ignore_note,
+    note: NoteCallback = say_nothing,
 ) -> Iterator[MapServer]:
     """Serve a map in child processes while the context lasts; on exit pending requests are answered.
 

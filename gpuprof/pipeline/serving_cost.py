@@ -10,7 +10,7 @@ from gpuprof.domain.sizes import name_parts, split_name
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, RunRow, model_at_dims
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ class _RequestInputs:
     dims: str | None
 
 
-def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ignore_note) -> None:
+def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say_nothing) -> None:
     """Measure and keep what a request costs on ``device``, unless all of it is known or serving is not installed."""
     from dataclasses import replace
     from datetime import UTC, datetime

@@ -12,7 +12,7 @@ from gpuprof.merging.pipeline import read_weights
 from gpuprof.merging.similarity import ModelSimilarity, compare_models
 from gpuprof.merging.similarity_grid import similarity_grid
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.heat_map import heat_map as draw_heat_map
 from gpuprof.reporting.heat_map import heat_scale
@@ -49,7 +49,7 @@ def similarity(
     *,
     tolerance: float = 1e-7,
     heat_map: PathArgument | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> SimilarityResult:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4).
 

@@ -17,15 +17,7 @@ from gpuprof.pipeline.interference import make_interference
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
-from gpuprof.pipeline.result import (
-    NoteCallback,
-    NoteList,
-    Progress,
-    ProgressCallback,
-    Result,
-    ignore_note,
-    ignore_progress,
-)
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.simulation_settings import (
     Fidelity,
     Rescheduling,
@@ -116,8 +108,8 @@ def simulate(
     fidelity: Fidelity = Fidelity(),  # noqa: B008 - frozen
     db: PathArgument | None = None,
     estimator: str | None = None,
-    progress: ProgressCallback = ignore_progress,
-    note: NoteCallback = ignore_note,
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
 ) -> SimulateResult:
     """Replay requests against a map: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed.
 

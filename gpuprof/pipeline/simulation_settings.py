@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.argument_types import NotNegative, Positive, Seed, check_fields
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -67,7 +67,7 @@ class SimulatedTraffic:
     seed: Seed = 0
 
     def read_arrivals(
-        self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = ignore_note
+        self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = say_nothing
     ) -> SimulatedArrivals:
         """Return how each queue's requests arrive.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, open_database, resolve_device
-from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.estimators.learned.training_set import TrainingSet
@@ -56,7 +56,7 @@ def train(
     device: str | None = None,
     regressors: Sequence[str] = DEFAULT_REGRESSORS,
     db: PathArgument | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = say_nothing,
 ) -> TrainResult:
     """Fit regressors to the measured ops and models of a device; `gpuprof.estimate` uses them from then on.
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
@@ -24,6 +25,11 @@ class Bundle:
     #: Files of models by the same kind of path, to be linked or copied.
     models: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  #: Remarks for the deployment.
+
+
+def fill_text(name: str, **values: object) -> str:
+    """Return a text that ships beside this module with the values in its braces."""
+    return (files("gpuprof") / "placement" / name).read_text(encoding="utf-8").format(**values)
 
 
 class UniqueNames:

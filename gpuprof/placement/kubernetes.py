@@ -16,7 +16,7 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import InputError
-from gpuprof.placement.bundle import Bundle, UniqueNames, label, slug
+from gpuprof.placement.bundle import Bundle, UniqueNames, fill_text, label, slug
 from gpuprof.placement.node_bundle import served_models, start_node_bundle
 from gpuprof.placement.pod_resources import PodResources, ask_machine
 
@@ -309,35 +309,5 @@ def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], 
         f"| {node} | {one.cpu} | {one.memory} | processor: {one.cores_from}; memory: {one.memory_from} |"
         for node, one in asked.items()
     )
-    return f"""# To deploy this map
-
-1. Build the `Containerfile` of gpuprof's repository and push the image that `{manifest}` names.
-2. Say which machine each node of the map is:
-
-{nodes}
-
-   Where the map has MIG instances, cut the GPUs first (`gpuprof export --to mig-parted`), and run NVIDIA's device
-   plugin with the MIG strategy `mixed`, without time-slicing and MPS sharing of its own.
-3. Make the token and the certificate that the servers show:
-
-       kubectl create secret generic {SECRET} --from-file=token --from-file=tls.crt --from-file=tls.key
-
-4. Apply the manifests on the server's side: by itself `kubectl apply` keeps a copy of each object in an annotation of
-   256 KiB at most, and a large map is more.
-
-       kubectl apply --server-side -f {manifest}
-
-   Then copy `models/` into the volume `{VOLUME_CLAIM}`. Pods start again and again until they find their files. A
-   volume class without ReadWriteMany serves a single node: change the access mode. On a CPU only shares that are whole
-   cores can be kept in such a pod.
-
-| model | Service |
-|---|---|
-{services}
-
-What the pod of each node requests, which decides where it fits and what is kept for it:
-
-| node | CPU | memory | what that rests on |
-|---|---|---|---|
-{requests}
-"""
+    texts = {"manifest": manifest, "nodes": nodes, "services": services, "requests": requests}
+    return fill_text("kubernetes.md", secret=SECRET, volume=VOLUME_CLAIM, **texts)

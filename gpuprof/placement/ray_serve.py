@@ -10,7 +10,7 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import DISTRIBUTION
-from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, slug
+from gpuprof.placement.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug
 from gpuprof.placement.node_bundle import start_node_bundle
 
 ROUTER = "router"
@@ -81,17 +81,4 @@ def _write_readme(deployment: DeploymentMap) -> str:
         f"       ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
         for node in deployment.nodes
     )
-    return f"""# To deploy this map on Ray Serve
-
-1. On each machine of the cluster install `{DISTRIBUTION}[gpu,serve]` (without GPUs `[cpu,serve]`) and `ray[serve]`, and
-   copy this directory to `{_FOLDER}`, or name another place after `map:` in `serve_config.yaml`.
-2. Start Ray so that each machine says which node of the map it is, on the first with `--head` for `--address …`:
-
-{starts}
-
-   Where the map has MIG instances, cut the GPUs first (`gpuprof export --to mig-parted`).
-3. `serve deploy serve_config.yaml`. Models answer the Open Inference Protocol over HTTP at port {_HTTP_PORT} of each
-   machine, on loopback; `http_options` opens it to others, and Ray Serve asks for no token.
-
-Requests for a model that several nodes have are divided as the map plans.
-"""
+    return fill_text("ray_serve.md", distribution=DISTRIBUTION, folder=_FOLDER, starts=starts, port=_HTTP_PORT)

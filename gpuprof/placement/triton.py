@@ -10,6 +10,7 @@ from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.file import read_onnx
 from gpuprof.placement.bundle import (
     Bundle,
+    fill_text,
     folder_name,
     is_cpu,
     model_file,
@@ -18,35 +19,6 @@ from gpuprof.placement.bundle import (
     replica_names,
     slug,
 )
-
-_README = """# To deploy this map on Triton
-
-Each directory is the model repository of one server, which the machine of its node runs:
-
-| server | node | GPU | MIG instance | share | model | requests/s |
-|---|---|---|---|---|---|---|
-{rows}
-
-1. Where the map has MIG instances, cut the GPUs first (`gpuprof export --to mig-parted`). `nvidia-smi -L` lists the
-   UUIDs of GPUs and instances; the instance's belongs as `CUDA_VISIBLE_DEVICES` into each `server.env` that has none.
-2. Where servers have shares, start an MPS daemon for their GPU or instance, with the directory that they name, and
-   write the same UUID into their `server.env`, since a daemon numbers the devices anew that it sees:
-
-       CUDA_VISIBLE_DEVICES=UUID CUDA_MPS_PIPE_DIRECTORY=… nvidia-cuda-mps-control -d
-
-3. Start each server with the variables of its `server.env` and ports of its own, in containers with
-   `--env-file SERVER/server.env --ipc host` and the daemon's directory mounted:
-
-       env $(cat SERVER/server.env) tritonserver --model-repository SERVER \\
-           --http-port 8000 --grpc-port 8001 --metrics-port 8002
-
-   On a CPU nothing holds a server to its cores: start it under `taskset`. Without any shares leave
-   `CUDA_MPS_PIPE_DIRECTORY` out, or start its daemon all the same.
-
-What of the map Triton does not keep: who divides the requests of a model among its servers (a balancer must, by the
-column requests/s), and that requests which would miss their objective are refused. Servers without a share on one GPU
-run their batches at once and not in turns.
-"""
 
 
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
@@ -98,7 +70,7 @@ def _write_readme(deployment: DeploymentMap) -> str:
         f"| {folder_name(public_name(deployment, replica.model).name)} | {replica.rate_rps:g} |"
         for name, node, gpu, partition, replica in replica_names(deployment)
     ]
-    return _README.format(rows="\n".join(rows))
+    return fill_text("triton.md", rows="\n".join(rows))
 
 
 def _format_mig(partition: Partition) -> str:

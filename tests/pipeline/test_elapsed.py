@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from gpuprof.pipeline.elapsed import report_elapsed
-from gpuprof.pipeline.result import Progress, ignore_progress
+from gpuprof.pipeline.result import Progress, say_nothing
 
 
 def test_seconds_are_told_while_the_block_goes_on_and_the_last_at_its_end() -> None:
@@ -37,5 +37,5 @@ def test_an_error_ends_the_reports_and_nobody_is_told_of_an_end() -> None:
 
 def test_where_nobody_listens_no_thread_runs() -> None:
     before = set(threading.enumerate())
-    with report_elapsed(ignore_progress, "sending", 1.0):
+    with report_elapsed(say_nothing, "sending", 1.0):
         assert set(threading.enumerate()) <= before
