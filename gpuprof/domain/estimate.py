@@ -217,6 +217,15 @@ def batch_times(
 
 
 @runtime_checkable
+class NamingEstimator(Estimator, Protocol):
+    """An estimator that knows which of the names that it is asked for stand for one model."""
+
+    def source_of(self, name: str) -> str:
+        """Return the model that a name stands for: names of one model have the same estimates."""
+        ...
+
+
+@runtime_checkable
 class SlowingEstimator(Estimator, Protocol):
     """An estimator that knows the least interference that any neighbour causes."""
 

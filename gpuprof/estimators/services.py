@@ -40,8 +40,8 @@ class ServiceEstimator:
 
         Raises `InputError` for a model, batch or share of which nothing can be said.
         """
-        others = sorted(replace(one, model=_largest_part(self._source(one.model))) for one in beside)
-        parts = name_parts(self._source(model))
+        others = sorted(replace(one, model=_largest_part(self.source_of(one.model))) for one in beside)
+        parts = name_parts(self.source_of(model))
         if len(parts) == 1:
             estimate = self._models.estimate(parts[0][0], device, batch, share, others, processes)
         else:
@@ -56,7 +56,7 @@ class ServiceEstimator:
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
         """Return the times of a service at each of the batches. Raises `InputError` as `estimate` does."""
-        parts = name_parts(self._source(model))
+        parts = name_parts(self.source_of(model))
         if len(parts) == 1:
             return batch_times(self._models, parts[0][0], device, batches, share, processes)
         return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
@@ -68,12 +68,12 @@ class ServiceEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""
-        parts = name_parts(self._source(model))
+        parts = name_parts(self.source_of(model))
         return tuple(sorted({batch for name, _ in parts for batch in self._models.batches(name, device, share)}))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares worth considering for a service."""
-        (first, _), *rest = name_parts(self._source(model))
+        (first, _), *rest = name_parts(self.source_of(model))
         known = self._models.shares(first, device)
         others = [set(self._models.shares(name, device)) for name, _ in rest]
         return tuple(share for share in known if all(share in other for other in others)) or known
@@ -83,17 +83,18 @@ class ServiceEstimator:
 
         Raises `InputError` as `estimate` does.
         """
-        if any(len(name_parts(self._source(one.model))) > 1 for one in workloads):
+        if any(len(name_parts(self.source_of(one.model))) > 1 for one in workloads):
             return None
         numbers: dict[Workload, int] = {}  # many services may run one model
-        sources = {name: _largest_part(self._source(name)) for name in {one.model for one in workloads}}
+        sources = {name: _largest_part(self.source_of(name)) for name in {one.model for one in workloads}}
         asked = (Workload(sources[one.model], one.batch, one.share, one.processes) for one in workloads)
         rows = [numbers.setdefault(one, len(numbers)) for one in asked]
         table = tabulate_interference(self._models, device, list(numbers))
         return None if table is None else table.take(np.array(rows, dtype=np.int64))
 
-    def _source(self, service: str) -> str:
-        return self._sources.get(service, service)
+    def source_of(self, name: str) -> str:
+        """Return the name of the model that a service runs, with its sizes."""
+        return self._sources.get(name, name)
 
 
 def _largest_part(name: str) -> str:

@@ -31,14 +31,16 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
         That are planned for.
     """
     from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
-    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.estimators.queueing.deferred_queue import DeferredQueue
 
     if arrivals is None or arrivals.strip().lower() == POISSON:
-        return BatchQueue()
+        return DeferredQueue()
     shapes = _read_shapes(arrivals)
     if len(shapes) == 1:
-        return ShapedQueue(BatchQueue(), next(iter(shapes.values())))
-    queues = ModelQueues({model: ShapedQueue(BatchQueue(), shape) for model, shape in shapes.items()}, BatchQueue())
+        return ShapedQueue(DeferredQueue(), next(iter(shapes.values())))
+    queues = ModelQueues(
+        {model: ShapedQueue(DeferredQueue(), shape) for model, shape in shapes.items()}, DeferredQueue()
+    )
     # Asked once for each, so that a trace that lacks one is refused now and not in the middle of a search.
     for model in models:
         queue_of(queues, model)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.estimate import Estimate, NamingEstimator, Workload
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
@@ -32,6 +32,7 @@ def find_alike(problem: Problem) -> Mapping[str, str]:
 
 
 def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
+    estimator = problem.estimator
     groups: defaultdict[tuple[Demand, int], list[str]] = defaultdict(list)
     for demand in problem.demands:
         arrive = id(queue_of(problem.queueing, demand.model))  # of the same law, at the same rate
@@ -40,8 +41,12 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
     failed = {one.model for run in groups_failed for one in (run.workload, *run.beside)}
     for names in groups.values():
         known: dict[object, str] = {}
+        probes: dict[str, tuple[Estimate, ...]] = {}
         for name in names:
-            figures = tuple(_probe(problem, name)) if len(names) > 1 else ()
+            model = estimator.source_of(name) if isinstance(estimator, NamingEstimator) else name
+            if model not in probes:
+                probes[model] = tuple(_probe(problem, name)) if len(names) > 1 else ()
+            figures = probes[model]
             source = (problem.demand(name).source_model or name) if name in failed else None
             yield name, known.setdefault((figures, source), name) if any(figures) else name
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from scipy.special import gammainc
-
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
@@ -51,6 +49,8 @@ def _parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
     left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
     if cv < 1e-3:
         return [float(ms <= left_ms) for ms in server.latency_ms]
+    from scipy.special import gammainc  # a third of a second to import, and most times do not vary
+
     return [float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2)) for ms in server.latency_ms]
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.placement.alike import find_alike
 from gpuprof.placement.contract import ExponentialQueue, plain_device
 from gpuprof.placement.problem import Options, Problem
@@ -49,3 +51,24 @@ def test_an_estimator_whose_answer_is_kept_is_kept_with_it_so_that_no_other_gets
     forgotten = weakref.ref(estimator)
     del estimator
     assert forgotten() is not None
+
+
+@dataclass(frozen=True)
+class CountingEstimator(CurvedEstimator):
+    """Answers for names of which those with one first letter stand for one model, and keeps who was asked for."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def source_of(self, name: str) -> str:
+        return name[0]
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        self.asked.append(model)
+        return CurvedEstimator.shares(self, model, device)
+
+
+def test_of_names_that_stand_for_one_model_only_the_first_is_asked_for() -> None:
+    estimator = CountingEstimator()
+    given = problem(tuple(Demand(name, 100.0, Slo(50.0)) for name in ("a0", "a1", "b0", "a2", "b1")))
+    find_alike(replace(given, estimator=estimator))
+    assert estimator.asked == ["a0", "b0"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 
 Array = NDArray[Any]
+
+#: Gauss-Newton steps at most, and the relative size of one that is none.
+_MOST_STEPS, _STEP_TOLERANCE = 100, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +104,48 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
     paper's plans hang on these: with coefficients that stay positive its twelve workloads fit on five GPUs, not six.
     Raises `InputError` when there are fewer configurations than coefficients.
     """
-    ours = fit_workload(profile, hardware)
-    batch, percent, time = (
-        np.array(column)
-        for column in zip(
-            *(
-                (
-                    one.batch,
-                    100.0 * one.share,
-                    one.gpu_ms * min(1.0, one.clock_mhz / hardware.max_clock_mhz) - profile.idle_ms,
-                )
-                for one in profile.configurations
-            ),
-            strict=True,
-        )
-    )
-    from scipy.optimize import curve_fit
-
-    fitted, _ = curve_fit(_active_of_percent, np.array([batch, percent]), time, maxfev=100_000)
-    k1, k2, k3, k4, k5 = (float(value) for value in fitted)
-    return replace(ours, active=(k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
+    _require_configurations(profile)
+    configurations = profile.configurations
+    batch = np.array([one.batch for one in configurations], dtype=float)
+    percent = np.array([100.0 * one.share for one in configurations])
+    speed = np.array([min(1.0, one.clock_mhz / hardware.max_clock_mhz) for one in configurations])
+    time = np.array([one.gpu_ms for one in configurations]) * speed - profile.idle_ms
+    k1, k2, k3, k4, k5 = _fit_least_squares(batch, percent, time)
+    return _fit_rest(profile, hardware, (k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
 
 
-def _active_of_percent(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
-    batch, percent = at
-    return np.asarray((k1 * batch**2 + k2 * batch + k3) / (percent + k4) + k5)
+def _fit_least_squares(batch: Array, percent: Array, time: Array) -> tuple[float, float, float, float, float]:
+    """Fit equation 11 by variable projection (Kaufman 1975): k_4 by Gauss-Newton steps, the others solved for it.
+
+    That is what `scipy.optimize.curve_fit` finds, which takes half a second to import.
+    """
+
+    def project(k4: float) -> tuple[Array, Array, Array]:
+        """Return the columns of the linear coefficients, these at their best, and the residuals."""
+        share = percent + k4
+        columns = np.stack([batch**2 / share, batch / share, 1.0 / share, np.ones_like(share)], axis=1)
+        best = np.linalg.lstsq(columns, time, rcond=None)[0]
+        return columns, best, columns @ best - time
+
+    k4 = 1.0
+    columns, best, residuals = project(k4)
+    for _ in range(_MOST_STEPS):
+        basis, _ = np.linalg.qr(columns)
+        slope = -(columns[:, :3] @ best[:3]) / (percent + k4)
+        slope -= basis @ (basis.T @ slope)
+        step = -float(slope @ residuals) / max(float(slope @ slope), 1e-300)
+        while abs(step) > _STEP_TOLERANCE * max(1.0, abs(k4)):
+            if k4 + step > -percent.min():
+                tried = project(k4 + step)
+                if tried[2] @ tried[2] < residuals @ residuals:
+                    break
+            step /= 2.0
+        else:
+            break
+        k4 += step
+        columns, best, residuals = tried
+    k1, k2, k3, k5 = best.tolist()
+    return k1, k2, k3, k4, k5
 
 
 def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:
@@ -135,19 +155,38 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
     minimise the relative error and are at least 0, so that time neither grows with the share nor falls with the batch.
     Raises `InputError` when there are fewer configurations than coefficients.
     """
-    if len(profile.configurations) < 5:
-        raise InputError(f"five coefficients need as many configurations but got {len(profile.configurations)}")
+    _require_configurations(profile)
     batch = np.array([one.batch for one in profile.configurations], dtype=float)
     share = np.array([one.share for one in profile.configurations])
-    speed = np.array([one.clock_mhz for one in profile.configurations]) / hardware.max_clock_mhz
-    total = np.array([one.gpu_ms for one in profile.configurations]) * speed
+    return _fit_rest(profile, hardware, _fit_active(batch, share, _active_ms(profile, hardware)))
+
+
+def _require_configurations(profile: WorkloadProfile) -> None:
+    if len(profile.configurations) < 5:
+        raise InputError(f"five coefficients need as many configurations but got {len(profile.configurations)}")
+
+
+def _speeds(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
+    """Return the frequency of each configuration, as a part of the highest."""
+    return np.array([one.clock_mhz for one in profile.configurations]) / hardware.max_clock_mhz
+
+
+def _active_ms(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
+    """Return the active time of each configuration at the highest frequency."""
+    total = np.array([one.gpu_ms for one in profile.configurations]) * _speeds(profile, hardware)
     # Positive, since errors are relative to it: the delay is measured in another run and may exceed a short time.
-    active = np.maximum(total - profile.idle_ms, 0.05 * total)
-    coefficients = _fit_active(batch, share, active)
-    ability = batch / active
+    return np.maximum(total - profile.idle_ms, 0.05 * total)
+
+
+def _fit_rest(
+    profile: WorkloadProfile, hardware: HardwareCoefficients, active: tuple[float, float, float, float, float]
+) -> WorkloadCoefficients:
+    """Return the coefficients of a model whose k_1 … k_5 are known."""
+    batch = np.array([one.batch for one in profile.configurations], dtype=float)
+    ability = batch / _active_ms(profile, hardware)
     above_idle = np.array([one.power_w for one in profile.configurations]) - hardware.idle_power_w
     # A GPU at its limit draws the limit, whatever it does: such points are not on the line.
-    unthrottled = speed > 0.999
+    unthrottled = _speeds(profile, hardware) > 0.999
     known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]
     slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms
     return WorkloadCoefficients(
@@ -155,7 +194,7 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
         feedback_bytes=profile.feedback_bytes,
         kernels=profile.kernels,
         launch_ms=profile.idle_ms / max(profile.kernels, 1),
-        active=coefficients,
+        active=active,
         cache=max(0.0, (slower - 1.0) / profile.l2_beside_pct) if profile.l2_beside_pct > 0 else 0.0,
         power=_line(ability[unthrottled], above_idle[unthrottled]),
         l2=_line(np.array([a for a, _ in known]), np.array([c for _, c in known])),

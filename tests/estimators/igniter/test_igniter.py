@@ -6,11 +6,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.optimize import curve_fit
 
 from bench.interference import appropriate_batch, lower_bound_share
 from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile, fit_hardware, fit_workload
+from gpuprof.estimators.igniter.fit import (
+    Array,
+    Configuration,
+    HardwareProfile,
+    WorkloadProfile,
+    fit_hardware,
+    fit_published_workload,
+    fit_workload,
+)
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
     PlacedWorkload,
@@ -128,6 +138,30 @@ def test_the_fit_predicts_configurations_that_it_has_not_seen() -> None:
         assert fitted.power_w(batch, share) == pytest.approx(truth.power_w(batch, share), rel=0.05)
         assert fitted.l2_pct(batch, share) == pytest.approx(truth.l2_pct(batch, share), rel=0.05)
     assert fitted.cache == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_published_fit_is_least_squares_as_scipy_finds_them(seed: int) -> None:
+    truth = replace(NET, power=(60.0, 5.0))
+    draw, profile = np.random.default_rng(seed), _workload(truth)
+    noisy = tuple(replace(one, gpu_ms=one.gpu_ms * draw.uniform(0.95, 1.05)) for one in profile.configurations)
+    fitted = fit_published_workload(replace(profile, configurations=noisy), V100)
+
+    def active_ms(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
+        return np.asarray((k1 * at[0] ** 2 + k2 * at[0] + k3) / (at[1] + k4) + k5)
+
+    at = np.array([(one.batch, 100.0 * one.share) for one in noisy]).T
+    best, _ = curve_fit(active_ms, at, [one.gpu_ms - profile.idle_ms for one in noisy], maxfev=100_000)
+    for batch, percent in ((1, 10.0), (4, 30.0), (24, 80.0), (32, 100.0)):
+        expected = active_ms(np.array([batch, percent]), *best)
+        assert fitted.active_ms(batch, percent / 100.0) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_five_coefficients_are_not_fitted_to_four_configurations() -> None:
+    profile = _workload(NET)
+    for fit in (fit_workload, fit_published_workload):
+        with pytest.raises(InputError, match="five coefficients need as many configurations but got 4"):
+            fit(replace(profile, configurations=profile.configurations[:4]), V100)
 
 
 def test_coefficients_stay_physical_where_measurements_are_not() -> None:

@@ -1,0 +1,35 @@
+"""The default queueing model, imported at its first question: plans for part of the SLO ask none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+
+if TYPE_CHECKING:
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+
+
+class DeferredQueue:
+    """Implements `gpuprof.domain.sojourn.QueueModel` by `BatchQueue`, which takes a third of a second to import."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return the distribution of the time in the system; see `QueueModel.sojourn`."""
+        return _import_queue().sojourn(arrivals, server)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        """Return the distribution of the time in a pool; see `QueueModel.pool`."""
+        return _import_queue().pool(arrivals, servers, coarse=coarse)
+
+    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
+        """Return about which part of the requests is late; see `QuickQueueModel.late_parts`."""
+        return _import_queue().late_parts(rate_rps, server, limits_ms)
+
+
+@cache
+def _import_queue() -> BatchQueue:
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+
+    return BatchQueue()
