@@ -74,6 +74,11 @@ class Figure:
         """Whether it was measured, or lies between what was."""
         return classify_source(self.source) in (MEASURED, INTERPOLATED)
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None where nothing is known of the error."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     def scale_by(self, factor: float) -> Figure:
         """Return the figure times ``factor``, interval included."""
         low = None if self.low is None else self.low * factor

@@ -265,12 +265,7 @@ def _ranked_row(ranked: RankedModel) -> dict[str, object]:
     weights = getattr(ranked.model, "weights_", None)
     return {
         "interference": ranked.name,
-        "left_out": ranked.left_out,
-        "rows": ranked.rows,
-        "mean_pct": ranked.mean_pct,
-        "p95_pct": ranked.p95_pct,
-        "low": ranked.low,
-        "high": ranked.high,
+        **{name: getattr(ranked, name) for name in ("left_out", "rows", "mean_pct", "p95_pct", "low", "high")},
         "interval": f"{ranked.low:.2f} … {ranked.high:.2f}",
         "coefficients": None if weights is None else ", ".join(f"{float(weight):.3g}" for weight in weights),
     }

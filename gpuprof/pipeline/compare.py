@@ -23,6 +23,8 @@ from gpuprof.placement.problem import Problem
 
 #: Maps beside one another in a picture.
 _ABREAST = 3
+#: Figures of a map that its row has beside what it costs and serves.
+_FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
 #: Seconds that a policy may search unless told otherwise: of a table of many, nobody waits minutes for one row.
 _TIME_LIMIT_S = 30.0
 
@@ -144,15 +146,9 @@ def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]
         remark = early_stop(deployment, time_limit_s) or remark
     return {
         "policy": outcome.policy,
-        "gpus": None if figures is None else figures.gpus,
-        "cost_per_hour": None if figures is None else figures.cost_per_hour,
-        "goodput_rps": None if figures is None else figures.goodput_rps,
+        **{name: getattr(figures, name, None) for name in ("gpus", "cost_per_hour", "goodput_rps")},
         "missing_rps": None if figures is None else outcome.missing_rps,
-        "internal_slack": None if figures is None else figures.internal_slack,
-        "external_fragmentation": None if figures is None else figures.external_fragmentation,
-        "compute_utilization": None if figures is None else figures.compute_utilization,
-        "memory_utilization": None if figures is None else figures.memory_utilization,
-        "fairness": None if figures is None else figures.fairness,
+        **{name: getattr(figures, name, None) for name in _FIGURES},
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
         "gpus_at_lower_ends": _gpus_at(None if deployment is None else deployment.predicted.at_lower_ends),
         "gpus_at_upper_ends": _gpus_at(None if deployment is None else deployment.predicted.at_upper_ends),

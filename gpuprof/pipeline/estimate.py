@@ -264,12 +264,8 @@ def _row(estimate: Estimate) -> dict[str, object]:
 
 
 def _figure_columns(name: str, unit: str, figure: Figure | None) -> dict[str, object]:
-    return {
-        f"{name}_{unit}": None if figure is None else figure.value,
-        f"{name}_low_{unit}": None if figure is None else figure.low,
-        f"{name}_high_{unit}": None if figure is None else figure.high,
-        f"{name}_source": None if figure is None else figure.source,
-    }
+    columns = {f"{name}_{unit}": "value", f"{name}_low_{unit}": "low", f"{name}_high_{unit}": "high"}
+    return {column: getattr(figure, end, None) for column, end in (columns | {f"{name}_source": "source"}).items()}
 
 
 def _check_memory(estimate: Estimate, device: Device) -> None:

@@ -29,6 +29,7 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 #: The shares, and three plans: as it is, with more rate, with a tighter SLO.
 _STEPS = 4
+_ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +152,8 @@ def _describe_alternative(alternative: Alternative) -> dict[str, object]:
     return {
         "device": segment.device,
         "share": str(segment.share),
-        "batch": segment.batch,
-        "processes": segment.processes,
-        "capacity_rps": segment.capacity_rps,
-        "tail_ms": alternative.tail_ms,
-        "replicas": alternative.replicas,
-        "cost": alternative.cost,
-        "chosen": alternative.chosen,
-        "source": alternative.source,
-        "at_upper_end": alternative.at_upper_end,
+        **{name: getattr(segment, name) for name in ("batch", "processes", "capacity_rps")},
+        **{name: getattr(alternative, name) for name in _ALTERNATIVE},
     }
 
 

@@ -23,7 +23,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.objective import measure
-from gpuprof.placement.predict import Stream, is_memory_known, percentile_over
+from gpuprof.placement.predict import Stream, batch_figures, is_memory_known, percentile_over
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.rules.host_work import disturb_at_worst
@@ -135,16 +135,10 @@ class MapMerger:
         memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
         rate = sum(replica.rate_rps for replica in chosen)
         prediction = ReplicaPrediction(
-            latency_ms=estimate.latency_ms.value,
-            latency_cv=estimate.latency_cv,
-            pause_factor=estimate.pause_factor,
-            pause_cv=estimate.pause_cv,
-            overlapped_ms=estimate.overlapped_ms,
-            throughput_rps=estimate.throughput_rps.value,
+            **batch_figures(estimate) | {"latency_ms_interval": None, "throughput_rps_interval": None},
             goodput_rps=rate,
             utilization=rate / estimate.throughput_rps.value,
             memory_bytes=memory,
-            source=estimate.latency_ms.source,
         )
         merged = Replica(
             model=workload.model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuprof.domain.deployment import (
     ModelPrediction,
@@ -121,18 +122,10 @@ class Predictor:
         """Return the replica as the map has it, with ``beside`` running on the same device."""
         estimate = self._segments.estimate(device, placed.workload, beside)
         prediction = ReplicaPrediction(
-            latency_ms=estimate.latency_ms.value,
-            latency_ms_interval=_to_interval(estimate.latency_ms),
-            latency_cv=estimate.latency_cv,
-            pause_factor=estimate.pause_factor,
-            pause_cv=estimate.pause_cv,
-            overlapped_ms=estimate.overlapped_ms,
-            throughput_rps=estimate.throughput_rps.value,
-            throughput_rps_interval=_to_interval(estimate.throughput_rps),
+            **batch_figures(estimate),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),
             utilization=placed.rate_rps / estimate.throughput_rps.value,
             memory_bytes=placed.memory_bytes,
-            source=estimate.latency_ms.source,
             creq=_required_compute(placed),
             mreq=_required_memory(placed, estimate),
         )
@@ -192,6 +185,19 @@ class Predictor:
         )
 
 
+def batch_figures(estimate: Estimate) -> dict[str, Any]:
+    """Return what an estimate says of the batches of a replica, by the fields of `ReplicaPrediction`."""
+    copied = ("latency_cv", "pause_factor", "pause_cv", "overlapped_ms")
+    return {
+        **{name: getattr(estimate, name) for name in copied},
+        "latency_ms": estimate.latency_ms.value,
+        "latency_ms_interval": estimate.latency_ms.interval,
+        "throughput_rps": estimate.throughput_rps.value,
+        "throughput_rps_interval": estimate.throughput_rps.interval,
+        "source": estimate.latency_ms.source,
+    }
+
+
 def is_memory_known(estimate: Estimate) -> bool:
     """Return whether a process may be held to the memory: a limit that is a guess ends what would have run."""
     return estimate.memory_bytes is not None and estimate.memory_bytes.is_observed
@@ -236,9 +242,7 @@ def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
     if placed.creq is None or placed.creq_metric is None:
         return None
     creq = placed.creq
-    return RequiredCompute(
-        metric=placed.creq_metric, pct=creq.value, interval_pct=_to_interval(creq), source=creq.source
-    )
+    return RequiredCompute(metric=placed.creq_metric, pct=creq.value, interval_pct=creq.interval, source=creq.source)
 
 
 def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemory | None:
@@ -246,11 +250,7 @@ def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemor
     if placed.creq is None or estimate.memory_bytes is None:
         return None
     needed = estimate.memory_bytes.scale_by(placed.processes)
-    return RequiredMemory(bytes=needed.value, interval_bytes=_to_interval(needed), source=needed.source)
-
-
-def _to_interval(figure: Figure) -> Interval | None:
-    return None if figure.low is None or figure.high is None else (figure.low, figure.high)
+    return RequiredMemory(bytes=needed.value, interval_bytes=needed.interval, source=needed.source)
 
 
 def _drop_infinity(value: float) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Interval, Partition, Replica
-from gpuprof.domain.estimate import Estimator, Figure
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.predict import batch_figures
 from gpuprof.rules.turns import without_turn_mates
 
 
@@ -48,16 +49,8 @@ def _retime_replica(
     full = estimates[-1]
     predicted = replica.predicted.model_copy(
         update={
-            "latency_ms": full.latency_ms.value,
-            "latency_ms_interval": _interval(full.latency_ms),
-            "latency_cv": full.latency_cv,
-            "pause_factor": full.pause_factor,
-            "pause_cv": full.pause_cv,
-            "overlapped_ms": full.overlapped_ms,
-            "throughput_rps": full.throughput_rps.value,
-            "throughput_rps_interval": _interval(full.throughput_rps),
+            **batch_figures(full),
             "utilization": replica.rate_rps / full.throughput_rps.value,
-            "source": full.latency_ms.source,
             # Those of the old times would be wrong beside the new ones.
             **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "p99_ms_interval", "goodput_rps_interval")),
         }
@@ -71,7 +64,3 @@ def _retime_replica(
             estimator, device, workload, without_turn_mates(workload, beside)
         ).latency_ms.value
     return replica.model_copy(update=changed)
-
-
-def _interval(figure: Figure) -> Interval | None:
-    return None if figure.low is None or figure.high is None else (figure.low, figure.high)
