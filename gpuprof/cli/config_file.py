@@ -51,14 +51,8 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     """Return the defaults of a group's commands, as click takes them.
 
     Raises `InputError` with the line: no YAML, a verb or an option that does not exist, or a value that no option can
-    have.
-
-    Parameters
-    ----------
-    group : click.Group
-        Of the commands that may run; options of others are not read.
-    verbs : sequence of str
-        All commands that there are.
+    have. ``group``: of the commands that may run; options of others are not read; ``verbs``: all commands that there
+    are.
     """
     root = read_yaml(path, "options")
     if root is None:

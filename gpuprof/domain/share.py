@@ -53,14 +53,8 @@ class Share:
 def parse_share(text: str, compute_units: int) -> Share:
     """Read ``"50"``, ``"50%"``, ``"1core"``, ``"0.5cores"``, ``"3g.40gb"`` or ``"3g.40gb:50"``.
 
-    Raises `InputError` when the text has none of these forms or lies outside (0, 100] percent.
-
-    Parameters
-    ----------
-    text : str
-        As given to ``--share``.
-    compute_units : int
-        Of the device; a number of cores becomes a percentage of them.
+    Raises `InputError` when the text has none of these forms or lies outside (0, 100] percent. ``text``: as given to
+    ``--share``; ``compute_units``: of the device; a number of cores becomes a percentage of them.
 
     Examples
     --------

@@ -36,15 +36,9 @@ def estimator_names() -> tuple[str, ...]:
 def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
     """Return the estimator called ``name``; it refuses what the database knows to fail.
 
-    Raises `InputError` when there is none, or it cannot be made from a database.
-
-    Parameters
-    ----------
-    name : str
-        Built in, installed, or ``package.module:Class``. The classes that are built in are called with the kernel
-        database and the files, others with the database alone.
-    graphs : mapping of str to Path, optional
-        ONNX files of models by name.
+    Raises `InputError` when there is none, or it cannot be made from a database. ``name``: built in, installed, or
+    ``package.module:Class``. The classes that are built in are called with the kernel database and the files, others
+    with the database alone. ``graphs``: ONNX files of models by name.
     """
     plugin = load_plugin("estimator", name, BUILTIN)
     try:

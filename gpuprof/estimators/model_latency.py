@@ -30,12 +30,8 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
 class ModelLatencies:
     """Times of models that run alone, from the best source that there is for each.
 
-    Parameters
-    ----------
-    learned : callable
-        Device → regressors trained for it, or None; asked before the roofline.
-    cross_gpu : CrossGpuLatencies
-        What is predicted for GPUs of which nothing was measured.
+    ``learned``: device → regressors trained for it, or None; asked before the roofline; ``cross_gpu``: what is
+    predicted for GPUs of which nothing was measured.
     """
 
     def __init__(

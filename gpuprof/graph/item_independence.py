@@ -47,14 +47,9 @@ def computes_items_apart(
 ) -> bool:
     """Return whether no output of ``graph`` can mix the items of its batch; False also where that is not known.
 
-    Parameters
-    ----------
-    graph : ModelGraph
-        Bound to ``batch``, more than one.
-    batched : iterable of str
-        The inputs whose first dimension is the batch; there must be no others.
-    values : mapping of str to ndarray, optional
-        Small values that are known before the model runs, as `gpuprof.graph.load.load_nodes` gives them.
+    ``graph``: bound to ``batch``, more than one; ``batched``: the inputs whose first dimension is the batch; there must
+    be no others; ``values``: small values that are known before the model runs, as `gpuprof.graph.load.load_nodes`
+    gives them.
     """
     seen = _KnownTensors(batch, values or {}, set(batched))
     if any(one.name not in seen.items or one.shape[:1] != (batch,) for one in graph.inputs):

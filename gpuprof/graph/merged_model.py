@@ -82,12 +82,8 @@ class MergedModel:
     def feeds(self, requests: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
         """Return the inputs of one call of the merged file.
 
-        Raises `InputError` for a model or an input that does not exist, or an input that is missing.
-
-        Parameters
-        ----------
-        requests : mapping of str to mapping of str to ndarray
-            For each model that takes part its inputs under its own names; the others are absent.
+        Raises `InputError` for a model or an input that does not exist, or an input that is missing. ``requests``: for
+        each model that takes part its inputs under its own names; the others are absent.
         """
         # All names first, so that nothing is computed for a call that is refused.
         for name in requests:

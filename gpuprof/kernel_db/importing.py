@@ -64,14 +64,9 @@ def import_files(
     """Import files, and in directories all files of a known format.
 
     Everything is read before anything is written: one bad file leaves the database as it was. Raises `InputError` when
-    a file cannot be read, has no known form, or is damaged, with the line number.
-
-    Parameters
-    ----------
-    device : str, optional
-        What they were measured on, where they do not say; by default the device of the publication.
-    form : str, optional
-        A key of `IMPORTERS`; by default it is recognised from each file.
+    a file cannot be read, has no known form, or is damaged, with the line number. ``device``: what they were measured
+    on, where they do not say; by default the device of the publication; ``form``: a key of `IMPORTERS`; by default it
+    is recognised from each file.
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))

@@ -142,18 +142,9 @@ class KernelDb:
     ) -> pa.Table:
         """Return rows of ``table``; ``run_id`` sorts them by the time at which their runs started.
 
-        Raises `InputError` when a file is damaged or of a newer gpuprof, naming it.
-
-        Parameters
-        ----------
-        table : str
-            A key of `gpuprof.kernel_db.schema.TABLES`.
-        columns : sequence of str, optional
-            Only these.
-        where : mapping of str to object, optional
-            Column → the value that it must have, or a list, tuple or set of values, or None for null.
-        segments : sequence of Path, optional
-            Only of these; by default of `segments`, all.
+        Raises `InputError` when a file is damaged or of a newer gpuprof, naming it. ``table``: a key of
+        `gpuprof.kernel_db.schema.TABLES`; ``columns``: only these; ``where``: column → the value that it must have, or
+        a list, tuple or set of values, or None for null; ``segments``: only of these; by default of `segments`, all.
 
         Returns
         -------

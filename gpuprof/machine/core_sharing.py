@@ -77,12 +77,7 @@ class CoreSharing:
     def watch(self, now: float, spent_s: float | None = None) -> None:
         """Use the workers' cores, too, while the free ones are overloaded; to be called periodically.
 
-        Parameters
-        ----------
-        now : float
-            Monotonic seconds.
-        spent_s : float, optional
-            CPU time of this process so far; measured unless given.
+        ``now``: monotonic seconds; ``spent_s``: CPU time of this process so far; measured unless given.
         """
         elapsed_s = now - self._looked
         if elapsed_s < _PERIOD_S:

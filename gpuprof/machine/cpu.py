@@ -45,12 +45,8 @@ class CpuInfo:
 def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Device:
     """Return this machine's CPU, as much of it as this process may use.
 
-    Parameters
-    ----------
-    root : Path
-        Root of the file system to read ``/proc`` and ``/sys`` of.
-    affinity : collection of int, optional
-        Processors to use; by default those that the scheduler allows this process.
+    ``root``: root of the file system to read ``/proc`` and ``/sys`` of; ``affinity``: processors to use; by default
+    those that the scheduler allows this process.
     """
     allowed = sorted(allowed_cores() if affinity is None else affinity)
     quota = cpu_quota_cores(root)

@@ -40,14 +40,9 @@ class MpsDaemon:
     def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
         """Return what a client's environment must have, before it makes its CUDA context.
 
-        Raises `InputError` when the percentage or the limit cannot be given.
-
-        Parameters
-        ----------
-        percentage : float or None
-            Of the GPU's (or its MIG instance's) SMs, above 0 to 100; None: the client is held to none.
-        memory_limit_bytes : int, optional
-            Device memory that it may allocate, of the one GPU that it sees.
+        Raises `InputError` when the percentage or the limit cannot be given. ``percentage``: of the GPU's (or its MIG
+        instance's) SMs, above 0 to 100; None: the client is held to none; ``memory_limit_bytes``: device memory that it
+        may allocate, of the one GPU that it sees.
         """
         if percentage is not None and not 0.0 < percentage <= 100.0:
             raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")

@@ -46,14 +46,8 @@ from gpuprof.merging.source import Size
 def output_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
     """Return for each output along which axis it is concatenated; None: shared.
 
-    Raises `UnmergeableError` when the op mixes what belongs to different models, or nothing is known of it.
-
-    Parameters
-    ----------
-    slots : sequence of Slot or None
-        Its inputs; None where one is absent.
-    outputs : sequence
-        For each output, each model's dimensions.
+    Raises `UnmergeableError` when the op mixes what belongs to different models, or nothing is known of it. ``slots``:
+    its inputs; None where one is absent; ``outputs``: for each output, each model's dimensions.
     """
     given = [slot for slot in slots if slot is not None]
     if not given or node.op_type.startswith("Random") or node.op_type in {"Bernoulli", "Multinomial"}:

@@ -95,13 +95,8 @@ def prove_same(
 
     All models together at different batches, with inputs of standard deviation 1 and 30, then each one absent; where an
     empty batch cannot be run, a row of zeros stands for it. Raises `InputError` when a model cannot be run at all.
-
-    Parameters
-    ----------
-    dims : mapping of str to int, optional
-        Sizes of free dimensions beside the batch, as the models were read with.
-    tolerance : float, optional
-        For every output; by default `TOLERANCES` by type.
+    ``dims``: sizes of free dimensions beside the batch, as the models were read with; ``tolerance``: for every output;
+    by default `TOLERANCES` by type.
     """
     originals = _Originals(sources, dims or {}, threads)
     prover = _Prover(originals, merged, described, tolerance, threads)

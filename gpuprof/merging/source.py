@@ -136,17 +136,10 @@ def read_source(
     """Read a model for merging.
 
     Raises `InputError` if the file is no valid model, has a free dimension beside its batch that ``dims`` does not
-    bind, keeps sparse weights, or cannot be converted.
-
-    Parameters
-    ----------
-    dims : mapping of str to int, optional
-        Sizes for free dimensions beside the batch, by name; those that the model lacks are ignored.
-    opset : int, optional
-        Convert the model to this version of ONNX's operators.
-    any_length : bool
-        Take free dimensions that ``dims`` does not bind at their usual size: enough to look at the weights, not to
-        merge.
+    bind, keeps sparse weights, or cannot be converted. ``dims``: sizes for free dimensions beside the batch, by name;
+    those that the model lacks are ignored; ``opset``: convert the model to this version of ONNX's operators;
+    ``any_length``: take free dimensions that ``dims`` does not bind at their usual size: enough to look at the weights,
+    not to merge.
     """
     file = read_onnx(path)
     model = _convert_opset(file, opset)

@@ -36,15 +36,9 @@ def check_target(target: str, image: str | None) -> str:
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
     """Return what another tool needs to run the map.
 
-    Raises `InputError` for an unknown target, a missing image, or a map that the target has no words for.
-
-    Parameters
-    ----------
-    target : {"json", "kserve", "k8s", "mig-parted", "ray-serve", "triton"}
-    image : str, optional
-        Container image with gpuprof, which ``k8s`` and ``kserve`` need.
-    base : Path
-        Folder of the map: files of models are looked for there first.
+    Raises `InputError` for an unknown target, a missing image, or a map that the target has no words for. ``image``:
+    container image with gpuprof, which ``k8s`` and ``kserve`` need; ``base``: folder of the map: files of models are
+    looked for there first.
     """
     target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {

@@ -15,14 +15,8 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
     """Return the largest load in time; 0.0 where not even the least of the grid is.
 
     Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last that is in time and the next the
-    tail is taken to be linear in 1 / (1 - load), which also says which load to solve next.
-
-    Parameters
-    ----------
-    tail_ms : callable
-        Load, a part of the capacity → time that must not exceed the limit; rises with the load.
-    guess : float
-        A load to begin with.
+    tail is taken to be linear in 1 / (1 - load), which also says which load to solve next. ``tail_ms``: load, a part of
+    the capacity → time that must not exceed the limit; rises with the load; ``guess``: a load to begin with.
 
     Examples
     --------

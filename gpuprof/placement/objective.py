@@ -34,12 +34,8 @@ def measure(
 ) -> Objective:
     """Return the figures of a map.
 
-    Parameters
-    ----------
-    devices : mapping of str to Device
-        By name; prices are taken from here, a device without one counts 1.0.
-    activity : callable, optional
-        (device, replica) → fraction of its compute units active while it is busy; 1.0 where not given.
+    ``devices``: by name; prices are taken from here, a device without one counts 1.0; ``activity``: (device, replica) →
+    fraction of its compute units active while it is busy; 1.0 where not given.
     """
     used = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
     units = busy = memory = 0.0

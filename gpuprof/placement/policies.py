@@ -54,12 +54,8 @@ def policy_names() -> tuple[str, ...]:
 def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     """Return the policy called ``name``, made with ``options``.
 
-    Parameters
-    ----------
-    name : str
-        A built-in or installed name, or ``"package.module:Class"``.
-    options : mapping of str to str
-        The policy's own options as text, read by the types of its fields; or ``pooled``, for `PooledPolicy`.
+    ``name``: a built-in or installed name, or ``"package.module:Class"``; ``options``: the policy's own options as
+    text, read by the types of its fields; or ``pooled``, for `PooledPolicy`.
 
     Raises
     ------

@@ -63,12 +63,8 @@ def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
 def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
     """Return the rows with the runtime, the execution and the precision that they are of.
 
-    Parameters
-    ----------
-    collected : Collected
-        Its settings name the provider; without one nothing is known and nothing is changed.
-    jobs : sequence of Job
-        What was measured, and what ran beside it, in the order of the rows of ``colocations``.
+    ``collected``: its settings name the provider; without one nothing is known and nothing is changed; ``jobs``: what
+    was measured, and what ran beside it, in the order of the rows of ``colocations``.
     """
     provider = collected.settings.get("provider")
     if not provider:
@@ -140,12 +136,8 @@ class Collector(Protocol):
 def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
     """Return the collector called ``name`` for devices of ``kind``, and why it was chosen, in one line.
 
-    Parameters
-    ----------
-    name : str
-        A built-in name, an entry point's, ``"package.module:Class"``, or ``"auto"``.
-    kind : str
-        ``"cpu"`` or ``"gpu"``.
+    ``name``: a built-in name, an entry point's, ``"package.module:Class"``, or ``"auto"``; ``kind``: ``"cpu"`` or
+    ``"gpu"``.
 
     Raises
     ------

@@ -27,14 +27,8 @@ def map_figure(
 ) -> Chart:
     """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares.
 
-    Parameters
-    ----------
-    devices : mapping of str to Device, optional
-        By name; what it lacks is looked up in the catalogue.
-    title : str
-        By default the policy's name.
-    models : sequence of str, optional
-        In the order of their colours, where several maps are to agree; by default the map's own.
+    ``devices``: by name; what it lacks is looked up in the catalogue; ``title``: by default the policy's name;
+    ``models``: in the order of their colours, where several maps are to agree; by default the map's own.
 
     Returns
     -------

@@ -19,14 +19,8 @@ def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms:
 def wait_limit_ms(max_wait_ms: float, deadline_ms: float, latency_ms: Sequence[float]) -> float:
     """Return how long the oldest request may wait for its batch to fill and still meet its deadline.
 
-    Parameters
-    ----------
-    max_wait_ms : float
-        Of the replica.
-    deadline_ms : float
-        Of the request, from its arrival on.
-    latency_ms : sequence of float
-        Expected time of a batch of 1, 2, …; the largest counts, because others may join until the end.
+    ``max_wait_ms``: of the replica; ``deadline_ms``: of the request, from its arrival on; ``latency_ms``: expected time
+    of a batch of 1, 2, …; the largest counts, because others may join until the end.
     """
     # Negative where even a batch that starts at once is late: waiting could only make it later, so it does not wait.
     if max_wait_ms <= 0.0:  # as mostly, and this is asked three times for a request

@@ -98,20 +98,12 @@ _LATEST_PART = 0.999
 def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_ms: float, full_ms: float) -> float:
     """Return how long a batch waits to be filled at a replica that must refuse requests.
 
-    A process that is free takes what is there, which answers soonest while there is time to spare. Near the capacity
-    it costs goodput: a batch of one takes nearly as long as a full one. So the more is refused, the longer an oldest
+    A process that is free takes what is there, which answers soonest while there is time to spare. Near the capacity it
+    costs goodput: a batch of one takes nearly as long as a full one. So the more is refused, the longer an oldest
     request waits for others: soon half the time of a full batch, at last as long as even that keeps it in time.
-
-    Parameters
-    ----------
-    max_wait_ms : float
-        How long it waits where nothing is refused.
-    refused, arrivals : float
-        Requests that were sent to the replica and refused, and all that were sent there, as `decay_count` leaves them.
-    allowed_ms : float
-        By when a request must be answered to be let in; infinite where none is refused.
-    full_ms : float
-        Expected time of a full batch.
+    ``max_wait_ms``: how long it waits where nothing is refused; ``refused``, ``arrivals``: requests that were sent to
+    the replica and refused, and all that were sent there, as `decay_count` leaves them; ``allowed_ms``: by when a
+    request must be answered to be let in; infinite where none is refused; ``full_ms``: expected time of a full batch.
     """
     if refused <= 0.0 or arrivals <= 0.0:
         return max_wait_ms

@@ -126,16 +126,8 @@ def first_mixed(
 ) -> str | None:
     """Return the first output of ``run`` that mixes the two items of a batch, None where none does.
 
-    Parameters
-    ----------
-    run : callable
-        Inputs by name → outputs by name.
-    inputs : callable
-        Seed → inputs of a batch of two.
-    axes : mapping of str to int
-        Which dimension of an input is the batch; others have none.
-    quantised : bool
-        Whether the model quantises by what it is given.
+    ``run``: inputs by name → outputs by name; ``inputs``: seed → inputs of a batch of two; ``axes``: which dimension of
+    an input is the batch; others have none; ``quantised``: whether the model quantises by what it is given.
     """
 
     def run_plain(values: Arrays) -> Arrays:

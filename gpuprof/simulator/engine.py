@@ -41,16 +41,9 @@ def simulate(
     """Simulate the map; the same arguments give the same outcome, bit for bit.
 
     Raises `InputError` for arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
-
-    Parameters
-    ----------
-    arrivals : mapping of str to ArrivalProcess
-        By model of the map; one that is not named gets no requests.
-    progress : callable, optional
-        Told the fraction done, now and then.
-    interference : callable, optional
-        How batches are slowed by what runs beside them, see `gpuprof.simulator.interference`; None: as the map says,
-        which means by all neighbours all the time.
+    ``arrivals``: by model of the map; one that is not named gets no requests; ``progress``: told the fraction done, now
+    and then; ``interference``: how batches are slowed by what runs beside them, see `gpuprof.simulator.interference`;
+    None: as the map says, which means by all neighbours all the time.
     """
     tally = simulate_to_tally(deployment, arrivals, options, progress, interference)
     return outcome_of(deployment, places_of(deployment), tally, options)

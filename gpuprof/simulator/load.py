@@ -19,18 +19,9 @@ def arrivals_of_rates(
 ) -> dict[str, ArrivalProcess]:
     """Return an arrival process for each model of the map.
 
-    Raises `InputError` for a model that the map lacks, or a form that cannot be read.
-
-    Parameters
-    ----------
-    rates : mapping of str to float
-        Requests per second of some models, instead of the map's.
-    total : float or None
-        Requests per second of all models together, divided as the rates are.
-    scale : float
-        Times the rates.
-    form : str
-        As `parse_arrivals` reads it.
+    Raises `InputError` for a model that the map lacks, or a form that cannot be read. ``rates``: requests per second of
+    some models, instead of the map's; ``total``: requests per second of all models together, divided as the rates are;
+    ``scale``: times the rates; ``form``: as `parse_arrivals` reads it.
     """
     for model in rates:
         if model not in deployment.models:

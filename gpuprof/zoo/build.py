@@ -17,14 +17,7 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
 
     A network beyond two gibibytes keeps its weights in ``<output>.data`` beside it. Raises `InputError` if the
     directory cannot be written, or the batch or the seed is no such number; `UnavailableError` if what building needs
-    is not installed.
-
-    Parameters
-    ----------
-    output : Path
-        Replaced if it exists.
-    batch : int, optional
-        The batch to fix; free by default.
+    is not installed. ``output``: replaced if it exists; ``batch``: the batch to fix; free by default.
     """
     if batch is not None and batch < 1:
         raise InputError(f"the batch must be at least 1 but is {batch}")

@@ -38,15 +38,9 @@ _MOST_FUSED = 64
 class NodeGroups:
     """The nodes of a graph, which of them follow others, and with which they run.
 
-    Parameters
-    ----------
-    ops : sequence of Op
-        In the order of the graph; they are called by their places in it.
-    fused : bool
-        Whether the runtime joins chains of element-wise ops.
-    narrow : bool
-        Whether products are in half precision or below: only then are there kernels for whole attention, which PyTorch
-        has eagerly, too.
+    ``ops``: in the order of the graph; they are called by their places in it; ``fused``: whether the runtime joins
+    chains of element-wise ops; ``narrow``: whether products are in half precision or below: only then are there kernels
+    for whole attention, which PyTorch has eagerly, too.
     """
 
     def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:

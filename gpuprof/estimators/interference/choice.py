@@ -58,12 +58,8 @@ def rank_interference_models(
 ) -> tuple[RankedModel, ...]:
     """Return the models that can be evaluated on a device, by ascending error.
 
-    Parameters
-    ----------
-    measured : sequence of ColocatedWorkload
-        Of one device.
-    coefficients : (HardwareCoefficients, workloads), optional
-        Of the same device; without them, iGniter's model and ours for GPUs are not asked.
+    ``measured``: of one device; ``coefficients``: of the same device; without them, iGniter's model and ours for GPUs
+    are not asked.
     """
     makes = _candidates(coefficients)
     left_out = _choose_left_out(measured)

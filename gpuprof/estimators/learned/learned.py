@@ -49,15 +49,9 @@ class Residuals:
 class LearnedModel:
     """Regressors of op times and of memory of one device.
 
-    Parameters
-    ----------
-    times, memory : mapping of str to regressor
-        By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the expected time
-        and over the least memory.
-    element_ns : mapping of str to float
-        Op type → what an element of it takes more than the device's rates say.
-    residuals : Residuals or None
-        None: no intervals.
+    ``times``, ``memory``: by name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over
+    the expected time and over the least memory; ``element_ns``: op type → what an element of it takes more than the
+    device's rates say; ``residuals``: None: no intervals.
     """
 
     def __init__(

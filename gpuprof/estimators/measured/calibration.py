@@ -27,13 +27,9 @@ _ENOUGH_MODELS = 4
 class Calibration:
     """Errors of the ways to fill gaps, on one device.
 
-    Parameters
-    ----------
-    surfaces : mapping of str to Surface
-        Model's name → what was measured of it with one process.
-    shape_of : callable
-        Model's name → its roofline in ms by batch size and share, None where its graph is not there. Asked only when
-        a roofline is to be scaled, since it reads the file.
+    ``surfaces``: model's name → what was measured of it with one process. ``shape_of``: model's name → its roofline in
+    ms by batch size and share, None where its graph is not there. Asked only when a roofline is to be scaled, since it
+    reads the file.
     """
 
     def __init__(self, surfaces: Mapping[str, Surface], shape_of: Callable[[str], Shape | None]) -> None:

@@ -52,14 +52,9 @@ def backlog_law(
 ) -> Backlog | None:
     """Return the law of W; None where nothing varies and W is always 0.
 
-    Parameters
-    ----------
-    rate, scv : float
-        Requests per unit of time and the squared coefficient of variation of their gaps; below capacity.
-    mean, cv : float
-        Of a full batch's service time, divided by the processes.
-    process : Renewal, optional
-        Where gaps are not gamma; at the rate, too.
+    ``rate``, ``scv``: requests per unit of time and the squared coefficient of variation of their gaps; below capacity;
+    ``mean``, ``cv``: of a full batch's service time, divided by the processes; ``process``: where gaps are not gamma;
+    at the rate, too.
     """
     spread = math.sqrt((cv * mean) ** 2 + scv * batch / rate**2)
     if spread < 1e-6 * mean:

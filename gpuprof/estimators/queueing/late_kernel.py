@@ -29,15 +29,8 @@ _MOST_LEFT = 400
 def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> bool:
     """Fill in the parts of Poisson requests that take longer than the limits; False where larger batches are quicker.
 
-    Parameters
-    ----------
-    rate : float
-        Requests per unit of time, below capacity.
-    times : (B,) float64
-        Of batches of 1, 2, … B requests.
-    limits : (n,) float64
-        Rising.
-    late : (n,) float64
+    ``rate``: requests per unit of time, below capacity; ``times``: of batches of 1, 2, … B requests; ``limits``:
+    rising.
     """
     for size in range(1, len(times)):
         if times[size] < times[size - 1]:
@@ -136,16 +129,8 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
 def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: Array, in_time: Array) -> float:
     """Return the probability that a request is late, by who stands before it.
 
-    Parameters
-    ----------
-    rate : float
-    times : (b,) float64
-    begins, rest : float
-        Time until the batch that runs is done, and what is left of the limit then.
-    ahead : (states,) float64
-        Probability that so many stand before it.
-    in_time : (b,) float64
-        Working memory.
+    ``begins``, ``rest``: time until the batch that runs is done, and what is left of the limit then; ``ahead``:
+    probability that so many stand before it; ``in_time``: working memory.
     """
     batch, states = len(times), len(ahead)
     late, first = 0.0, 0

@@ -105,12 +105,7 @@ def simulate_pool(
 ) -> PoolSample:
     """Simulate replicas, so many of each kind, that are stable, and return what was seen.
 
-    Parameters
-    ----------
-    probabilities : ndarray
-        Rising.
-    coarse : bool
-        Simulate a small part of the requests only.
+    ``probabilities``: rising; ``coarse``: simulate a small part of the requests only.
     """
     replicas = _replicas(kinds)
     capacity = sum(server.capacity * count for server, count in kinds)

@@ -26,16 +26,9 @@ _MODULE = "gpuprof.profiling.child.child"
 class Child:
     """A ``gpuprof.profiling.child.child`` that does one task.
 
-    Parameters
-    ----------
-    what : str
-        Names the task in messages, ``"resnet50 at batch 8"``.
-    prefix : sequence of str
-        A profiler's command that the child runs under.
-    environment : mapping of str to str
-        Added to this process's own.
-    module : str
-        The program: the usual one, or one that speaks as it does.
+    ``what``: names the task in messages, ``"resnet50 at batch 8"``; ``prefix``: a profiler's command that the child
+    runs under; ``environment``: added to this process's own; ``module``: the program: the usual one, or one that speaks
+    as it does.
     """
 
     def __init__(

@@ -36,12 +36,8 @@ class NvmlFigures:
 class NvmlSampler:
     """Samples one GPU in a thread, from entering it to leaving it.
 
-    Parameters
-    ----------
-    gpu : int, optional
-        Index in the driver's order; by default the one that CUDA's programs get first here (`visible_gpu`).
-    nvml : module, optional
-        In place of ``pynvml``.
+    ``gpu``: index in the driver's order; by default the one that CUDA's programs get first here (`visible_gpu`);
+    ``nvml``: in place of ``pynvml``.
     """
 
     def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:

@@ -210,12 +210,8 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
 def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[Path], sizes: Sizes = ()) -> Job:
     """Return the job that reports are of: an ONNX file's, or one that is known by name only.
 
-    Parameters
-    ----------
-    text : str or None
-        A path, ``NAME=path``, or a name; None: the first report's stem.
-    sizes : Sizes
-        Of its free dimensions in the recording.
+    ``text``: a path, ``NAME=path``, or a name; None: the first report's stem; ``sizes``: of its free dimensions in the
+    recording.
     """
     name, _, given = (text or reports[0].name.split(".")[0]).rpartition("=")
     path = Path(given)

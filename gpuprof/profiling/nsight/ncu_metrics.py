@@ -92,12 +92,8 @@ def listed_metrics(printed: str) -> frozenset[str]:
 def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the name of each column's metric on a GPU, and the columns of which it has none.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Keys of `COUNTERS`.
-    listed : frozenset of str
-        As `listed_metrics`; empty: not known, so that the oldest name is taken.
+    ``columns``: keys of `COUNTERS`; ``listed``: as `listed_metrics`; empty: not known, so that the oldest name is
+    taken.
     """
     names: dict[str, str] = {}
     for column in columns:

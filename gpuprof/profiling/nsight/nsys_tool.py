@@ -35,14 +35,9 @@ def record_program(
 ) -> Path:
     """Run ``command`` under ``nsys profile`` and return the report that it wrote.
 
-    Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report.
-
-    Parameters
-    ----------
-    report : Path
-        Without an ending; the log goes beside it.
-    trace : str
-        What is recorded. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
+    Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report. ``report``: without an
+    ending; the log goes beside it. ``trace``: what is recorded. CUDA graphs are recorded node by node: nsys's own
+    default hides their kernels.
     """
     binary = _require_nsys()
     # Without sampling of the CPU and of context switches, which need privileges and slow down what is recorded.

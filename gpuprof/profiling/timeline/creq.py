@@ -61,19 +61,10 @@ def compute_requirement(
     """Return what one run of the model needs; None where no kernel has a time.
 
     A metric is None unless it is known of every kernel that ran: an average over those that happened to be counted
-    would be of another model.
-
-    Parameters
-    ----------
-    kernels : DataFrame
-        Kernels of the measured runs, with ``repeat``; those without ``start_ns`` are left out. Where none has one
-        they were only counted: then what needs no order in time is given.
-    copies : DataFrame or None
-        As `Timeline.copies`; None: copies were not recorded.
-    device : Device or None
-        For SM utilisation.
-    latency_ms : float, optional
-        Of one run without a profiler.
+    would be of another model. ``kernels``: kernels of the measured runs, with ``repeat``; those without ``start_ns``
+    are left out. Where none has one they were only counted: then what needs no order in time is given. ``copies``: as
+    `Timeline.copies`; None: copies were not recorded. ``device``: for SM utilisation. ``latency_ms``: of one run
+    without a profiler.
     """
     timed = kernels[column(kernels, "start_ns").notna() & column(kernels, "duration_ns").notna()]
     if not len(timed):
