@@ -22,7 +22,7 @@ from bench.published_pairs import read_pairs
 from gpuprof.estimators.igniter.fit import fit_all
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.estimators.interference.judgement import LeftOutRow, leave_models_out, ratios
+from gpuprof.estimators.interference.choice import LeftOutRow, leave_models_out, ratios
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,

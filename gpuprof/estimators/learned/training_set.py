@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
-from gpuprof.estimators.learned.architectures import name_architectures
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
@@ -31,6 +31,10 @@ from gpuprof.kernel_db.store import KernelDb
 
 Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
+_Content = Counter[str]
+
+#: Models of one architecture have so large a part of their ops in common: all but a head that was replaced.
+_COMMON = 0.9
 
 #: Columns of the rows whose changes require refitting the regressors.
 _HASHED_OP = (
@@ -296,3 +300,28 @@ def database_graphs(db: KernelDb) -> Graphs:
             return None
 
     return graph
+
+
+def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
+    """Return for the name of each model the first, by the alphabet, of all that are the same architecture.
+
+    Two models are the same where nine tenths of all their ops have type, attributes and shapes of weights in common:
+    neither names, values of weights, batch nor sizes of free dimensions matter.
+    """
+    contents: dict[str, _Content] = {}
+    for graph in graphs:
+        contents.setdefault(graph.name, Counter(map(_describe_op, graph.ops)))
+    names: dict[str, str] = {}
+    for name in sorted(contents):
+        alike = (first for first in dict.fromkeys(names.values()) if _is_alike(contents[first], contents[name]))
+        names[name] = next(alike, name)
+    return names
+
+
+def _describe_op(op: Op) -> str:
+    weights = [(weight.dtype, weight.shape) for weight in op.weights]
+    return json.dumps([op.domain, op.op_type, dict(op.attributes), weights], sort_keys=True, default=str)
+
+
+def _is_alike(first: _Content, second: _Content) -> bool:
+    return (first & second).total() >= _COMMON * (first | second).total()

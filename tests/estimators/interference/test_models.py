@@ -13,9 +13,8 @@ from bench.interference import evaluate
 from bench.published_pairs import read_pairs
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.choice import rank_interference_models
+from gpuprof.estimators.interference.choice import leave_models_out, rank_interference_models
 from gpuprof.estimators.interference.colocation import SeenRange
-from gpuprof.estimators.interference.judgement import leave_models_out
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,

@@ -14,7 +14,6 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.learned.architectures import name_architectures
 from gpuprof.estimators.learned.evaluation import (
     ROOFLINE,
     SCALED,
@@ -35,6 +34,7 @@ from gpuprof.estimators.learned.training_set import (
     database_graphs,
     leave_out_architecture,
     load_training_set,
+    name_architectures,
 )
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.graph.load import load_graph
