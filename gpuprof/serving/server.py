@@ -115,7 +115,7 @@ class Server:
             if not self._stop.is_set():
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 # The port was taken before the workers started, to know of a conflict at once; now clients are let in.
-                self._acceptor = ConnectionAcceptor(listener.sockets, self._accept_connection, self._api.lane)
+                self._acceptor = ConnectionAcceptor(listener.sockets, self._accept_connection, self._api.find_lane)
                 if self._settings.security.context is None:
                     await listener.start_serving()
                 else:
@@ -269,7 +269,7 @@ class Server:
             self._engine.watch(self.stalls.awake_s(now))
             self._cores.watch(now)
             for connection in self._api.connections:
-                idle_s = now - connection.touched
+                idle_s = now - connection.progress.touched
                 if connection.is_idle:
                     if idle_s > self._settings.idle_s:
                         connection.close()

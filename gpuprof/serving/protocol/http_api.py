@@ -12,11 +12,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
+from gpuprof.serving.protocol.body_receiver import DISCARD_BYTES
 from gpuprof.serving.protocol.body_turns import BodyTurns
 from gpuprof.serving.protocol.connection_set import ConnectionSet
-from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, WASTE_BYTES, HttpConnection
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnection
 from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
-from gpuprof.serving.protocol.http_incoming import HttpClient, KnownHead, ReceivedBody, Route, allow_only
 from gpuprof.serving.protocol.http_message import (
     CONTENT_BINARY,
     CONTENT_JSON,
@@ -24,6 +24,8 @@ from gpuprof.serving.protocol.http_message import (
     find_authorization,
     is_own_host,
 )
+from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
+from gpuprof.serving.protocol.incoming_request import KnownHead
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
@@ -83,7 +85,7 @@ class HttpApi:
     ) -> None:
         self.router = router
         self.arena = router.arena
-        self.scratch, self.waste = bytearray(SCRATCH_BYTES), bytearray(WASTE_BYTES)
+        self.scratch, self.discard_buffer = bytearray(SCRATCH_BYTES), bytearray(DISCARD_BYTES)
         self.connections = ConnectionSet[HttpConnection](connections_per_peer)
         self.turns, self.bodies, self.discards = LoopTurns(), BodyTurns(), DiscardTurns()
         self.known_heads: dict[bytes, KnownHead] = {}
@@ -103,7 +105,7 @@ class HttpApi:
         """Whether answers say that the connection closes."""
         return self.router.draining
 
-    def route(self, head: HttpHead) -> Route:
+    def find_route(self, head: HttpHead) -> Route:
         """Return what answers a request; found once for each address.
 
         Raises
@@ -119,13 +121,13 @@ class HttpApi:
         key = (head.method, head.target)
         route = self._routes.get(key)
         if route is None:
-            route = self._routes[key] = self._find(head)
+            route = self._routes[key] = self._find_path(head)
             if len(self._routes) > _MAX_CACHED_ROUTES:
                 # Anybody can ask for addresses without end; those of models must find a place, and with it a lane.
                 del self._routes[next(iter(self._routes))]
         return route
 
-    def lane(self, beginning: Buffer) -> Hashable:
+    def find_lane(self, beginning: Buffer) -> Hashable:
         """Return the lane of a request that begins so: its model's, if it has the token and its address came before."""
         text = bytes(memoryview(beginning)[:_MAX_BEGINNING_BYTES])
         words = text.split(b" ", 2)
@@ -138,7 +140,7 @@ class HttpApi:
         self._routes.clear()
         self.known_heads.clear()
 
-    def _find(self, head: HttpHead) -> Route:
+    def _find_path(self, head: HttpHead) -> Route:
         if len(head.target) > _MAX_TARGET_BYTES:
             raise RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
         path = head.target.split(b"?", 1)[0].decode("latin-1")
@@ -202,7 +204,7 @@ class HttpApi:
                 wanted=asked.outputs,
                 arrived=arrived,
                 deadline_ms=find_deadline_ms(model, asked),
-                on_done=partial(self._done, model, connection, asked),
+                on_done=partial(self._answer_request, model, connection, asked),
                 on_refused=lambda _, refusal: connection.refuse(refusal),
                 priority=asked.priority,
                 slots=slots,
@@ -242,7 +244,7 @@ class HttpApi:
         else:
             self._submit(model, connection, head, placed, own_slots, received.arrived)
 
-    def _done(
+    def _answer_request(
         self,
         model: ServedModel,
         connection: HttpClient,

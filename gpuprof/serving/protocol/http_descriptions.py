@@ -9,8 +9,8 @@ from functools import partial
 
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route, allow_only
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
+from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.watch.stalls import StallMeter

@@ -42,7 +42,7 @@ class HttpHead:
     chunked: bool = False
     keep_alive: bool = True
     repeated: bytes | None = None  #: A header that was given twice, of those that may be given once.
-    is_whole: bool = False  #: Whether the parser has found its end.
+    is_complete: bool = False  #: Whether the parser has found its end.
     lines: int = 0  #: Of headers.
 
     def on_url(self, url: bytes) -> None:
@@ -62,7 +62,7 @@ class HttpHead:
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
-        self.is_whole = True
+        self.is_complete = True
 
 
 @dataclass(slots=True)
@@ -70,9 +70,9 @@ class ChunkedBody:
     """Collects a body whose length is not known in advance."""
 
     limit: int
-    is_read: bool = True  #: Whether somebody reads it; else it is only counted.
+    is_read: bool = True  #: Whether the body is needed; else its bytes are only counted.
     data: bytearray = field(default_factory=bytearray)
-    is_whole: bool = False
+    is_complete: bool = False
     _size: int = 0
     _received: int = 0
 
@@ -98,7 +98,7 @@ class ChunkedBody:
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self.is_whole = True
+        self.is_complete = True
 
 
 def read_head(text: bytes) -> HttpHead:
@@ -126,7 +126,7 @@ def _parse_head(text: bytes) -> HttpHead:
         pass  # the offer to speak another protocol is not taken up
     except httptools.HttpParserError as error:
         raise explain_parser_error(error) from None
-    if not head.is_whole:
+    if not head.is_complete:
         raise bad_request("not HTTP: a request begins with a request line")
     if head.repeated is not None:
         raise bad_request(f"a request must have one header {head.repeated.decode().title()}")
@@ -218,3 +218,15 @@ def write_head(status: int, content_type: bytes, length: int, keep_alive: bool, 
         closing,
         extra,
     )
+
+
+def refusal_headers(refusal: RefusedError) -> bytes:
+    """Return the header lines that the answer of a refusal has beside those of every answer."""
+    lines = b""
+    if refusal.retry_after_s is not None:
+        lines = b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after_s))
+    if refusal.allowed:
+        lines += b"Allow: %s\r\n" % refusal.allowed.encode()
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        lines += b"WWW-Authenticate: Bearer\r\n"
+    return lines

@@ -17,8 +17,9 @@ from gpuprof.serving.protocol.body_turns import MOST_BODIES
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.http_incoming import MAX_REFUSED_BYTES, HttpClient, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import MOST_KNOWN, HttpHead, is_own_host, read_head
+from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.incoming_request import MAX_REFUSED_BYTES
 from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
@@ -109,7 +110,7 @@ def test_a_head_that_never_ends_is_overdue_however_often_a_byte_comes(api: HttpA
     transport.send(connection)
     assert not connection.is_overdue(now + 20.0, 30.0)
     feed(connection, b"a")
-    assert connection.touched >= now and connection.is_overdue(now + 40.0, 30.0)
+    assert connection.progress.touched >= now and connection.is_overdue(now + 40.0, 30.0)
 
 
 def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> None:
@@ -117,6 +118,21 @@ def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> 
     feed(connection, LIVE)
     transport.send(connection)
     assert connection.is_idle and not connection.is_overdue(time.monotonic() + 1e6, 30.0)
+
+
+def test_a_pause_after_an_answer_that_was_read_slowly_does_not_count_against_the_next_request(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    connection, transport = connect(api)
+    feed(connection, LIVE)  # of which nothing is sent yet
+    now += 1.0
+    transport.send(connection)
+    now += 100.0
+    feed(connection, LIVE[:10])
+    assert not connection.is_idle and not connection.is_overdue(now + 1.0, 30.0)
+    assert connection.is_overdue(now + 31.0, 30.0)
 
 
 @serves_in_real_time
@@ -204,7 +220,7 @@ def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
 def waiting(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Have every request wait for its turn here."""
     waiting: list[Callable[[], None]] = []
-    monkeypatch.setattr(api.turns, "wait", lambda lane, send_batches: waiting.append(send_batches))
+    monkeypatch.setattr(api.turns, "wait", lambda lane, resume: waiting.append(resume))
     monkeypatch.setattr(api.turns, "admits_all", lambda now: False)
     monkeypatch.setattr(api.turns, "admits", lambda lane, now: False)
     return waiting
@@ -249,9 +265,9 @@ def test_chunks_wait_for_their_turn_apart_from_requests(
 ) -> None:
     lanes: list[object] = []
 
-    def wait(lane: object, send_batches: Callable[[], None]) -> None:
+    def wait(lane: object, resume: Callable[[], None]) -> None:
         lanes.append(lane)
-        waiting.append(send_batches)
+        waiting.append(resume)
 
     monkeypatch.setattr(api.turns, "wait", wait)
 
@@ -332,7 +348,7 @@ def test_a_request_counts_from_when_it_was_to_be_read_but_not_from_when_its_clie
         arrived.append(body.arrived)
         client.respond_json(200, {})
 
-    monkeypatch.setattr(api, "route", lambda head: Route(record_arrival))
+    monkeypatch.setattr(api, "find_route", lambda head: Route(record_arrival))
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     connection, _ = connect(api)
@@ -358,7 +374,7 @@ def test_a_request_waits_in_the_lane_of_its_model_where_its_address_was_asked_fo
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = Route(lambda client, *_: client.respond_json(200, {}), lane="m")
-    monkeypatch.setattr(api, "_find", lambda head: route)
+    monkeypatch.setattr(api, "_find_path", lambda head: route)
     lanes: list[Hashable] = []
     monkeypatch.setattr(api.turns, "admits_all", lambda now: False)
     monkeypatch.setattr(api.turns, "admits", lambda lane, now: lanes.append(lane) or True)  # type: ignore[func-returns-value]
@@ -393,7 +409,7 @@ def echo(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[HttpHead]:
         found.append(head)
         return Route(answer, reads_body=True)
 
-    monkeypatch.setattr(api, "_find", find)
+    monkeypatch.setattr(api, "_find_path", find)
     return found
 
 
@@ -432,7 +448,7 @@ def test_a_head_that_came_before_is_not_parsed_or_looked_up_again(
     api: HttpApi, echo: list[HttpHead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_in_pieces(api, HEAD_OF_FOUR + b"0000", 1000)
-    monkeypatch.setattr(api, "route", lambda head: pytest.fail("it is looked up again"))
+    monkeypatch.setattr(api, "find_route", lambda head: pytest.fail("it is looked up again"))
     assert ask_in_pieces(api, HEAD_OF_FOUR + b"1111", 1000).endswith(b"\r\n\r\n1111")
 
 
@@ -499,12 +515,12 @@ def test_addresses_that_are_made_up_do_not_take_the_lane_of_a_model(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        api, "_find", lambda head: Route(lambda *_: None, lane="m" if b"infer" in head.target else None)
+        api, "_find_path", lambda head: Route(lambda *_: None, lane="m" if b"infer" in head.target else None)
     )
     for number in range(5000):
-        api.route(HttpHead(b"GET", b"/v2/health/live?%d" % number))
-    api.route(HttpHead(b"POST", b"/v2/models/m/infer"))
-    assert api.lane(b"POST /v2/models/m/infer HTTP/1.1\r\n") == "m"
+        api.find_route(HttpHead(b"GET", b"/v2/health/live?%d" % number))
+    api.find_route(HttpHead(b"POST", b"/v2/models/m/infer"))
+    assert api.find_lane(b"POST /v2/models/m/infer HTTP/1.1\r\n") == "m"
     assert len(api._routes) <= 1024
 
 
@@ -526,13 +542,13 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
 
     route = Route(lambda *_: pytest.fail("it is handled"), max_body=1 << 24, reads_body=True, refuse_early=refuse)
     api._routes[b"POST", b"/infer"] = route
-    length = 3 * len(api.waste) + 1
+    length = 3 * len(api.discard_buffer) + 1
 
     async def ask() -> bytes:
         connection, transport = connect(api)
         head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % length
         feed(connection, head + b"Inference-Header-Content-Length: 0\r\n\r\n" + bytes(70_000))
-        assert len(connection.get_buffer(-1)) == len(api.waste) and transport.paused
+        assert len(connection.get_buffer(-1)) == len(api.discard_buffer) and transport.paused
         await asyncio.sleep(0)
         assert not transport.paused
         feed(connection, bytes(length - 70_000) + LIVE)
@@ -650,13 +666,13 @@ def test_later_bodies_go_first_when_half_the_slo_has_passed_and_never_where_none
 ) -> None:
     model = SimpleNamespace(name="m", slo_ms=4000.0, tracer=tracer)
     monkeypatch.setattr(api.router, "find", lambda name, version: model)
-    assert api.route(HttpHead(b"POST", b"/v2/models/m/infer")).lifo_after_s == lifo_after_s
+    assert api.find_route(HttpHead(b"POST", b"/v2/models/m/infer")).lifo_after_s == lifo_after_s
 
 
 def test_who_has_no_token_takes_no_turns_from_those_who_have(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_admits", lambda authorization: authorization == b"Bearer right")
-    monkeypatch.setattr(api, "_find", lambda head: Route(lambda *_: None, lane="m"))
-    api.route(HttpHead(b"POST", b"/v2/models/m/infer", {b"authorization": b"Bearer right"}))
+    monkeypatch.setattr(api, "_find_path", lambda head: Route(lambda *_: None, lane="m"))
+    api.find_route(HttpHead(b"POST", b"/v2/models/m/infer", {b"authorization": b"Bearer right"}))
     lines = {
         b"Authorization: Bearer right\r\n\r\n": "m",
         b"X: y\r\nauthorization:  Bearer right \r\nX: y": "m",
@@ -665,7 +681,7 @@ def test_who_has_no_token_takes_no_turns_from_those_who_have(api: HttpApi, monke
         b"\r\n": None,
     }
     for line, lane in lines.items():
-        assert api.lane(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + line) == lane
+        assert api.find_lane(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + line) == lane
 
 
 def test_hundreds_of_addresses_of_one_network_of_ipv6_are_one_client(api: HttpApi) -> None:

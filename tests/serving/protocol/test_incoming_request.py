@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.serving.protocol.http_incoming import MAX_REFUSED_BYTES, Incoming, Route
 from gpuprof.serving.protocol.http_message import read_head
+from gpuprof.serving.protocol.http_route import Route
+from gpuprof.serving.protocol.incoming_request import MAX_REFUSED_BYTES, IncomingRequest
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError
@@ -22,13 +23,13 @@ JSON = b'{"inputs": []}'
 LARGE = INLINE_BYTES + 1000
 
 
-def incoming(length: int, refuse_early: Callable[[Buffer, str, float], None] | None = None) -> Incoming:
+def incoming(length: int, refuse_early: Callable[[Buffer, str, float], None] | None = None) -> IncomingRequest:
     text = (
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
         b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
     ) % (len(JSON), length)
-    begun = Incoming.begin(read_head(text), 0.0)
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True, refuse_early=refuse_early))
+    begun = IncomingRequest.begin(read_head(text), 0.0)
+    begun.set_route(Route(lambda client, head, body: None, 1 << 30, reads_body=True, refuse_early=refuse_early))
     return begun
 
 
@@ -36,13 +37,13 @@ def too_much(text: Buffer, client: str, waited_ms: float) -> None:
     raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much to do", overloaded=True)
 
 
-def take(begun: Incoming, data: bytes, cuts: list[int], arena: Arena) -> list[bool]:
+def take(begun: IncomingRequest, data: bytes, cuts: list[int], arena: Arena) -> list[bool]:
     """Hand over the pieces that ``cuts`` make of ``data``; after each, whether the body is whole."""
     ends = [*sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
     found = []
     for begin, end in zip([0, *ends], ends, strict=False):
         piece = bytearray(data[begin:end])
-        used, whole = begun.take(piece, 0, len(piece), arena)
+        used, whole = begun.feed(piece, 0, len(piece), arena)
         assert used == len(piece)
         found.append(whole)
     return found
@@ -54,7 +55,7 @@ def test_however_a_large_body_is_cut_it_lies_whole_in_the_arena(cuts: list[int])
     seen: list[bytes] = []
     arena, begun = Arena(1 << 20), incoming(LARGE, lambda text, *_: seen.append(bytes(text)))
     assert take(begun, data, cuts, arena)[-1]
-    received = begun.body()
+    received = begun.take_body()
     assert received.body.offset is not None and received.slot is not None
     assert bytes(arena.view(received.body.offset, LARGE)) == bytes(received.body.data) == data
     assert (received.body.offset + len(JSON)) % 64 == 0
@@ -82,9 +83,9 @@ def test_a_body_that_cannot_be_refused_because_its_json_is_not_there_lets_none_b
     begun, arena = incoming(LARGE, too_much), Arena(1 << 20)
     begun.route = replace(begun.route, lifo_after_s=0.1)
     take(begun, JSON[:-1], [], arena)
-    assert begun.lifo_after_s == math.inf and begun.is_still_wanted(1e6, arena)
+    assert begun.lifo_after_s == math.inf and begun.admit_after_wait(1e6, arena)
     take(begun, JSON[-1:], [], arena)
-    assert begun.lifo_after_s == 0.1 and not begun.is_still_wanted(1e6, arena)
+    assert begun.lifo_after_s == 0.1 and not begun.admit_after_wait(1e6, arena)
     assert not arena.used
 
 
@@ -92,23 +93,23 @@ def test_of_a_small_body_nothing_is_foreseen() -> None:
     begun, arena = incoming(INLINE_BYTES, too_much), Arena(1 << 20)
     assert take(begun, JSON + bytes(INLINE_BYTES - len(JSON)), [], arena) == [True]
     assert begun.refusal is None and arena.used == 0
-    assert begun.body().slot is None
+    assert begun.take_body().slot is None
 
 
-def begin_post(*lines: bytes) -> Incoming:
+def begin_post(*lines: bytes) -> IncomingRequest:
     head = b"POST / HTTP/1.1\r\nHost: x\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
-    return Incoming.begin(read_head(head), 0.0)
+    return IncomingRequest.begin(read_head(head), 0.0)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 800000", b"Transfer-Encoding: chunked"])
 def test_of_a_body_that_nobody_reads_nothing_is_kept_and_none_of_the_memory_for_tensors_taken(framing: bytes) -> None:
     begun, arena = begin_post(framing), Arena(1 << 16)
-    begun.prepare(Route(lambda client, head, body: None))
+    begun.set_route(Route(lambda client, head, body: None))
     body = bytes(800_000)
     data = body if b"Length" in framing else b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     assert take(begun, data, [1000, 400_000], arena) == [False, False, True]
     assert begun.refusal is None and not arena.used
-    assert not begun.body().body.data
+    assert not begun.take_body().body.data
 
 
 @pytest.mark.parametrize(
@@ -117,11 +118,11 @@ def test_of_a_body_that_nobody_reads_nothing_is_kept_and_none_of_the_memory_for_
 @pytest.mark.parametrize("reads_body", [True, False])
 def test_what_stands_around_chunks_takes_no_memory_for_tensors_and_has_an_end(endless: bytes, reads_body: bool) -> None:
     begun, arena, taken = begin_post(b"Transfer-Encoding: chunked"), Arena(1 << 16), 0
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=reads_body))
+    begun.set_route(Route(lambda client, head, body: None, 1 << 30, reads_body=reads_body))
     with pytest.raises(RefusedError, match="too much around them") as refused:
         while taken < len(endless):
             piece = bytearray(endless[taken : taken + 8192])
-            begun.take(piece, 0, len(piece), arena)
+            begun.feed(piece, 0, len(piece), arena)
             taken += len(piece)
             assert arena.used <= 4
     assert refused.value.status == 400 and taken < 200_000
@@ -129,9 +130,9 @@ def test_what_stands_around_chunks_takes_no_memory_for_tensors_and_has_an_end(en
 
 def test_chunks_of_a_byte_have_no_more_around_them_than_they_may() -> None:
     begun, arena = begin_post(b"Transfer-Encoding: chunked"), Arena(1 << 20)
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, reads_body=True))
+    begun.set_route(Route(lambda client, head, body: None, 1 << 30, reads_body=True))
     assert take(begun, b"0001\r\na\r\n" * 30_000 + b"0\r\n\r\n", list(range(0, 270_000, 8192)), arena)[-1]
-    assert begun.body().body.data == b"a" * 30_000
+    assert begun.take_body().body.data == b"a" * 30_000
 
 
 def test_a_length_of_more_digits_than_any_body_has_is_refused_with_how_many_it_may_have() -> None:

@@ -1,12 +1,10 @@
-"""A request whose body is being received: where its bytes go, and when it is whole."""
+"""A request whose body is being received: where its bytes go, and when it is complete."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
 
 import httptools
 
@@ -19,96 +17,24 @@ from gpuprof.serving.protocol.http_message import (
     make_chunk_parser,
     too_large_refusal,
 )
+from gpuprof.serving.protocol.http_route import ReceivedBody, Route
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, bad_request, out_of_memory
-from gpuprof.serving.transport.wire import Buffer
 
-#: A body that nobody reads is received up to here, so that the connection can be kept.
-MAX_DISCARDED_BYTES = 1 << 20
-#: Up to here receiving a large body for nothing costs both sides less than a new connection.
+#: Up to this size, receiving the body of a refused request costs both sides less than a new connection.
 MAX_REFUSED_BYTES = 1 << 24
-#: A body has memory for so many times what has come of it; for twice that much from `_LARGE_BYTES` on.
+#: The memory of a body grows by this factor as it arrives; from `_LARGE_BYTES` on by 2.
 _FIRST_GROWTH = 4
 _FIRST_BYTES = 1 << 15
 _LARGE_BYTES = 1 << 20
 _JSON_LENGTH = b"inference-header-content-length"
 
 
-class HttpClient(Protocol):
-    """Who asked, and is to be answered once, by any of these calls."""
-
-    on_disconnect: Callable[[], None] | None  #: Called when it goes before that.
-    peer: str  #: Its address.
-
-    def respond(
-        self,
-        status: int,
-        content_type: bytes,
-        body: Buffer,
-        tail: list[Buffer] | None = None,
-        slot: Slot | None = None,
-        extra: bytes = b"",
-    ) -> None:
-        """Answer; ``slot`` is given back when ``tail``, which lies in it, has been written."""
-        ...
-
-    def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
-        """Answer with a JSON document."""
-        ...
-
-    def refuse(self, refusal: RefusedError) -> None:
-        """Answer with an error."""
-        ...
-
-
-@dataclass(slots=True)  # made for every request: frozen it would take three times as long
-class ReceivedBody:
-    """A body, the memory that it holds, and when it began to arrive (monotonic seconds)."""
-
-    body: RequestBody
-    slot: Slot | None
-    arrived: float
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What answers a request."""
-
-    #: Given who asked, the head and the body; answers now or later.
-    handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
-    max_body: int = MAX_DISCARDED_BYTES  #: Bytes that the body may have.
-    #: Whether the body is read: a large one is then received in the arena. Of others nothing is kept as it comes.
-    reads_body: bool = False
-    #: Given the JSON that large tensors are about to follow, who sends it, and for how many ms the router has kept it
-    #: waiting, raises the refusal of a request that need not be received because it will be refused anyhow.
-    refuse_early: Callable[[Buffer, str, float], None] | None = None
-    #: With whom it shares its part of the router while that cannot keep up: its model's requests; None: its client's.
-    lane: Hashable = None
-    #: Where a large body has waited for its turn for so many seconds, those that came later go first.
-    lifo_after_s: float = math.inf
-
-
-def allow_only(allowed: str, method: str, route: Route) -> Route:
-    """Return ``route`` where a request has the method that its address has.
-
-    Raises
-    ------
-    RefusedError
-        405.
-    """
-    if method != allowed:
-        message = f"the method must be {allowed} but got {method[:20]}"
-        # RFC 9110, 15.5.6: an answer 405 must say in Allow what is allowed.
-        every = "GET, HEAD" if allowed == "GET" else allowed
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
-    return route
-
-
 @dataclass(frozen=True, slots=True)
 class KnownHead:
-    """A head that came before, of an inference whose body is small: what it says, and what answers it."""
+    """A cached head of an inference with a small body, with its route."""
 
     head: HttpHead
     route: Route
@@ -117,44 +43,44 @@ class KnownHead:
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingRequest:
     """A request whose body is being received."""
 
     head: HttpHead
     arrived: float  #: Monotonic seconds.
-    route: Route  #: Known once it was prepared.
+    route: Route  #: Known once `set_route` was called.
     #: ``received``, ``length``: Bytes of the body.
     length: int = 0
-    refusal: RefusedError | None = None  #: The body is received for nothing: this is the answer.
-    #: Where in the arena the body goes, as far as there is memory for it; None: into ``data``, or nowhere.
+    refusal: RefusedError | None = None  #: The answer of a refused request, whose body is discarded.
+    #: Arena memory for the body as far as it is allocated; None: it goes into ``_data``, or is discarded.
     view: memoryview | None = None
     received: int = 0
-    _undecided: bool = False
+    _is_undecided: bool = False
     _json_bytes: int = 0
     _slot: Slot | None = None
     _start: int = 0
     _chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
     _data: bytearray = field(default_factory=bytearray)
     _charged: int = 0
-    peer: str = ""  #: Address of who sends it.
+    peer: str = ""  #: Address of its client.
 
     @classmethod
-    def begin(cls, head: HttpHead, arrived: float, peer: str = "") -> Incoming:
-        """Return a request of which the head is there."""
+    def begin(cls, head: HttpHead, arrived: float, peer: str = "") -> IncomingRequest:
+        """Return a request whose head has been received."""
         return cls(head, arrived, _DISCARD, head.length or 0, peer=peer)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is missing; of a chunked body `take` says so."""
+    def is_complete(self) -> bool:
+        """Whether the body is complete; `feed` tells that of a chunked one."""
         return self._chunks is None and self.received == self.length
 
-    def prepare(self, route: Route) -> None:
-        """Prepare for the body that ``route`` takes.
+    def set_route(self, route: Route) -> None:
+        """Set the route, and check the body that the head announces.
 
         Raises
         ------
         RefusedError
-            When it is too large or compressed.
+            When the body is too large or compressed.
         """
         self.route = route
         if self.head.headers.get(b"content-encoding", b"identity") != b"identity":
@@ -165,13 +91,13 @@ class Incoming:
             return
         if self.length > route.max_body:
             raise too_large_refusal(route.max_body)
-        self._json_bytes = _json_length(self.head, self.length)
-        self._undecided = route.reads_body and self.length > INLINE_BYTES
+        self._json_bytes = _find_json_length(self.head, self.length)
+        self._is_undecided = route.reads_body and self.length > INLINE_BYTES
 
     def remember_head(self, text: bytes, known: dict[bytes, KnownHead]) -> None:
-        """Enter an inference's head that `prepare` has passed among the known ones, if its body is small.
+        """Cache an inference's head that `set_route` has accepted, if its body is small.
 
-        Whatever the head decides is decided for the next that is the same: its framing, its address, its token.
+        An equal head has the same framing, address and token, so that the result of all checks is the same.
         """
         is_small = not self.head.chunked and self.length <= INLINE_BYTES and len(text) <= MAX_KNOWN_BYTES
         if self.route.reads_body and is_small and b"expect" not in self.head.headers:
@@ -179,20 +105,20 @@ class Incoming:
                 known.clear()
             known[text] = KnownHead(self.head, self.route, self.length, self._json_bytes)
 
-    def take(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
-        """Take what belongs to the body out of ``buffer``; return how far that is, and whether the body is whole.
+    def feed(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
+        """Take the bytes of the body out of ``buffer``; return where they end, and whether the body is complete.
 
         Raises
         ------
         RefusedError
-            When it is no body, or larger than the route or the memory takes.
+            When it is malformed, or larger than the route or the memory allows.
         """
         if self._chunks is not None:
             return end, self._take_chunks(self._chunks, bytes(memoryview(buffer)[position:end]), arena)
         count = min(end - position, self.length - self.received)
         piece = memoryview(buffer)[position : position + count]
-        if self._undecided:
-            self._decide(piece, arena)
+        if self._is_undecided:
+            self._admit_body(piece, arena)
         while self.view is not None and self.received + count > len(self.view):
             self.grow(arena)
         if self.view is not None:
@@ -204,44 +130,44 @@ class Incoming:
 
     @property
     def is_discarded(self) -> bool:
-        """Whether the body is received for nothing: it is refused, or nobody reads it."""
+        """Whether the body is discarded: the request is refused, or its route reads none."""
         return self.refusal is not None or not self.route.reads_body
 
     @property
     def lifo_after_s(self) -> float:
-        """Seconds of waiting after which later ones go first; never before one that nothing is known of.
+        """Seconds of waiting after which newer bodies go first; infinite until the JSON has been received.
 
-        It could not be refused either: it would wait for as long as others come.
+        Without it the request cannot be refused either, and would wait for as long as newer ones come.
         """
         return math.inf if self._json_bytes > self.received else self.route.lifo_after_s
 
     @property
     def is_full(self) -> bool:
-        """Whether `grow` must be called before more can be received in ``view``."""
+        """Whether `grow` must be called before more is received in ``view``."""
         return self.view is not None and self.received == len(self.view) < self.length
 
-    def space(self, waste: bytearray) -> memoryview | None:
-        """Return where the next bytes of the body go as they come: into its memory, or, of one discarded, to waste.
+    def receive_buffer(self, discard_buffer: bytearray) -> memoryview | None:
+        """Return where the next bytes of the body are received: into its memory, or to be discarded.
 
-        None where they must be looked at first.
+        None where they must be parsed first.
         """
         if self.view is not None:
             return self.view[self.received :]
         if self.is_discarded and self._chunks is None:
-            return memoryview(waste)[: self.length - self.received]
+            return memoryview(discard_buffer)[: self.length - self.received]
         return None
 
     def grow(self, arena: Arena) -> None:
-        """Take memory for more of a body: as it comes, not as it was announced.
+        """Allocate more memory for the body, as it arrives, not as its length was announced.
 
         Raises
         ------
         RefusedError
-            When there is none, and the rest is too long to be received for nothing.
+            When there is none, and the rest is too long to be discarded.
         """
         assert self._slot is not None and self.view is not None
-        had = len(self.view)
-        size = min(self.length, (_FIRST_GROWTH if had < _LARGE_BYTES else 2) * had)
+        allocated = len(self.view)
+        size = min(self.length, (_FIRST_GROWTH if allocated < _LARGE_BYTES else 2) * allocated)
         slot = arena.grow(self._slot, size + ALIGNMENT)
         if slot is None:
             self.release(arena)
@@ -250,8 +176,8 @@ class Incoming:
         self._start += slot.offset - self._slot.offset
         self._slot, self.view = slot, arena.view(self._start, size)
 
-    def body(self) -> ReceivedBody:
-        """Return what was received; from now on the memory is the receiver's to give back."""
+    def take_body(self) -> ReceivedBody:
+        """Return the complete body; its memory is now the caller's to give back."""
         if self._slot is None:
             return ReceivedBody(RequestBody(bytes(self._data), self._json_bytes), None, self.arrived)
         assert self.view is not None
@@ -260,7 +186,7 @@ class Incoming:
         return received
 
     def release(self, arena: Arena) -> None:
-        """Give back the memory of a body that nobody will receive."""
+        """Give back the memory of a body that will not be completed."""
         if self._slot is not None:
             arena.give_back(self._slot)
         self._slot = self.view = None
@@ -268,14 +194,14 @@ class Incoming:
         self._charged = 0
 
     def _refuse(self, refusal: RefusedError) -> None:
-        """Receive the rest for nothing, or refuse at once where that would take long."""
+        """Discard the rest, or refuse at once where that would take long."""
         if self.length > MAX_REFUSED_BYTES:
             raise refusal
-        self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
+        self.refusal = refusal.with_traceback(None)  # which refers to this frame: a reference cycle for each request
 
-    def _decide(self, beginning: memoryview, arena: Arena) -> None:
-        """Find a place for a large body of which this is the beginning, or none, if it is to be refused anyhow."""
-        self._undecided = False
+    def _admit_body(self, beginning: memoryview, arena: Arena) -> None:
+        """Allocate memory for a large body that begins so, unless its request is to be refused anyway."""
+        self._is_undecided = False
         try:
             if self.route.refuse_early is not None and self._json_bytes <= len(beginning):
                 self.route.refuse_early(beginning[: self._json_bytes], self.peer, 0.0)
@@ -283,13 +209,13 @@ class Incoming:
         except RefusedError as refusal:
             self._refuse(refusal)
 
-    def is_still_wanted(self, waited_ms: float, arena: Arena) -> bool:
-        """Return whether the rest is to be received for its answer, after so long a wait; else it is refused.
+    def admit_after_wait(self, waited_ms: float, arena: Arena) -> bool:
+        """Refuse the request if it is late after this wait; return whether the rest of its body is still needed.
 
         Raises
         ------
         RefusedError
-            When it is refused, and the rest is too long to be received for nothing.
+            When it is refused, and the rest is too long to be discarded.
         """
         if self.view is None or self.route.refuse_early is None or self._json_bytes > self.received:
             return True
@@ -301,7 +227,7 @@ class Incoming:
         return self.refusal is None
 
     def _reserve(self, size: int, arena: Arena) -> None:
-        """Take memory for the first ``size`` bytes of a body, placed so that the first tensor in it is aligned."""
+        """Allocate memory for the first ``size`` bytes of a body, with its first tensor aligned."""
         slot = arena.take(size + ALIGNMENT)
         if slot is None:
             raise out_of_memory()
@@ -311,25 +237,25 @@ class Incoming:
 
     def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes, arena: Arena) -> bool:
         parser, body = chunks
-        had = len(body.data)
+        before = len(body.data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise explain_parser_error(error) from None
         body.check_framing(len(data))
-        if not arena.charge(more := len(body.data) - had):
+        if not arena.charge(more := len(body.data) - before):
             raise out_of_memory()
         self._charged += more
-        if not body.is_whole:
+        if not body.is_complete:
             return False
         self._keep_chunks(body.data, arena)
         return True
 
     def _keep_chunks(self, data: bytearray, arena: Arena) -> None:
-        """Take a body that is whole, and put it where one of a known length would be."""
+        """Move a complete chunked body to where one of a known length would be."""
         self.length = len(data)
         try:
-            self._json_bytes = _json_length(self.head, self.length)
+            self._json_bytes = _find_json_length(self.head, self.length)
             if self.route.reads_body and self.length > INLINE_BYTES:
                 self.release(arena)
                 self._reserve(self.length, arena)
@@ -343,7 +269,7 @@ class Incoming:
         self._charged = 0
 
 
-def _json_length(head: HttpHead, length: int) -> int:
+def _find_json_length(head: HttpHead, length: int) -> int:
     text = head.headers.get(_JSON_LENGTH)
     if text is None:
         return length
@@ -352,7 +278,7 @@ def _json_length(head: HttpHead, length: int) -> int:
     return int(text)
 
 
-def _discard(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+def _discard(client: object, head: HttpHead, received: ReceivedBody) -> None:
     raise AssertionError("a request without a route is refused before it is handled")
 
 
