@@ -19,6 +19,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, grid_to_lo
 from gpuprof.errors import InputError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_bound import SLACK, most_within_rps, parts_in_time
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION
 from gpuprof.placement.segment import Segments
 
@@ -28,30 +29,6 @@ _LIKELY = 0.85
 LESS = 1.0 - 1e-6
 #: Times that the number of replicas and what each of them serves are adapted to one another.
 _ROUNDS = 3
-#: Of probabilities: a bound must also hold for maps that keep a percentile but for rounding.
-SLACK = 1e-5
-
-
-def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> float:
-    """Return a rate that no replica exceeds, whatever stands beside it, when ``percent`` of the requests are in time.
-
-    A batch of n whose time S is at most the limit answers n requests in time; by the renewal-reward theorem a process
-    answers at most n P(S <= limit) / E[S] of them. All replicas together answer ``percent`` of the requests in time,
-    so that each stands for no more than its part over that; and none serves more than its full batches.
-    """
-    throughputs = [1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1)]
-    in_time = max(all_ * part for all_, part in zip(throughputs, _parts_in_time(server, limit_ms), strict=True))
-    return min(max(throughputs), in_time / (percent / 100.0 - SLACK))
-
-
-def _parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
-    """Return what part of the batches of 1, 2, … takes no longer than the limit."""
-    left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
-    if cv < 1e-3:
-        return [float(ms <= left_ms) for ms in server.latency_ms]
-    from scipy.special import gammainc  # a third of a second to import, and most times do not vary
-
-    return [float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2)) for ms in server.latency_ms]
 
 
 def _count(rate_rps: float, each_rps: float) -> int:
@@ -156,7 +133,7 @@ class PooledSegments(Segments):
         if ceiling >= rate and super()._is_in_time(demand, server, rate):
             return rate
         capacity = server.capacity_rps
-        parts = _parts_in_time(server, demand.slo.latency_ms)
+        parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # of equal replicas none makes up for what the others are late with
         each = min(least_rps or _LIKELY * ceiling, rate * LESS)

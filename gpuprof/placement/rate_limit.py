@@ -20,6 +20,7 @@ from gpuprof.domain.demand import Slo
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import find_load
+from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.sustained_loads import SustainedLoads
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
@@ -42,6 +43,8 @@ _FAR_BELOW, _FAR_ABOVE = 0.6, 1.7
 #: So many queues are solved before quick answers are asked for: those need machine code, which takes long to load.
 _FEW_SOLVED = 60
 _LEAST_PART = 1e-12
+#: Rates above what times allow by this factor are late whatever rounding does; nearer ones are asked for.
+_CLEARLY_MORE = 1.01
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class _KnownRates:
     passes_ms: float = 0.0
     fails_rps: float = math.inf
     fails_ms: float = math.inf
+    most_rps: float = math.inf  #: No rate above it is in time, by the replica's times alone.
 
 
 @dataclass(slots=True)
@@ -114,9 +118,15 @@ class RateLimits:
                 return below
             asked += 1
 
+    def bound_rps(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
+        """Return a rate above which a replica is late by its times alone, infinite where the queue decides it all."""
+        return self._of(queueing, server, slo).most_rps
+
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
         """Evaluate one rate between those known, store the result, and return whether it is in time."""
-        tail = _tail_at_once(queueing, server, slo, rate_rps) if self._solved >= _FEW_SOLVED else None
+        tail = math.inf if rate_rps > known.most_rps else None
+        if tail is None and self._solved >= _FEW_SOLVED:
+            tail = _tail_at_once(queueing, server, slo, rate_rps)
         if tail is None:
             tail = _tail_ms(queueing, server, slo, rate_rps)
             self._solved += 1
@@ -133,6 +143,8 @@ class RateLimits:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _KnownRates()
+            if _is_quick(type(queueing)):  # else it may be a rule of thumb, which allows more than batches can do
+                known.most_rps = _CLEARLY_MORE * most_within_rps(server, slo.latency_ms, slo.percentile)
         return known
 
     def _number(self, queueing: QueueModel) -> int:

@@ -115,11 +115,11 @@ class Segments(PlannedWorkloads):
         """
         best: tuple[float, int, Segment] | None = None
         last = self._last_largest.get((demand.model, device.name))
-        ceilings = [(self._ceiling_rps(device, one), -position, one) for position, one in enumerate(workloads)]
+        ceilings = [(self._most_rps(demand, device, one), -position, one) for position, one in enumerate(workloads)]
         ordered = sorted(ceilings, key=lambda item: item[:2], reverse=True)
         for ceiling, position, workload in sorted(ordered, key=lambda one: (one[2].batch, one[2].processes) != last):
             if best is not None and ceiling < best[0]:
-                break  # even batches that are always full could not reach it
+                break  # its times allow no more
             segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best[0])
             if segment is not None and (best is None or (segment.capacity_rps, position) > best[:2]):
                 best = (segment.capacity_rps, position, segment)
@@ -146,8 +146,8 @@ class Segments(PlannedWorkloads):
     ) -> Segment | None:
         """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate.
 
-        One that cannot serve ``least_rps`` may come with any smaller capacity that it has: it is not looked for. With
-        ``whole`` it is None unless it serves all that is asked for.
+        One that cannot serve ``least_rps`` may be None or come with any smaller capacity that it has: it is not looked
+        for. With ``whole`` it is None unless it serves all that is asked for.
         """
         try:
             estimate = self.estimate(device, workload, beside)
@@ -265,6 +265,8 @@ class Segments(PlannedWorkloads):
                 break
             if self._ceiling_rps(device, workload) < demand.rate_rps:
                 continue  # not even full batches serve it
+            if best is None and self._most_rps(demand, device, workload) < demand.rate_rps:
+                continue
             segment = self.make(demand, device, workload, whole=True)
             if best is None:
                 best = segment
@@ -285,10 +287,19 @@ class Segments(PlannedWorkloads):
         server = self.server(device, workload, beside)
         idle = ceiling * NEARLY_IDLE
         if not self._is_in_time(demand, server, min(least_rps, wanted)):
-            # Less than ``least_rps`` will not be taken (see `make`): it is enough to know that it serves something.
-            return idle if idle < least_rps and self._is_in_time(demand, server, idle) else 0.0
+            return 0.0  # less than ``least_rps`` will not be taken (see `make`)
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)
+
+    def _most_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
+        """Return a rate that a replica never exceeds within the demand's SLO, by its times alone."""
+        ceiling = self._ceiling_rps(device, workload)
+        if self.problem.options.latency_budget is not None:
+            return ceiling
+        queueing = queue_of(self.problem.queueing, demand.model)
+        with suppress(InputError):
+            return min(ceiling, self.problem.limits.bound_rps(queueing, self.server(device, workload), demand.slo))
+        return ceiling
 
     def _is_better(self, demand: Demand, segment: Segment, best: Segment) -> bool:
         """Whether a segment serves more than the best so far, or the same with a shorter tail."""

@@ -28,8 +28,9 @@ from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.pooled_planner import PooledPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.pool import Pools
-from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments, most_within_rps
+from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.segment import Segments
 from tests.estimators.queueing.pool_reference import play_pool
 

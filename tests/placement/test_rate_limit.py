@@ -86,6 +86,24 @@ class QuickQueueCounter(SolvedQueueCounter):
         return self.inner.late_parts(rate_rps, server, limits_ms)
 
 
+def test_no_queue_is_asked_for_where_no_batch_is_quick_enough() -> None:
+    server, quick = _server(8, 10.0), QuickQueueCounter(BatchQueue())
+    slo, most = Slo(0.9 * server.latency_ms[0]), server.capacity_rps
+    assert RateLimits().largest_rps(quick, server, slo, most * NEARLY_IDLE, most) == 0.0
+    assert not quick.solved
+
+
+def test_rates_above_those_of_the_batches_that_are_quick_enough_are_late_without_a_queue() -> None:
+    server, quick = _server(8, 10.0), QuickQueueCounter(BatchQueue())
+    slo, limits = Slo(server.latency_ms[1]), RateLimits()  # batches of one and two are in time
+    most = 2000.0 / server.latency_ms[1] / 0.99
+    assert limits.bound_rps(quick, server, slo) == pytest.approx(most, rel=0.011)
+    assert not limits.in_time(quick, server, slo, 1.02 * most)
+    assert not quick.solved
+    assert not limits.in_time(quick, server, slo, 0.98 * most)
+    assert quick.solved
+
+
 def _count_solved(batch: int, start: float, times: float) -> tuple[int, int]:
     """Return how many queues are solved where late parts are known at once, and by plain bisection."""
     server, plain, quick = _server(batch, start), SolvedQueueCounter(BatchQueue()), QuickQueueCounter(BatchQueue())

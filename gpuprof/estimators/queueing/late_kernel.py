@@ -20,6 +20,13 @@ from gpuprof.machine.machine_code import compile_function
 _MOMENTS = 24
 #: Of probabilities that are left out.
 _NOTHING = 1e-9
+_LOG_NOTHING = -math.log(_NOTHING)
+#: Probability of a move between states below which there is none.
+_NO_MOVE = 1e-14
+#: Beyond it there are more states than are kept.
+_MOST_LOAD = 0.999
+#: Of Newton's method.
+_ROOT_STEPS = 8
 #: Late requests that are distinct states, times the unused fraction of the capacity.
 _LATE_LONG = 3.0
 #: Most waiting requests beyond a full batch that are distinct states.
@@ -78,11 +85,23 @@ def _largest_used(rate: float, times: Array) -> int:
 
 def _count_states(rate: float, full: float, batch: int, limit: float) -> int:
     """Return how many numbers of waiting requests are distinct states: beyond them a request is late, or none is."""
-    mean = rate * full
+    load = min(rate * full / batch, _MOST_LOAD)
     # Near capacity those who are late long since still keep others waiting.
-    late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - mean / batch))
-    usual = batch + int(mean + 8.0 * math.sqrt(mean) + 8.0) if mean < 0.5 * batch else late
+    late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - load))
+    usual = batch + int(_LOG_NOTHING / math.log(_decay_of_left(load))) + 1
     return min(late, usual, batch + _MOST_LEFT) + 2
+
+
+def _decay_of_left(load: float) -> float:
+    """Return a factor by whose powers the probabilities of 1, 2, … requests left by a full batch fall at least.
+
+    It is the root above 1 of ``ln z = load (z - 1)``, from above by Newton's method: Lundberg's inequality for the walk
+    by what comes during a full batch less what it takes, and smaller batches take no longer.
+    """
+    root = 1.0 / (load * load)
+    for _ in range(_ROOT_STEPS):
+        root -= (math.log(root) - load * (root - 1.0)) / (1.0 / root - load)
+    return root
 
 
 def _fill_poisson(mean: float, law: Array) -> int:
@@ -110,19 +129,23 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
         moves[waiting, states - 1] += max(beyond, 0.0)
     for last in range(states - 1, 0, -1):
         lowest, leaving = max(0, last - batch), 0.0
-        for state in range(lowest, last):
-            leaving += moves[last, state]
+        leaves = moves[last, lowest:last]
+        for number in range(len(leaves)):
+            leaving += leaves[number]
         for state in range(last):
-            if moves[state, last] > 0.0:
-                moves[state, last] /= leaving
-                for other in range(lowest, last):
-                    moves[state, other] += moves[state, last] * moves[last, other]
+            if moves[state, last] > _NO_MOVE:
+                part = moves[state, last] = moves[state, last] / leaving
+                row = moves[state, lowest:last]
+                for number in range(len(leaves)):  # from 0, so that it becomes vector instructions
+                    row[number] += part * leaves[number]
+            else:
+                moves[state, last] = 0.0
     found = np.zeros(states)
-    found[0] = total = 1.0
-    for state in range(1, states):
-        for before in range(state):
+    found[0], total = 1.0, 0.0
+    for before in range(states):
+        total += found[before]
+        for state in range(before + 1, states):
             found[state] += found[before] * moves[before, state]
-        total += found[state]
     return found / total
 
 
@@ -159,6 +182,7 @@ def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: A
 
 
 _largest_used = compile_function(_largest_used, _nrt=False)
+_decay_of_left = compile_function(_decay_of_left, _nrt=False)
 _count_states = compile_function(_count_states, _nrt=False)
 _fill_poisson = compile_function(_fill_poisson, _nrt=False)
 _stationary = compile_function(_stationary)

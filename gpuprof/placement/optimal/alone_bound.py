@@ -27,8 +27,8 @@ from gpuprof.placement.optimal.demand_classes import group_alike
 from gpuprof.placement.optimal.neighbour_box import PIECES, KindTable, count_pieces
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.waiting_bound import least_rate_within
-from gpuprof.placement.pooled_segment import SLACK
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_bound import SLACK
 from gpuprof.placement.segment import Segments
 
 #: Relative tolerance of times beyond that of the check of a map.
@@ -94,7 +94,7 @@ def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> fl
     """Return what no map for these queues costs less than; 0 where estimators tell no tables.
 
     Of a replica that forms batches up to its own only those in time count, and it stands for no more than these over
-    the part of the requests that must be in time (`gpuprof.placement.pooled_segment.most_within_rps`). Of Poisson
+    the part of the requests that must be in time (`gpuprof.placement.rate_bound.most_within_rps`). Of Poisson
     requests all replicas together must be able to serve more than come, so that few wait for too long
     (`gpuprof.placement.optimal.waiting_bound`).
 

@@ -17,7 +17,8 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.planned_workloads import planned_ms
-from gpuprof.placement.pooled_segment import LESS, BoundingSegments, most_within_rps
+from gpuprof.placement.pooled_segment import LESS, BoundingSegments
+from gpuprof.placement.rate_bound import most_within_rps
 
 _WHOLE = 100.0
 

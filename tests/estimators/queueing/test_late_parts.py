@@ -31,6 +31,17 @@ def test_late_parts_tell_on_which_side_of_the_percentile_a_limit_is(
     assert late[1] <= 0.011 and late[0] >= 0.009
 
 
+@pytest.mark.parametrize("batch", [100, 200])
+@pytest.mark.parametrize("load", [0.5, 0.75, 0.95])
+def test_late_parts_of_large_batches_tell_it_too(batch: int, load: float) -> None:
+    server = _server(batch, 40.0, 1.0)
+    rate = load * server.capacity_rps
+    tail = BatchQueue().sojourn(Arrivals(rate), server).percentile(99.0)
+    late = BatchQueue().late_parts(rate, server, [0.988 * tail, 1.012 * tail])
+    assert late is not None
+    assert late[1] <= 0.011 and late[0] >= 0.009
+
+
 def test_late_parts_without_queue_are_those_of_lone_requests() -> None:
     late = BatchQueue().late_parts(1e-6, _server(4, 9.0, 1.0), [9.9, 10.1])
     assert late == pytest.approx([1.0, 0.0], abs=1e-6)
