@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,11 +28,9 @@ from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.demand import Demand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InfeasibleError, InputError
-
-if TYPE_CHECKING:
-    from gpuprof.domain.demand import Demand
 
 _COLUMNS = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),

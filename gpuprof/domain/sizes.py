@@ -162,9 +162,9 @@ def split_name(name: str) -> tuple[str, Sizes]:
         return name, ()
 
 
-def mixed_name(model: str, mix: SizeMix | None) -> str:
+def mixed_name(model: str, dims: str | None) -> str:
     """Return the model's name with its sizes, or their distribution, behind it: ``"bert[seq=64:0.7|seq=256:0.3]"``."""
-    return model if mix is None else f"{model}[{mix}]"
+    return model if dims is None else f"{model}[{parse_mix(dims)}]"
 
 
 def name_parts(name: str) -> tuple[tuple[str, float], ...]:

@@ -11,7 +11,6 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import InfeasibleError
-from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     FleetArgument,
@@ -168,7 +167,12 @@ def place(
     deployment = add_interval_ends(problem, chosen, deployment, limit)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
-        deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
+        from gpuprof.pipeline.map_merging import merge_replicas
+
+        database = open_database(optional_path(db), needed=False)
+        merged = merge_replicas(problem, deployment, output.path, database)
+        deployment = merged.deployment
+        notes.add(*merged.notes)
     notes.add(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
@@ -189,16 +193,6 @@ def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
     each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
     after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
     return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)
-
-
-def _merge(
-    problem: Problem, deployment: DeploymentMap, output: MapOutput, database: KernelDb | None, notes: NoteList
-) -> DeploymentMap:
-    from gpuprof.pipeline.map_merging import merge_replicas
-
-    outcome = merge_replicas(problem, deployment, output.path, database)
-    notes.add(*outcome.notes)
-    return outcome.deployment
 
 
 def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
@@ -230,12 +224,8 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             row |= {f"creq_{name}": value for name, value in said.items()}
         if (mreq := predicted.mreq) is not None:
             low, high = mreq.interval_bytes or (None, None)
-            row |= {
-                "mreq_bytes": mreq.bytes,
-                "mreq_low_bytes": low,
-                "mreq_high_bytes": high,
-                "mreq_source": mreq.source,
-            }
+            said = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
+            row |= {f"mreq_{name}": value for name, value in said.items()}
         rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
     return rows
 

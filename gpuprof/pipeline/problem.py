@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 
+#: Options of a problem that a map records by the same names.
+RECORDED_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
+
+
 def build_problem(
     demands: DemandsArgument,
     fleet: FleetArgument | None,
@@ -66,6 +70,7 @@ def build_problem(
         make_named_estimator,
         open_database,
     )
+    from gpuprof.pipeline.serving_cost import serving_overhead_ms
     from gpuprof.placement.problem import Problem
 
     options = planning.problem_options()
@@ -93,7 +98,8 @@ def build_problem(
     if options.max_processes is None and default and not _is_any_measured(known, names, devices):
         options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
-        options = replace(options, overhead_ms=_find_overhead_ms(database, devices, used))
+        overheads_ms = (serving_overhead_ms(database, entry.device.name, used) for entry in devices.entries)
+        options = replace(options, overhead_ms=max(overheads_ms))
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if default:
@@ -126,12 +132,7 @@ def _is_any_measured(known: KnownModels, names: Iterable[str], fleet: Fleet) -> 
 
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
     """Return by the services' names those of their models, with the sizes of what is sent behind them."""
-    return {
-        demand.model: mixed_name(
-            demand.source_model or demand.model, None if demand.dims is None else parse_mix(demand.dims)
-        )
-        for demand in demands
-    }
+    return {one.model: mixed_name(one.source_model or one.model, one.dims) for one in demands}
 
 
 def size_demands(
@@ -224,12 +225,6 @@ def _judge_doubts(
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
         if guessed and (unknown := estimator.known.unknown_ops(model)):
             note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
-
-
-def _find_overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
-    from gpuprof.pipeline.serving_cost import serving_overhead_ms
-
-    return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
 
 
 def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
@@ -333,11 +328,7 @@ def _record_settings(
         estimator=planning.estimator,
         arrivals=planning.arrivals,
         fleet=tuple(map(_record_devices, fleet.entries)),
-        confidence=options.confidence,
-        latency_budget=options.latency_budget,
-        overhead_ms=options.overhead_ms,
-        max_batch=options.max_batch,
-        max_processes=options.max_processes,
+        **{name: getattr(options, name) for name in RECORDED_OPTIONS},
         host=RecordedHostWork(**asdict(options.host)),
         precision=planning.precision,
         runtime=planning.runtime,

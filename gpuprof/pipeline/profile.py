@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
@@ -24,9 +23,7 @@ from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
 from gpuprof.profiling.sweep.igniter_cells import igniter_cells
-
-if TYPE_CHECKING:
-    from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.profiling.sweep.planning import NamedModel
 
 DEFAULT_BATCHES = (1, 2, 4, 8)
 #: Processes that one share is measured with at once: MPS serves hardly more clients of a GPU.

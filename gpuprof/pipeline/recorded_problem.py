@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.domain.sizes import mixed_name, name_parts, parse_mix
+from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.model_files import locate_files, model_paths
@@ -52,7 +52,7 @@ def restore_problem(
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator, open_database, resolve_device
-    from gpuprof.pipeline.problem import collect_tried_runs
+    from gpuprof.pipeline.problem import RECORDED_OPTIONS, collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import host_work_of_plan
 
@@ -85,12 +85,7 @@ def restore_problem(
         tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals, deployment.models),
         options=Options(
-            confidence=settings.confidence,
-            latency_budget=settings.latency_budget,
-            overhead_ms=settings.overhead_ms,
-            host=host_work_of_plan(settings),
-            max_batch=settings.max_batch,
-            max_processes=settings.max_processes,
+            **{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=host_work_of_plan(settings)
         ),
     )
 
@@ -136,10 +131,7 @@ def time_map_by(
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
     """Return by the models' names in a map what each is called in the kernel database, with its sizes."""
-    return {
-        name: mixed_name(model.source_model or name, None if model.dims is None else parse_mix(model.dims))
-        for name, model in deployment.models.items()
-    }
+    return {name: mixed_name(one.source_model or name, one.dims) for name, one in deployment.models.items()}
 
 
 def _list_parts(sources: Iterable[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import open_existing
 from gpuprof.pipeline.result import Result
 from gpuprof.reporting.document import Section, Table, read_result, sections_of
@@ -99,7 +98,7 @@ def report(
             f"a report is one HTML page but got {target.name}",
             "name it .html; pictures: --figures FOLDER --format svg or png",
         )
-    paths = [Path(source) for source in ((sources,) if isinstance(sources, str | os.PathLike) else sources)]
+    paths = [Path(source) for source in name_models(sources)]
     if not paths:
         raise InputError("a report needs a source", "name a database, a map, or the --json output of a verb")
     sections = _read_sections(paths)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from gpuprof.domain.deployment import DeploymentMap
@@ -26,11 +26,7 @@ from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.plan.planner import MapSource
-from gpuprof.serving.server import Ready
-
-if TYPE_CHECKING:
-    from gpuprof.serving.server import EngineMaker
-
+from gpuprof.serving.server import EngineMaker, Ready
 
 #: Time for a server to end its workers, beyond the time for the last answers.
 _END_S = 20.0
@@ -116,17 +112,11 @@ def run_map_server(
         optional_path(settings.token_file), optional_path(settings.tls_cert), optional_path(settings.tls_key)
     )
     check_exposure(settings.host, security, settings.insecure)
+    unchanged = ("host", "port", "grpc_port", "routing", "hang_s", "drain_s", "connections_per_peer", "shadow")
     server_settings = ServerSettings(
-        host=settings.host,
-        port=settings.port,
-        grpc_port=settings.grpc_port,
-        routing=settings.routing,
+        **{name: getattr(settings, name) for name in unchanged},
         buffer_bytes=settings.buffer_mb << 20,
         max_body_bytes=settings.max_body_mb << 20,
-        hang_s=settings.hang_s,
-        drain_s=settings.drain_s,
-        connections_per_peer=settings.connections_per_peer,
-        shadow=settings.shadow,
         security=security,
         tracer=None if settings.otlp is None else otlp_tracer(settings.otlp, settings.otlp_sample),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
@@ -277,13 +267,8 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
     """Return what makes the engine of this name; None: the server's own.
 
     Raises `InputError` when there is no engine of this name; `UnavailableError` when Ray is not installed.
-
-    Parameters
-    ----------
-    ray_address : str or None
-        Of the Ray cluster; None: the one of this machine.
-    insecure : bool
-        Whether workers on other machines may be spoken to without TLS.
+    ``ray_address``: None: the cluster of this machine; ``insecure``: whether workers on other machines may be spoken to
+    without TLS.
     """
     if name == _LOCAL:
         return None

@@ -124,7 +124,7 @@ def test_two_dimensions_are_blended_exactly_where_the_time_is_linear_in_both(hei
 
 
 def test_a_name_with_a_distribution_falls_into_names_with_sizes() -> None:
-    name = mixed_name("bert", parse_mix("seq=64:0.7|256:0.3"))
+    name = mixed_name("bert", "seq=64:0.7|256:0.3")
     assert name == "bert[seq=64:0.7|seq=256:0.3]"
     assert name_parts(name) == (("bert[seq=64]", 0.7), ("bert[seq=256]", 0.3))
     assert name_parts("bert[seq=64]") == (("bert[seq=64]", 1.0),)
