@@ -212,9 +212,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "Expand"): expand_axes,
     ("", "Einsum"): einsum_axes,
     ("com.microsoft", "Attention"): attention_axes,
-    ("com.microsoft", "BiasGelu"): _broadcast,
-    ("com.microsoft", "FastGelu"): _broadcast,
-    ("com.microsoft", "Gelu"): _elementwise,
-    ("com.microsoft", "QuickGelu"): _elementwise,
+    **{("com.microsoft", name): _broadcast for name in ("BiasGelu", "FastGelu")},
+    **{("com.microsoft", name): _elementwise for name in ("Gelu", "QuickGelu")},
     ("com.microsoft", "SkipLayerNormalization"): _skip_norm,
 }

@@ -20,6 +20,18 @@ _TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functio
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 
 
+OPERATORS |= {
+    "GlobalAveragePool": lambda a, v, x: torch.mean(x[0], dim=tuple(range(2, x[0].dim())), keepdim=True),
+    "GlobalMaxPool": lambda a, v, x: torch.amax(x[0], dim=tuple(range(2, x[0].dim())), keepdim=True),
+    "InstanceNormalization": lambda a, v, x: functional.instance_norm(
+        x[0], weight=x[1], bias=x[2], eps=a.get("epsilon", 1e-5)
+    ),
+    "LRN": lambda a, v, x: functional.local_response_norm(
+        x[0], a["size"], a.get("alpha", 1e-4), a.get("beta", 0.75), a.get("bias", 1.0)
+    ),
+}
+
+
 def _window(
     attributes: Attributes, x: Tensor, sides: Sequence[int]
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
@@ -117,25 +129,10 @@ def _average_pool(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     return total / pool(functional.pad(ones, flat), sides, strides)
 
 
-@operator("GlobalAveragePool")
-def _global_average(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.mean(x[0], dim=tuple(range(2, x[0].dim())), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def _global_max(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.amax(x[0], dim=tuple(range(2, x[0].dim())), keepdim=True)
-
-
 @operator("BatchNormalization")
 def _batch_norm(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     value, scale, shift, mean, variance = x[:5]
     return functional.batch_norm(value, mean, variance, scale, shift, eps=attributes.get("epsilon", 1e-5))
-
-
-@operator("InstanceNormalization")
-def _instance_norm(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return functional.instance_norm(x[0], weight=x[1], bias=x[2], eps=attributes.get("epsilon", 1e-5))
 
 
 @operator("LayerNormalization")
@@ -143,17 +140,6 @@ def _layer_norm(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     axis = attributes.get("axis", -1) % x[0].dim()
     bias = x[2] if len(x) > 2 else None
     return functional.layer_norm(x[0], x[0].shape[axis:], x[1], bias, attributes.get("epsilon", 1e-5))
-
-
-@operator("LRN")
-def _local_norm(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return functional.local_response_norm(
-        x[0],
-        attributes["size"],
-        attributes.get("alpha", 1e-4),
-        attributes.get("beta", 0.75),
-        attributes.get("bias", 1.0),
-    )
 
 
 @operator("Resize", "Upsample")

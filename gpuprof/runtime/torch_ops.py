@@ -95,11 +95,16 @@ def numbers(value: Any) -> list[int]:
 
 
 _register_plain()
-
-
-@operator("Mean")
-def _mean(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return _fold_values(torch.add, x) / len(x)
+OPERATORS |= {
+    "Mean": lambda a, v, x: _fold_values(torch.add, x) / len(x),
+    "LeakyRelu": lambda a, v, x: functional.leaky_relu(x[0], a.get("alpha", 0.01)),
+    "Elu": lambda a, v, x: functional.elu(x[0], a.get("alpha", 1.0)),
+    "HardSigmoid": lambda a, v, x: torch.clamp(a.get("alpha", 0.2) * x[0] + a.get("beta", 0.5), 0.0, 1.0),
+    "Gelu": lambda a, v, x: functional.gelu(x[0], approximate=decode_text(a.get("approximate", "none"))),
+    "Where": lambda a, v, x: torch.where(*move_to_one_device(x)),
+    "Dropout": lambda a, v, x: (x[0], torch.ones_like(x[0], dtype=torch.bool)),
+    "Einsum": lambda a, v, x: torch.einsum(decode_text(a["equation"]), *move_to_one_device(x)),
+}
 
 
 @operator("Pow")
@@ -107,26 +112,6 @@ def _pow(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     base, exponent = move_to_one_device(x)
     # ONNX keeps the base's type, PyTorch promotes both.
     return torch.pow(base, exponent).to(base.dtype)
-
-
-@operator("LeakyRelu")
-def _leaky_relu(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return functional.leaky_relu(x[0], attributes.get("alpha", 0.01))
-
-
-@operator("Elu")
-def _elu(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return functional.elu(x[0], attributes.get("alpha", 1.0))
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.clamp(attributes.get("alpha", 0.2) * x[0] + attributes.get("beta", 0.5), 0.0, 1.0)
-
-
-@operator("Gelu")
-def _gelu(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return functional.gelu(x[0], approximate=decode_text(attributes.get("approximate", "none")))
 
 
 @operator("Clip")
@@ -144,17 +129,6 @@ def _cast(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     return value
 
 
-@operator("Where")
-def _where(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    condition, yes, no = move_to_one_device(x)
-    return torch.where(condition, yes, no)
-
-
-@operator("Dropout")
-def _dropout(attributes: Attributes, opset: int, x: list[Any]) -> tuple[Tensor, Tensor]:
-    return x[0], torch.ones_like(x[0], dtype=torch.bool)
-
-
 def read_axes(attributes: Attributes, x: list[Any]) -> list[int] | None:
     """Return the axes, which are an attribute in older opsets and the second input in newer ones."""
     if len(x) > 1 and x[1] is not None:
@@ -169,11 +143,6 @@ def _cumulative(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     total = torch.cumsum(value, axis, dtype=value.dtype)
     total = total - value if attributes.get("exclusive") else total
     return torch.flip(total, [axis]) if attributes.get("reverse") else total
-
-
-@operator("Einsum")
-def _einsum(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.einsum(decode_text(attributes["equation"]), *move_to_one_device(x))
 
 
 @operator("Gemm")
