@@ -78,7 +78,8 @@ class InferenceCalls:
                 raise bad_request("the call has no message")
             call = self._open_call(message)
             del message
-            inference = await self.accept(call, context, partial(_settle, answer))
+            settle = partial(_settle, answer)
+            inference = self._accept_now(call, context, settle) or await self.accept(call, context, settle)
             del call  # what is large of it lies in the arena now
             body = await answer
             if not self.arena.charge(len(body)):
@@ -110,6 +111,28 @@ class InferenceCalls:
         except RefusedError:
             self._reader.release(len(message))
             raise
+
+    def _accept_now(
+        self,
+        call: InferCall | LargeCall,
+        context: Any,
+        settle: Callable[[Sequence[Buffer] | RefusedError], None],
+    ) -> Inference | None:
+        """Submit what was received if it is read at once and nobody waits, as mostly; None: `accept` is to be called.
+
+        Raises
+        ------
+        RefusedError
+            As `accept`.
+        """
+        arrived = time.monotonic()
+        if type(call) is not InferCall or not self._turns.admits_all(arrived):
+            return None
+        try:
+            model = self._router.find(call.name, call.version)
+            return self._read_and_submit(model, call, context, settle, arrived)
+        finally:
+            self._reader.release(len(call.data))
 
     async def accept(
         self,

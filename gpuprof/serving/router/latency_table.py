@@ -90,7 +90,9 @@ class _Correction:
 
     def observe(self, ratio: float, now: float) -> float:
         """Record a ratio of measured to predicted time; return the new mean."""
-        before = self.at(now)
-        self._ratio = min(_LARGEST, max(_SMALLEST, before + _WEIGHT * (ratio - before)))
+        before = self._ratio if now <= self._seen + _SILENCE_S else self.at(now)
+        after = before + _WEIGHT * (ratio - before)
+        # For every batch: a call of `min` or `max` would take as long as all the rest.
+        self._ratio = _SMALLEST if after < _SMALLEST else _LARGEST if after > _LARGEST else after
         self._seen = now
         return self._ratio

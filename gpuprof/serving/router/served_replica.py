@@ -171,7 +171,7 @@ class ServedReplica:
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request by priority, then fairly among clients; send it at once where nothing waits."""
-        if not self._queue.rows and (worker := self._find_free_worker()) is not None:
+        if not self._queue.rows and (worker := self._find_free_worker(inference.rows)) is not None:
             now = time.monotonic()
             limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
             if batch_size_now(inference.rows, self.plan.batch, 1000.0 * (now - inference.arrived), limit_ms):
@@ -217,7 +217,7 @@ class ServedReplica:
     def send_batches(self) -> None:
         """Send every batch that is due, and set a timer for the next one."""
         while self._queue.rows:
-            worker = self._find_free_worker()
+            worker = self._find_free_worker(self._queue.rows)
             if worker is None:
                 return
             now = time.monotonic()
@@ -242,8 +242,8 @@ class ServedReplica:
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
             self._owner.refuse(inference, overtaken_refusal())
 
-    def _find_free_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or the one with the fewest batches that can be sent a full one in advance.
+    def _find_free_worker(self, rows: int) -> WorkerHandle | None:
+        """Return an idle worker, or the one with the fewest batches that can be sent a full one of ``rows`` in advance.
 
         A worker that has its next batch already does not stand idle while its answer travels to the router and the next
         batch comes back. Batches are sent in advance only when there is a full one for every process, so that requests
@@ -254,7 +254,7 @@ class ServedReplica:
             if worker.is_idle:
                 return worker
             ready += worker.is_ready
-        if self._queue.rows < self.plan.batch * ready:
+        if rows < self.plan.batch * ready:
             return None
         if self._stages_ahead and self._queue.rows and self._queue.oldest.deaths:
             return None  # alone on a worker, it shows whether it is what kills workers
