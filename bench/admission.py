@@ -1,20 +1,16 @@
 """Goodput under overload: served in virtual time, simulated, and the most that any admission could reach.
 
-    python -m bench.admission [--requests N] [--cv CV] [--quick]
+    python -m bench.admission [--requests N] [--cv CV] [--batches 8,16] [--quick]
 
 For batches of 1 to 64, SLOs of 1.5 to 6 full batches, 0.8 to 4 times the capacity and one to four replicas, the same
 arrivals go through the runtime's own router (``bench.virtual_server``) and through the simulator. Printed is what part
-of the capacity (below it: of the load) was answered within the SLO, and where it is known the part that is possible.
-With an SLO below two batches that is what the best rule reaches that decides as requests come and holds no batch: one
-that comes just after a batch began can never wait for a whole one more. With longer SLOs it is the best choice of
-requests and batches by somebody who knows all arrivals. Of several replicas it is known for batches of one and, with
-an SLO below two batches, worked out for batches of up to eight where less than 95% is served: the best rule that
-decides as requests come and may hold batches (`pooled_admission`; two minutes for batches of eight). All of them know
-how long every batch takes and keep nothing of the SLO in hand, which the router learns to do within some hundred
-batches; one replica may exceed the first by holding batches. At 1 to 4 times the capacity goodput is to be at least 95%
-of the capacity or, where that is less, of what is possible, and served and simulated within 5% of each other. Of large
-batches 6000 requests are some tens for each replica: what differs by more there agrees in longer runs, ``--requests
-60000``. Then come two priorities, and two clients of one model.
+of the capacity (below it: of the load) was answered within the SLO and, where that is less than 95% of the capacity,
+the part that the best rule reaches that decides as requests come: exact for batches of one (`most_alone`), else by
+dynamic programming (`bench.pooled_admission`; up to two minutes for a cell with four replicas). Such a rule knows how
+long every batch takes and keeps nothing of the SLO in hand, which the router learns to do within some hundred batches:
+so there are a thousand in each run, of which the first quarter is not counted. At 1 to 4 times the capacity goodput is
+to be at least 95% of the capacity or, where that is less, of what is possible, and served and simulated within 5% of
+each other. At the end stand the cells below 95% of the capacity, then two priorities, and two clients of one model.
 """
 
 from __future__ import annotations
@@ -25,9 +21,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.pooled_admission import most_pooled
 from bench.recovery import replica_of
@@ -38,17 +32,16 @@ from gpuprof.serving.load.traffic import arrival_times
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 
-BATCHES, SLOS, REPLICAS = (1, 4, 8, 16, 32, 64), (1.5, 2.0, 3.0, 6.0), (1, 4)
+BATCHES, SLOS, REPLICAS = (1, 4, 8, 16, 32, 64), (1.5, 2.0, 3.0, 6.0), (1, 2, 3, 4)
 LOADS = (0.8, 1.0, 1.15, 1.5, 2.0, 3.0, 4.0)
 ENOUGH, APART = 0.95, 0.05
 #: Of the requests of a run the first part is not counted: queues fill, and the reserve is learned.
 _WARMUP = 0.25
-#: So many requests are looked at for what is possible: the best choice takes the square of them.
-_MOST_CHOSEN = 1500
-#: Up to this batch the best rule of several replicas is worked out: its time grows with the square of the batch.
-_LARGEST_POOLED = 8
-
-Times = NDArray[np.float64]
+#: Full batches of a run, of all replicas together.
+_LEAST_BATCHES = 1000
+#: By the number of replicas, the largest batch for which the most is worked out, and the ticks of a full batch then:
+#: the time that it takes grows with the square of the batch, and with the ticks to the power of the replicas.
+_POOLED = {1: (64, 30), 2: (32, 20), 3: (16, 15), 4: (8, 15)}
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,7 @@ def measure(batch: int, slo_batches: float, load: float, replicas: int, requests
     """Serve and simulate one load."""
     times = batch_times(batch)
     capacity_rps, slo_ms = replicas * 1000.0 * batch / times[-1], slo_batches * times[-1]
-    # At least twenty full batches of each replica, however few requests are asked for.
-    seconds = max(requests / (load * capacity_rps), 0.03 * times[-1])
+    seconds = max(requests / load, _LEAST_BATCHES * batch) / capacity_rps
     arrivals_s = arrival_times("poisson", load * capacity_rps, seconds, batch)
     counted_s = (1.0 - _WARMUP) * seconds * capacity_rps * min(1.0, load)
     one = replica_of(times, cv)
@@ -92,20 +84,22 @@ def measure(batch: int, slo_batches: float, load: float, replicas: int, requests
     served = run.in_time(slo_ms, 1000.0 * _WARMUP * seconds) / counted_s
     options = SimulationOptions(seconds, warmup_s=_WARMUP * seconds)
     arrivals = RecordedArrivals(np.rint(arrivals_s * NS_PER_S).astype(np.int64), seconds)
-    outcome = simulate(_map([one] * replicas, slo_ms, capacity_rps), {"m": arrivals}, options)
+    outcome = simulate(make_map([one] * replicas, slo_ms, capacity_rps), {"m": arrivals}, options)
     possible = None
-    if replicas > 1 and 1 < batch <= _LARGEST_POOLED and slo_batches < 2.0 and load >= 1.0 and served < ENOUGH:
-        possible = most_pooled(times, load * capacity_rps, slo_ms, replicas) / capacity_rps
-    elif replicas == 1 and slo_batches < 2.0:
-        possible = most_online(times, load * capacity_rps, slo_ms) / (capacity_rps * min(1.0, load))
-    elif replicas == 1:
-        chosen = 1000.0 * arrivals_s[:_MOST_CHOSEN]
-        span_s = (chosen[-1] - chosen[0]) / 1000.0 + slo_ms / 1000.0
-        possible = most_in_time(chosen, times, slo_ms) / (span_s * capacity_rps * min(1.0, load))
-    elif batch == 1:
-        possible = most_alone((1000.0 * arrivals_s).tolist(), times[0], slo_ms, replicas)
-        possible /= seconds * capacity_rps * min(1.0, load)
+    if load >= 1.0 and served < ENOUGH:
+        most_rps = _most((1000.0 * arrivals_s).tolist(), times, slo_ms, replicas, load * capacity_rps)
+        possible = None if most_rps is None else most_rps / capacity_rps
     return AdmissionCell(batch, slo_batches, load, replicas, served, outcome.models[0].in_time / counted_s, possible)
+
+
+def _most(
+    arrivals_ms: Sequence[float], times: Sequence[float], slo_ms: float, replicas: int, rate_rps: float
+) -> float | None:
+    """Return the requests/s that can be answered in time at most; None where that would take too long."""
+    if len(times) == 1:
+        return 1000.0 * most_alone(arrivals_ms, times[0], slo_ms, replicas) / arrivals_ms[-1]
+    largest, ticks = _POOLED[replicas]
+    return most_pooled(times, rate_rps, slo_ms, replicas, ticks) if len(times) <= largest else None
 
 
 def most_alone(arrivals_ms: Sequence[float], time_ms: float, slo_ms: float, replicas: int) -> float:
@@ -124,75 +118,8 @@ def most_alone(arrivals_ms: Sequence[float], time_ms: float, slo_ms: float, repl
     return float(served)
 
 
-def most_in_time(arrivals_ms: Times, times_ms: Sequence[float], slo_ms: float) -> int:
-    """Return how many of the requests one replica can answer in time at most, whatever it refuses.
-
-    Who is served is served in the order of arrival, and a batch holds neighbours: of three requests with the middle one
-    refused the first may as well be, which only adds time. So the earliest end of a batch, by the requests decided on
-    and those refused, tells all (dynamic programming).
-    """
-    count = len(arrivals_ms)
-    free_at = np.full((count + 1, count + 1), np.inf)
-    free_at[0, 0] = -np.inf
-    for first in range(count):
-        ends = free_at[first]
-        np.minimum(free_at[first + 1, 1:], ends[:-1], out=free_at[first + 1, 1:])
-        for rows in range(1, min(len(times_ms), count - first) + 1):
-            done = np.maximum(ends, arrivals_ms[first + rows - 1]) + times_ms[rows - 1]
-            if arrivals_ms[first + rows - 1] + times_ms[rows - 1] > arrivals_ms[first] + slo_ms:
-                break
-            done[done > arrivals_ms[first] + slo_ms] = np.inf
-            np.minimum(free_at[first + rows], done, out=free_at[first + rows])
-    refused = int(np.flatnonzero(np.isfinite(free_at[count]) | np.isneginf(free_at[count]))[0])
-    return count - refused
-
-
-def most_online(times_ms: Sequence[float], rate_rps: float, slo_ms: float) -> float:
-    """Return the requests/s in time of the best rule that knows the rate of the arrivals, but not when they come.
-
-    The rule decides on each request as it comes; the replica begins what it has let in as soon as it is free, and who
-    is let in joins the next batch. By dynamic programming over the time until the replica is free, the requests let in
-    and when the first of them came: exact but for time being cut into ticks in which at most one request comes.
-    """
-    tick_ms = min(0.4 * 1000.0 / rate_rps, 0.05 * times_ms[0])
-    times = np.array([round(time / tick_ms) for time in times_ms], np.int64)
-    chance, slo = rate_rps * tick_ms / 1000.0, round(slo_ms / tick_ms)
-    low, high = 0.0, max((rows + 1) / time for rows, time in enumerate(times.tolist()))
-    while high - low > 2e-3 * high:
-        gain = (low + high) / 2.0
-        low, high = (gain, high) if _is_reachable(times, slo, chance, gain) else (low, gain)
-    return 1000.0 * low / tick_ms
-
-
-@numba.njit(cache=False)
-def _is_reachable(times: NDArray[np.int64], slo: int, chance: float, gain: float) -> bool:
-    """Return whether a rule has more than ``gain`` requests in time in a tick: whether its surplus grows for ever."""
-    batch, longest = len(times), times[-1]
-    value, ahead = np.zeros(batch + 1), np.zeros((longest + 1, batch + 1, longest + 1))
-    for _ in range(80):
-        ahead[0] = value.reshape(-1, 1)
-        for left in range(1, longest + 1):
-            for rows in range(batch + 1):
-                for first in range(left, longest + 1):
-                    stays, joins = ahead[left - 1, rows, first], -1e18
-                    came = first if rows > 0 else left
-                    if rows < batch and came + times[rows] <= slo:
-                        joins = ahead[left - 1, rows + 1, came]
-                    ahead[left, rows, first] = stays + chance * max(0.0, joins - stays)
-        after = np.zeros(batch + 1)
-        for rows in range(1, batch + 1):
-            after[rows] = rows - gain * times[rows - 1] + ahead[times[rows - 1], 0, times[rows - 1]]
-        after[0] = after[1] - gain / chance
-        grown = after - value
-        if grown.min() > 1e-9:
-            return True
-        if grown.max() < -1e-9:
-            return False
-        value = after
-    return True
-
-
-def _map(replicas: Sequence[Replica], slo_ms: float, rate_rps: float) -> DeploymentMap:
+def make_map(replicas: Sequence[Replica], slo_ms: float, rate_rps: float) -> DeploymentMap:
+    """Return a map of replicas of one model ``m``, each on a device of its own."""
     gpus = tuple(Gpu(index=i, device="cpu", partitions=(Partition(replicas=(one,)),)) for i, one in enumerate(replicas))
     return DeploymentMap(
         policy="bench",
@@ -202,18 +129,24 @@ def _map(replicas: Sequence[Replica], slo_ms: float, rate_rps: float) -> Deploym
     )
 
 
-def show_grid(requests: int, cv: float, quick: bool) -> bool:
+def show_grid(requests: int, cv: float, batches: Sequence[int], loads: Sequence[float]) -> bool:
     """Print all loads of all configurations, and return whether every one is as it is to be."""
-    batches, loads = (BATCHES[::2], LOADS[::2]) if quick else (BATCHES, LOADS)
     print("served/simulated(/possible), % of the capacity or of the load; times the capacity:")
     print("batch  SLO  replicas " + "".join(f"{load:>15g}" for load in loads))
+    below: list[AdmissionCell] = []
     good = True
     for batch in batches:
         for slo_batches in SLOS:
             for replicas in REPLICAS:
                 cells = [measure(batch, slo_batches, load, replicas, requests, cv) for load in loads]
                 good &= all(cell.is_enough and cell.agrees for cell in cells)
+                below += [cell for cell in cells if cell.load >= 1.0 and cell.served < ENOUGH]
                 print(f"{batch:5d} {slo_batches:4g} {replicas:9d} " + "".join(map(_cell, cells)), flush=True)
+    print(f"below {100 * ENOUGH:g}% of the capacity: batch, SLO, replicas, load: served, possible, part of that")
+    for cell in below:
+        where = f"{cell.batch:5d} {cell.slo_batches:4g} {cell.replicas:9d} {cell.load:5g}"
+        most = "" if cell.possible is None else f"{100 * cell.possible:6.1f} {100 * cell.served / cell.possible:6.1f}"
+        print(f"{where}: {100 * cell.served:5.1f} {most}")
     return good
 
 
@@ -291,9 +224,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=6000, help="of each load")
     parser.add_argument("--cv", type=float, default=0.0, help="spread of the batch times; the possible has none")
-    parser.add_argument("--quick", action="store_true", help="every second batch and load")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="largest batches")
+    parser.add_argument("--quick", action="store_true", help="every second load")
     said = parser.parse_args()
-    good = show_grid(said.requests, said.cv, said.quick)
+    batches, loads = [int(text) for text in said.batches.split(",")], LOADS[::2] if said.quick else LOADS
+    good = show_grid(said.requests, said.cv, batches, loads)
     good &= show_priorities(said.cv)
     return 0 if show_clients(said.cv) and good else 1
 

@@ -121,6 +121,8 @@ def check(
     if basis := describe_basis(resolved):
         notes.add(basis)
     violations = feasibility.check(resolved, evidence)
+    if unknown := feasibility.find_unknown_memory(resolved, evidence):
+        notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")
     for name, message in find_changed(locate_files(resolved, map_folder(deployment))):
         if allow_changed:
             notes.add(message)

@@ -24,11 +24,12 @@ from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, 
 from gpuprof.placement.prediction_check import check_predictions
 from gpuprof.placement.turn_check import check_turns
 
-__all__ = ["Evidence", "Violation", "check", "check_layout"]
+__all__ = ["Evidence", "Violation", "check", "check_layout", "find_unknown_memory"]
 
 #: Relative, of rates, shares and times: what policies and their solvers round.
 _TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
+_LEAST_LIMIT_BYTES = 1 << 20  # as MPS takes it; any runtime holds more
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0; not the policies' constant, so that a mistake there shows here
 
 
@@ -63,6 +64,18 @@ def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violati
     return (
         *_check_names(deployment),
         *(violation for where, gpu in known for violation in _check_gpu(where, gpu, evidence)),
+    )
+
+
+def find_unknown_memory(deployment: DeploymentMap, evidence: Evidence) -> tuple[str, ...]:
+    """Return the models of whose memory neither the map nor the estimator knows anything, each once."""
+    return tuple(
+        dict.fromkeys(
+            replica.model
+            for _, gpu, partition, replica in deployment.places()
+            if not replica.predicted.memory_bytes and gpu.device in evidence.devices
+            if not _needed_bytes(partition, replica, evidence.devices[gpu.device], evidence)
+        )
     )
 
 
@@ -216,7 +229,9 @@ def _check_share_and_limit(
         yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, and the least is {least:g}%")
     needed = _needed_bytes(partition, replica, device, evidence)
     limit = replica.memory_limit_bytes
-    if limit is not None and (limit <= 0 or limit < needed * (1.0 - _TOLERANCE) - 1.0):
+    if limit is not None and limit < _LEAST_LIMIT_BYTES:
+        yield Violation("memory", where, f"{replica.model} may hold {limit} bytes, and the least is 1 MiB")
+    elif limit is not None and limit < needed * (1.0 - _TOLERANCE) - 1.0:
         yield Violation(
             "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB and needs {needed / 2**30:.3g} GiB"
         )

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bench.admission import batch_times, measure, most_alone, most_in_time, most_online, show_clients, show_priorities
+from bench.admission import batch_times, measure, most_alone, show_clients, show_priorities
 from bench.pooled_admission import most_pooled
 
 pytestmark = pytest.mark.slow
@@ -42,23 +42,15 @@ def test_priorities_and_clients_get_their_part_under_overload(show: object, caps
     assert show(0.02, 8.0), capsys.readouterr().out
 
 
-def test_the_most_that_is_possible_is_that_of_all_choices() -> None:
-    random = np.random.default_rng(3)
-    times, slo_ms = [4.0, 5.0, 5.5], 9.0
-    for _ in range(20):
-        arrivals = np.sort(random.uniform(0.0, 20.0, 7))
-        assert most_in_time(arrivals, times, slo_ms) == max(
-            sum(chosen)
-            for chosen in product((False, True), repeat=7)
-            if _fits(arrivals[np.array(chosen)].tolist(), times, slo_ms)
-        )
-
-
 def test_what_replicas_of_batches_of_one_can_serve_is_that_of_all_choices() -> None:
     random = np.random.default_rng(5)
     for _ in range(20):
         arrivals = np.sort(random.uniform(0.0, 30.0, 8))
-        assert most_alone(arrivals.tolist(), 5.0, 8.0, 1) == most_in_time(arrivals, [5.0], 8.0)
+        assert most_alone(arrivals.tolist(), 5.0, 8.0, 1) == max(
+            sum(chosen)
+            for chosen in product((False, True), repeat=8)
+            if _fits(arrivals[np.array(chosen)].tolist(), [5.0], 8.0)
+        )
     assert most_alone([0.0, 0.0, 0.0, 4.0], 5.0, 8.0, 2) == 3.0
     assert most_alone([0.0, 0.0, 3.0, 4.0], 5.0, 8.0, 2) == 4.0
 
@@ -74,17 +66,9 @@ def _fits(arrivals: list[float], times: list[float], slo_ms: float, free_at: flo
     return False
 
 
-def test_no_rule_without_foresight_beats_a_loss_system_where_nobody_can_wait() -> None:
-    # Batches of one and an SLO of one batch: whoever finds the replica busy is lost (Erlang's formula for one server).
-    assert most_online([10.0], 150.0, 10.0) == pytest.approx(150.0 / (1.0 + 1.5), rel=0.05)
-    times = batch_times(8)
-    few, many = (most_online(times, 500.0, slo * times[-1]) for slo in (1.2, 1.9))
-    assert few < many < 1000.0 * 8 / times[-1]
-
-
 def test_with_an_slo_of_one_and_a_half_batches_goodput_is_nearly_what_the_best_rule_reaches() -> None:
-    cell = measure(32, 1.5, 1.5, 1, 20_000, 0.0)  # enough to learn how little must be kept in hand
-    assert cell.possible is not None and cell.possible < 0.96
+    cell = measure(32, 1.5, 1.0, 1, 6000, 0.0)
+    assert cell.possible is not None and cell.possible < 0.92
     assert cell.is_enough and cell.agrees, cell
 
 
@@ -100,7 +84,6 @@ def test_replicas_together_reach_more_than_each_alone_and_no_more_than_their_cap
     capacity_rps = 1000.0 * 2 / times[-1]
     slo_ms = 1.5 * times[-1]
     alone = most_pooled(times, capacity_rps, slo_ms, 1)
-    assert most_online(times, capacity_rps, slo_ms) < alone  # which holds no batch to be filled
     assert 2.0 * alone < most_pooled(times, 2.0 * capacity_rps, slo_ms, 2) < 2.0 * capacity_rps
 
 

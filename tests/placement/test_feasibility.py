@@ -20,7 +20,7 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.feasibility import Evidence, Violation, check, check_layout
+from gpuprof.placement.feasibility import Evidence, Violation, check, check_layout, find_unknown_memory
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.rules.host_work import HostWork
@@ -117,6 +117,22 @@ def test_a_memory_limit_that_is_edited_up_is_refused() -> None:
         lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(memory_limit_bytes=2**40)
     )
     assert rules(greedy) == ["memory"]
+
+
+@pytest.mark.parametrize(("limit", "broken"), [(1, ["memory"]), (2**20 - 1, ["memory"]), (2**20, [])])
+def test_no_process_can_be_held_to_less_than_a_mebibyte_even_where_its_memory_is_not_known(
+    limit: int, broken: list[str]
+) -> None:
+    nobody = replace(evidence(GIVEN), estimator=None)
+
+    def hold(content: dict[str, Any]) -> None:
+        for one in first_gpu(content)["partitions"][0]["replicas"]:
+            one["memory_limit_bytes"], one["predicted"]["memory_bytes"] = limit, None
+
+    found = [one for one in check(edit_map(hold), nobody) if "may hold" in one.message]
+    assert [one.rule for one in found] == broken * 2
+    assert find_unknown_memory(edit_map(hold), nobody) == ("a", "b")
+    assert find_unknown_memory(edit_map(hold), evidence(GIVEN)) == ()
 
 
 def test_a_rate_that_is_only_partly_served_is_refused() -> None:
