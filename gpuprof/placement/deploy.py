@@ -10,7 +10,7 @@ from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPred
 from gpuprof.domain.device import Device
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
-from gpuprof.placement.early_stop import STOPPED
+from gpuprof.placement.early_stop import name_stop
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
@@ -36,7 +36,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         policy=placement.policy,
         created=created,
         planned_with=problem.planned_with.model_copy(
-            update={"found_by": placement.found_by, "stopped_by": STOPPED if placement.stopped else None}
+            update={"found_by": placement.found_by, "stopped_by": name_stop(placement)}
         ),
         models=_describe_models(problem, predictor),
         nodes=nodes,

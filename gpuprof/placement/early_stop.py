@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.plural import count_of
+from gpuprof.placement.placement import Placement
 
-#: What a map says ended its search before it was over.
-STOPPED = "time limit"
+#: What a map says ended its search before it was over; with the quick policies that were not done, if any.
+_STOPPED, _BEFORE = "time limit", " before these were done: "
+
+
+def name_stop(placement: Placement) -> str | None:
+    """Return what ended a search before it was over, None where nothing did."""
+    if not placement.stopped:
+        return None
+    return _STOPPED + (_BEFORE + ", ".join(placement.unfinished) if placement.unfinished else "")
 
 
 def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
@@ -32,6 +40,9 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
             f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
         )
     result = "; ".join(words) or "no bound is known"
+    stop, _, unfinished = stopped_by.partition(_BEFORE)
+    if unfinished:
+        result += f"; the maps of {unfinished}, which were not done, may be better"
     if limit_s is None:
-        return f"the {stopped_by} ended the search early: {result}"
-    return f"the {stopped_by} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"
+        return f"the {stop} ended the search early: {result}"
+    return f"the {stop} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"

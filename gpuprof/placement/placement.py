@@ -84,6 +84,7 @@ class Placement:
     upper_bound_goodput_rps: float | None = None
     found_by: str | None = None  #: How a policy that tries several ways came to this placement.
     stopped: bool = False  #: Whether a time limit ended the search.
+    unfinished: tuple[str, ...] = ()  #: Quick policies that it ended, whose maps may be better.
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""

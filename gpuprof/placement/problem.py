@@ -44,6 +44,9 @@ class Options:
     gpus_per_node: int = 8  #: How the devices of an elastic fleet are grouped into machines.
     time_limit_s: float | None = None  #: For policies that search: stop then with the best found.
     seed: int = 0
+    #: Whether a policy says why it placed nothing of a demand, which may take longer than the map: of maps among which
+    #: one is chosen, only that one's reasons are wanted.
+    explains: bool = True
 
     def __post_init__(self) -> None:
         if self.confidence is not None and not 0.0 <= self.confidence < 1.0:

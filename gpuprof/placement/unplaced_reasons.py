@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,18 +17,24 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
 _GIB = 2**30
+#: The reason while none is wanted, and where a time limit ended the search for one.
+_UNEXPLAINED = "the reason was not looked for"
+NO_TIME = "the time limit left no time to look for more than a first place for it"
 #: With more kinds of devices than this only the first one's reason is given, to keep the line readable.
 _MOST_REASONS = 3
 
 
 def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, placement: Placement | None = None) -> str:
     """Return why nothing at all of ``demand`` was placed: memory, its own latency, its neighbours, or a full fleet."""
+    if not problem.options.explains:
+        return _UNEXPLAINED
     reasons = [
         segments.device_reason(demand, entry.device, partial(_device_reason, segments, demand, entry.device))
         for entry in problem.fleet.entries
@@ -86,6 +93,20 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
                 else explain_unplaced(problem, segments, demand, placement)
             )
             unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
+    return replace(placement, unplaced=tuple(unplaced))
+
+
+def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placement:
+    """Return the placement with the reasons that were not wanted before, as far as there is time to find them."""
+    if all(one.reason != _UNEXPLAINED for one in placement.unplaced):
+        return placement
+    segments, unplaced = Segments(problem), list(placement.unplaced)
+    for place, one in enumerate(unplaced):
+        if one.reason == _UNEXPLAINED:
+            reason = NO_TIME
+            with problem.limits.until(limit), suppress(TimeUpError):
+                reason = explain_unplaced(problem, segments, problem.demand(one.model), placement)
+            unplaced[place] = one.model_copy(update={"reason": reason})
     return replace(placement, unplaced=tuple(unplaced))
 
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.known_answers import KnownAnswers
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Options
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.unplaced_reasons import explain_unplaced
+from gpuprof.placement.unplaced_reasons import NO_TIME, explain_unplaced, with_reasons
 
 
 def test_a_rate_beyond_all_replicas_is_not_put_down_to_a_fleet_that_has_no_end() -> None:
@@ -21,6 +26,16 @@ def test_a_rate_beyond_all_replicas_is_not_put_down_to_a_fleet_that_has_no_end()
 def test_a_full_fleet_is_named_with_its_counts() -> None:
     given = problem([demand("m", 50.0)], [(plain_device(), 2)])
     assert "no place was found for it on 2 plain" in explain_unplaced(given, Segments(given), given.demands[0])
+
+
+def test_reasons_that_were_not_wanted_are_found_for_the_map_that_is_chosen() -> None:
+    given = problem([demand("m", 50.0, 1.0)], options=Options(explains=False))
+    made = FirstFitDecreasing().place(given)
+    wanted = replace(given, options=Options())
+    assert "nearly idle" not in made.unplaced[0].reason
+    assert "nearly idle" in with_reasons(wanted, made, Limit()).unplaced[0].reason
+    forgotten = replace(wanted, answers=KnownAnswers())
+    assert with_reasons(forgotten, made, Limit(0.0)).unplaced[0].reason == NO_TIME
 
 
 class FullBatchesOnly(LinearEstimator):

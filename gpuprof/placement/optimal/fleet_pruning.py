@@ -80,10 +80,11 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)
+    asked, problem = problem, replace(problem, options=replace(problem.options, explains=False))
     guessed = iter(_guess_costs(problem))
     known = _try_kinds(problem, (entry for _, entry in guessed), limit, None, 1)
     if known is None:
-        return PrunedFleet(problem)
+        return PrunedFleet(asked)
     most = _FAR_FROM_KNOWN * _cost(problem, known)
     known = _bound_and_improve(problem, known, [entry for cost, entry in guessed if cost < most], limit)
     if not is_proven_optimal(problem, known):
@@ -93,9 +94,9 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     # A map with one device of a kind costs at least its price: at the price of the known map it cannot be cheaper.
     kept = [one for one in entries if one.device.name in kinds or one.price_per_hour < cost * (1.0 - 1e-9)]
     if len(kept) == len(entries):
-        return PrunedFleet(problem, known)
+        return PrunedFleet(asked, known)
     left_out = min(one.price_per_hour for one in entries if one not in kept)
-    return PrunedFleet(replace(problem, fleet=Fleet(tuple(kept)), alike={}), known, left_out)
+    return PrunedFleet(replace(asked, fleet=Fleet(tuple(kept)), alike={}), known, left_out)
 
 
 def _bound_and_improve(problem: Problem, known: Placement, untried: Sequence[FleetEntry], limit: Limit) -> Placement:

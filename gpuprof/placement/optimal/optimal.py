@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
 from gpuprof.placement.optimal.class_search import ClassSearch
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.demand_classes import is_of_few_classes
-from gpuprof.placement.optimal.fleet_pruning import prune_fleet
+from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.incumbent import (
     clip_bounds,
     is_proven_optimal,
@@ -28,11 +28,9 @@ from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled_planner import PooledPlanner, raise_demands
 from gpuprof.placement.optimal.portfolio import (
-    QUICKEST,
+    QuickPolicies,
     has_fast_late_bounds,
-    run_heuristics,
     run_portfolio,
-    run_quickest,
 )
 from gpuprof.placement.optimal.program_plan import (
     MOST_SLOWED,
@@ -48,7 +46,7 @@ from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.unplaced_reasons import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
 #: So many of the quick policies' maps, the best first, are improved, beside the program's own.
 _IMPROVED = 3
@@ -62,6 +60,8 @@ _AFTER_PRUNING, _AFTER_BOUND = 0.2, 0.3
 _MOST_SEARCHED, _AFTER_BUDGET = 20, 0.25
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
+#: Seconds of processor time for reasons why something is not placed, in any case.
+_LEAST_REASONS_S = 0.3
 #: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
 _FOR_BOUND = 0.35
 
@@ -95,31 +95,54 @@ class Optimal:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        First come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
+        With a time limit the quick policies' maps of few demands whose figures are predicted come first, since those
+        take seconds; which of them the limit ended is in the placement's ``unfinished``.
+        Then come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
         one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' plans are made
         next, of which none is lost, and a quick one; as much time as they took is kept back for what is done with the
         plan afterwards. By queues, the plan for streams of their own is where those of pools begin; where it is told
         at once who is late, that is the quickest policy's, which is not stopped, and then one by tables of queues.
         """
-        whole = Limit(problem.options.time_limit_s)
-        if not self.pooled or problem.options.latency_budget is not None:
-            return self._place_split(problem, Segments(problem), None, whole)
-        if whole.seconds and len(problem.fleet.entries) == 1 and has_fast_late_bounds(problem):
-            return self._place_pooled(problem, None, whole)  # its first map is the quickest policy's
-        pruned = prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
-        return pruned.restore(self._place_pooled(pruned.problem, pruned.known, whole))
+        whole, quick = Limit(problem.options.time_limit_s), QuickPolicies()
+        found = with_reasons(problem, self._place_within(problem, whole, quick), whole.with_least(_LEAST_REASONS_S))
+        if not quick.unfinished or is_proven_optimal(problem, found):
+            return found
+        return replace(found, stopped=True, unfinished=quick.unfinished)
 
-    def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit) -> Placement:
+    def _place_within(self, problem: Problem, whole: Limit, quick: QuickPolicies) -> Placement:
+        """Return the placement within a time limit, none worse than those of the quick policies that are done in it."""
+        if not self.pooled or problem.options.latency_budget is not None:
+            return self._place_split(problem, Segments(problem), None, whole, quick)
+        if whole.seconds and len(problem.fleet.entries) == 1 and has_fast_late_bounds(problem):
+            return self._place_pooled(problem, None, whole, quick)  # its first map is the quickest policy's
+        first = quick.find_predicted(problem, whole)
+        if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
+            return self._place_pruned(problem, None, whole, quick)
+        first = replace(first, policy="optimal", found_by=first.policy)
+        return _better_of_two(problem, self._place_pruned(problem, first, whole, quick), first)
+
+    def _place_pruned(self, problem: Problem, first: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
+        """Return the placement for pools on the kinds of devices that may be worth it, from a first map if it helps."""
+        pruned = PrunedFleet(problem)
+        if first is None or not whole.is_over:
+            pruned = prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
+        known = [one for one in (pruned.known, first) if one is not None and not one.unplaced]
+        start = min(known, key=partial(objective_value, problem), default=None)
+        if problem.previous is not None:
+            start = pruned.known  # what moves fewer replicas is preferred to a map that costs as much
+        return pruned.restore(self._place_pooled(pruned.problem, start, whole, quick))
+
+    def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
         """Return the placement for pools; without a search where a known map is as cheap as any."""
         segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
-        done, standing = tuple[str, ...](), tuple[PlacedGpu, ...]()
+        standing: tuple[PlacedGpu, ...] = ()
         if whole.seconds and problem.previous is None and not (first and is_proven_optimal(problem, first)):
-            quickest, made = run_quickest(problem), [first]
+            quickest, made = quick.run_quickest(problem), [first]
             if quickest is not None and not quickest.unplaced:
                 made.append(planner.take_over(quickest, limit))
-                done, standing = (QUICKEST,), quickest.gpus
+                standing = quickest.gpus
             if first is None and quickest is None and len(problem.demands) > _MOST_SEARCHED:
                 made.append(planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds)))
             known_maps = [one for one in made if one is not None]
@@ -131,8 +154,8 @@ class Optimal:
             settled = planner.settle(spread)
             return first if settled.unplaced else replace(settled, found_by=first.found_by)
         if first is not None and limit.is_over:
-            return replace(self._first_plan(problem, segments, first, whole, done), stopped=True)
-        split = self._place_split(problem, segments, first, whole, done)
+            return replace(self._first_plan(problem, segments, first, whole, quick), stopped=True)
+        split = self._place_split(problem, segments, first, whole, quick)
         found = planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
         return found if first is None else _better_of_two(problem, found, first)
 
@@ -144,18 +167,15 @@ class Optimal:
         return place_by_program(problem, known, asked, limit, fair=self.fair)
 
     def _place_split(
-        self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, done: Collection[str] = ()
+        self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, quick: QuickPolicies
     ) -> Placement:
-        """Return the placement of replicas with requests of their own, with a limit none worse than a known one.
-
-        Policies that are done are not asked again for a first map.
-        """
+        """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
         if whole.seconds is None:
             *_, plan = self._improving_plans(problem, segments, whole)
             return plan
         wanted = not self.fair and is_of_few_classes(problem, segments)
         with start_bound_process(wanted=wanted) as process:
-            first = plan = self._first_plan(problem, segments, known, whole, done)
+            first = plan = self._first_plan(problem, segments, known, whole, quick)
             limit = whole.keeping(_FOR_REST * whole.seconds if known is not None or wanted else whole.spent_s)
             if wanted and (not limit.is_over or first.lower_bound_cost_per_hour is None):
                 first = plan = self._search_classes(problem, segments, first, limit, process)
@@ -186,7 +206,7 @@ class Optimal:
         return first if first.unplaced else bound_classes(problem, segments, first, limit, beside)
 
     def _first_plan(
-        self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit, done: Collection[str] = ()
+        self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit, quick: QuickPolicies
     ) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
 
@@ -198,8 +218,8 @@ class Optimal:
             best = make_quick_plan(problem, segments, limit)
         alike = is_of_few_classes(problem, segments)
         kept = _FOR_CLASSES if alike else 0.0 if best is None else _FOR_SEARCH
-        quick = limit.keeping(kept * ((limit.seconds if known is None else limit.left_s) or 0.0))
-        for heuristic in run_heuristics(problem, quick, done):
+        until = limit.keeping(kept * ((limit.seconds if known is None else limit.left_s) or 0.0))
+        for heuristic in quick.run(problem, until):
             named = replace(heuristic, policy="optimal", found_by=heuristic.policy)
             if not (self.fair and heuristic.unplaced):  # more goodput is not fairer
                 best = named if best is None else update_incumbent(problem, best, named, heuristic.policy)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 from gpuprof.domain.estimate import Workload
@@ -13,15 +14,18 @@ from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import QuickQueueModel
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
 
-#: Policies that take time in proportion to the demands; the first in the least.
+#: Policies that take time in proportion to the demands, from the least on; the last solve queues of several processes.
 QUICKEST = "igniter"
-_QUICK = (QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
+_QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu", "mig-serving")
 #: Baselines that are as quick: `optimal` must not fall behind them either.
 _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
+#: Seconds of processor time that all of them have in any case, where few demands' figures are predicted.
+_LEAST_S = 3.0
 #: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
 _FEW = 20
 #: Of figures that are looked up, all of them together take 20 to 30 ms a demand by a latency budget, 0.2 s by queues.
@@ -38,51 +42,96 @@ def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
     for name in (*_QUICK, *_BASELINES, *_SEARCHING):
         if name in BUILTIN and _is_meant_for(name, problem):
-            options = replace(problem.options, time_limit_s=limit.left_s)
+            options = replace(problem.options, time_limit_s=limit.left_s, explains=False)
             try:
                 yield make_policy(name).place(replace(problem, options=options))
             except GpuprofError:
                 continue  # not made for such a fleet, or for what is known of the models
 
 
-def run_quickest(problem: Problem) -> Placement | None:
-    """Return what the quickest policy makes of many demands by queues; None where it does not take a second or two."""
-    if (
-        problem.options.latency_budget is not None
-        or not _is_meant_for(QUICKEST, problem)
-        or not has_fast_late_bounds(problem)
-    ):
+@dataclass(slots=True)
+class QuickPolicies:
+    """Runs the policies that take time in proportion to the demands, and remembers which of them a limit ended."""
+
+    _done: set[str] = field(default_factory=set)  #: Not asked again.
+    _finished: set[str] = field(default_factory=set)
+    _ended: dict[str, None] = field(default_factory=dict)  #: In order.
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The policies that a time limit ended, whose maps may be better than any that is known."""
+        return tuple(self._ended)
+
+    def run_quickest(self, problem: Problem) -> Placement | None:
+        """Return what the quickest policy makes of many demands by queues; None where it takes more than seconds.
+
+        It is not asked again where it serves everything.
+        """
+        if (
+            problem.options.latency_budget is not None
+            or not _is_meant_for(QUICKEST, problem)
+            or not has_fast_late_bounds(problem)
+        ):
+            return None
+        with suppress(GpuprofError):
+            placement = make_policy(QUICKEST).place(_without_limit(problem))
+            if not placement.unplaced:
+                self._done.add(QUICKEST)
+            return placement
         return None
-    with suppress(GpuprofError):
-        return make_policy(QUICKEST).place(replace(problem, options=replace(problem.options, time_limit_s=None)))
-    return None
+
+    def find_predicted(self, problem: Problem, limit: Limit) -> Placement | None:
+        """Return the best map of few demands by queues whose figures are predicted, None of other problems.
+
+        There the policies take seconds, within the limit or `_LEAST_S` in any case, so that they come before all else.
+        """
+        many = len(problem.demands)
+        if limit.seconds is None or problem.options.latency_budget is not None or many > _FEW:
+            return None
+        if _are_figures_measured(problem):
+            return None
+        best, least = None, min(entry.price_per_hour for entry in problem.fleet.entries)
+        for made in self.run(problem, limit.with_least(_LEAST_S)):
+            best = made if best is None else min(best, made, key=partial(objective_value, problem))
+            if not best.unplaced and objective_value(problem, best)[1] <= least * (1.0 + 1e-9):
+                break  # no map is cheaper than one device
+        return best
+
+    def run(self, problem: Problem, limit: Limit) -> Iterator[Placement]:
+        """Yield what the policies make of the problem, but for those done.
+
+        Those that are quick are not stopped, however long that takes on a machine whose cores are taken: whoever asks
+        one of them instead would wait as long, and have the better map. The others have until the time is up.
+        """
+        looked_up = len(problem.demands) <= _FEW_LOOKED_UP and _are_figures_measured(problem)
+        for name in (*_QUICK, *_BASELINES):
+            if name in self._done or not _is_meant_for(name, problem):
+                continue
+            policy, until = make_policy(name), Limit() if looked_up or _is_quick(name, problem) else limit
+            try:
+                with problem.limits.until(until):
+                    placement = policy.place(_without_limit(problem))
+            except TimeUpError:
+                if name not in self._finished:
+                    self._ended[name] = None
+            except GpuprofError:
+                continue  # not made for such a fleet, or for what is known of the models
+            else:
+                self._finished.add(name)
+                self._ended.pop(name, None)
+                yield placement
 
 
-def run_heuristics(problem: Problem, limit: Limit, done: Collection[str] = ()) -> Iterator[Placement]:
-    """Yield what the policies that take time in proportion to the demands make of the problem, but for those done.
-
-    Those that are quick are not stopped, however long that takes on a machine whose cores are taken: whoever asks one
-    of them instead would wait as long, and have the better map. The others have until the time is up.
-    """
-    for name in (*_QUICK, *_BASELINES):
-        if name in done or not _is_meant_for(name, problem):
-            continue
-        policy = make_policy(name)
-        with suppress(GpuprofError, TimeUpError):
-            with problem.limits.until(Limit() if _is_quick(name, problem) else limit):
-                placement = policy.place(replace(problem, options=replace(problem.options, time_limit_s=None)))
-            yield placement
+def _without_limit(problem: Problem) -> Problem:
+    return replace(problem, options=replace(problem.options, time_limit_s=None, explains=False))
 
 
 def _is_quick(name: str, problem: Problem) -> bool:
-    """Whether a policy is done before long: with few demands whose figures are looked up.
+    """Whether a policy is done before long whatever the figures are: by a latency budget, with few demands or at all.
 
-    By a latency budget the quickest is with many, and all are with few. Where figures are predicted, thousands are.
+    Where figures are looked up, all are; where they are predicted, thousands are.
     """
-    many = len(problem.demands)
-    if problem.options.latency_budget is not None and (many <= _FEW or name == QUICKEST):
-        return True
-    return many <= _FEW_LOOKED_UP and _are_figures_measured(problem)
+    return problem.options.latency_budget is not None and (len(problem.demands) <= _FEW or name == QUICKEST)
 
 
 def _are_figures_measured(problem: Problem) -> bool:

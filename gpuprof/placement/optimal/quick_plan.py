@@ -19,7 +19,7 @@ from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.placement.unplaced_reasons import explain_unplaced, is_refused_everywhere
+from gpuprof.placement.unplaced_reasons import NO_TIME, explain_unplaced, is_refused_everywhere
 
 #: The load up to which a replica is asked whether it keeps its SLO; above, a larger batch or share is asked at once.
 _LIKELY = 0.7
@@ -167,7 +167,7 @@ def _list_unplaced(problem: Problem, segments: Segments, served: dict[str, float
     for demand in problem.by_priority():
         missing_rps = demand.rate_rps - served.get(demand.model, 0.0)
         if missing_rps > demand.rate_rps * 1e-9:
-            reason = "the time limit left no time to look for more than a first place for it"
+            reason = NO_TIME
             if is_refused_everywhere(segments, demand):
                 reason = explain_unplaced(problem, segments, demand)
             yield Unplaced(model=demand.model, rate_rps=missing_rps, reason=reason)

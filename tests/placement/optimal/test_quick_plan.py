@@ -26,6 +26,7 @@ from gpuprof.placement.contract import (
     solve_and_check,
 )
 from gpuprof.placement.deploy import to_map
+from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import portfolio
@@ -138,9 +139,7 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, queueing: Slow) -> None:
 
 def test_where_figures_are_predicted_no_policy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     queueing = Slow(each_s=0.1)
-    monkeypatch.setattr(
-        module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s, process_time=lambda: queueing.now_s)
-    )
+    _set_clock(monkeypatch, queueing)
     asked = [demand(f"m{i}", 60.0 + 90.0 * i, 25.0 + 9.0 * i) for i in range(7)]
     posed = problem(asked, estimator=LinearEstimator(source="roofline"), options=Options(time_limit_s=4.0))
     Optimal().place(replace(posed, queueing=queueing))
@@ -148,6 +147,41 @@ def test_where_figures_are_predicted_no_policy_is_waited_for(monkeypatch: pytest
     measured = problem(asked, estimator=LinearEstimator(), options=posed.options)
     Optimal().place(replace(measured, queueing=queueing))
     assert predicted <= 4.0 + 7 * 12 * queueing.each_s < queueing.now_s
+
+
+def _pose_predicted(queueing: Slow, limit_s: float | None) -> Problem:
+    asked = [demand("a", 300.0, 40.0), demand("b", 700.0, 60.0), demand("c", 90.0, 30.0)]
+    options = Options(time_limit_s=limit_s)
+    posed = problem(asked, [(plain_device(), 2)], LinearEstimator(source="roofline"), options)
+    return replace(posed, queueing=queueing)
+
+
+@pytest.mark.parametrize("limit_s", [1e-3, 1.0, 2.0, 5.0, 30.0])
+def test_of_few_demands_whose_figures_are_predicted_no_quick_policy_has_a_better_map(
+    limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = min(objective_value(one, _place(name, one)) for name in QUICK for one in [_pose_predicted(Slow(), None)])
+    queueing = Slow(each_s=0.01)
+    _set_clock(monkeypatch, queueing)
+    posed = _pose_predicted(queueing, limit_s)
+    found = Optimal().place(posed)
+    assert objective_value(posed, found) <= best
+    assert not found.unfinished
+
+
+def test_policies_that_the_limit_ended_are_named_and_there_is_a_map_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queueing = Slow(each_s=0.4)
+    _set_clock(monkeypatch, queueing)
+    posed = _pose_predicted(queueing, 1.0)
+    found = Optimal().place(posed)
+    assert found.stopped and "ffd" in found.unfinished
+    assert found.gpus
+    queueing.now_s = 0.0
+    made = to_map(posed, found)
+    assert check(made, evidence(posed)) == ()
+    assert "ffd" in str(early_stop(made, 1.0)) and "may be better" in str(early_stop(made, 1.0))
 
 
 class _Starving:
