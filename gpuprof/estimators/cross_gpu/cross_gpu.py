@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, describe_points
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
-from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.features import bound_times, widen_products
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
@@ -47,8 +48,10 @@ _GAP_S = 1.0e-6
 _HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6}
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
 _METADATA, _INTERVALS = "provenance.json", "intervals.json"
-#: Every batch up to this is predicted, of larger ones two in each doubling; those between lie on a line.
+#: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
 _DENSE = 4
+_DOUBLINGS = tuple(1 << power for power in range(2, 20))
+_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv", "attention")]
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
 
@@ -87,11 +90,20 @@ class KernelsByBatch:
         return self._runtime
 
     def list_grid(self, most: int) -> tuple[int, ...]:
-        """Return the batches up to ``most`` that are predicted; none where every batch would be."""
+        """Return the batches up to ``most`` that are predicted."""
         if most not in self._lists:  # asked for with every batch under every share
-            points = (one for one in range(1, most + 1) if self.grid(one) == (one,)) if self._is_linear() else ()
-            self._lists[most] = tuple(points)
+            points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
+            taken = (one for one in sorted(points) if one <= most and (self._is_linear() or self._is_taken(one)))
+            self._lists[most] = tuple(taken)
         return self._lists[most]
+
+    def _is_taken(self, batch: int) -> bool:
+        """Return whether the model takes a batch: of a fixed one it takes no other."""
+        try:
+            self.at(batch)
+        except InputError:
+            return False
+        return True
 
     def find_distinct(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of the kernels at ``batch`` that are unlike all before them, and which of them each is."""
@@ -104,19 +116,23 @@ class KernelsByBatch:
     def grid(self, batch: int) -> tuple[int, ...]:
         """Return ``batch``, or the two batches between which its time lies on a line.
 
-        Predicted are all batches up to four, then two in each doubling. Where kernels are not in proportion to the
-        batch, each is predicted: nothing is known of those between.
+        Predicted are all batches up to four, then two in each doubling; where kernels are not in proportion to the
+        batch, so that each takes a graph of its own, one in each, unless the model refuses it.
         """
         if batch not in self._grids:  # a plan asks for every batch under every share
             self._grids[batch] = self._find_grid(batch)
         return self._grids[batch]
 
     def _find_grid(self, batch: int) -> tuple[int, ...]:
-        if batch <= _DENSE or not self._is_linear():
+        steps = self._list_steps(1 << ((batch - 1).bit_length() - 1)) if batch > _DENSE else (batch,)
+        if batch in steps:
             return (batch,)
-        low = 1 << ((batch - 1).bit_length() - 1)
-        steps = (low, low + low // 2, 2 * low)
-        return (batch,) if batch in steps else steps[:2] if batch < steps[1] else steps[1:]
+        ends = next(pair for pair in pairwise(steps) if batch < pair[1])
+        return ends if self._is_linear() or all(map(self._is_taken, ends)) else (batch,)
+
+    def _list_steps(self, low: int) -> tuple[int, ...]:
+        """Return the batches that are predicted from a power of two to the next."""
+        return (low, low + low // 2, 2 * low) if self._is_linear() else (low, 2 * low)
 
     def host_seconds(self, batch: int) -> float:
         """Return `host_seconds` of the kernels at ``batch``."""
@@ -212,11 +228,22 @@ class CrossGpuModel:
                 latencies[share, number] = self._figure(seconds, factor, described)
         return latencies
 
+    def time_whole(
+        self, kernels: KernelsByBatch, batches: Sequence[int], devices: Sequence[Device]
+    ) -> list[list[float]]:
+        """Return the seconds of every batch on each of several whole GPUs that run the same kernels.
+
+        Raises `InputError` when a device lacks the precision.
+        """
+        sums = self._sum_up(kernels, batches, [rates_of(one, kernels.precision) for one in devices])
+        by_batch = [np.maximum(seconds, host).tolist() for seconds, host, *_ in sums]
+        return [list(of_device) for of_device in zip(*by_batch, strict=True)]
+
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
         """Return what the time of all kernels one after another is made of, or of the host where it takes longer."""
         first, place = _find_distinct([kernels.ops])
-        times, uncertainty, kinds = self._predict(kernels.ops.take(first), rates)
-        seconds = np.array(kernels.count, dtype=float) * (times[place] + _GAP_S)
+        times, wider, uncertainty, kinds = self._predict(kernels.ops.take(first), rates)
+        seconds = _sum_quicker(kernels, times[place], wider[place])
         names, kind = np.unique(kinds[place], return_inverse=True)
         of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
         by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
@@ -239,14 +266,15 @@ class CrossGpuModel:
             nothing = np.zeros(len(rates))
             return [(nothing, 0.0, nothing, np.ones(len(rates)), nothing)] * len(batches)
         ops = repeat_table(stack_tables(tables), len(rates))
-        times, uncertainty, kinds = self._predict(ops, stack_rates(rates, rows))
+        times, wider, uncertainty, kinds = self._predict(ops, stack_rates(rates, rows))
         scale = uncertainty.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
         starts = np.cumsum([len(one) for one in tables])[:-1]
-        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale, uncertainty))
+        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, wider, scale, uncertainty))
         split = zip(*parts, strict=True)
         sums = []
-        for batch, kernel_list, (_, place), (own, scales, unsure) in zip(batches, lists, distinct, split, strict=True):
-            seconds = np.array(kernel_list.count, dtype=float) * (own[:, place] + _GAP_S)
+        for batch, kernel_list, (_, place), of_batch in zip(batches, lists, distinct, split, strict=True):
+            own, other, scales, unsure = of_batch
+            seconds = _sum_quicker(kernel_list, own[:, place], other[:, place])
             total = seconds.sum(axis=1)
             excess = unsure[:, place] * excess_of(kernel_list.op_types)
             columns = (scales[:, place], unsure[:, place], excess)
@@ -254,13 +282,25 @@ class CrossGpuModel:
             sums.append((total, kernels.host_seconds(batch), *means))
         return sums
 
-    def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:
-        """Return the seconds of each kernel, what part of its error the GPU's measurements leave, and its kind."""
-        times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
+    def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, Array, NDArray[np.str_]]:
+        """Return the seconds of each kernel, those in a wider type (infinite where there is none), what part of its
+        error the GPU's measurements leave, and its kind.
+        """
+        times, wider = self.costs.kernel_times(ops, rates), self._widened_times(ops, rates)
+        kinds = name_kinds(ops, rates.tensor)
         if self.adaptation is None or not len(ops):
-            return times, np.ones(len(ops)), kinds
+            return times, wider, np.ones(len(ops)), kinds
         shift, left = self.adaptation.correct(self._points(ops, kinds, times))
-        return np.maximum(times * np.exp(shift), bound_times(ops, rates).hard_s), left, kinds
+        moved = np.exp(shift)
+        return np.maximum(times * moved, bound_times(ops, rates).hard_s), wider * moved, left, kinds
+
+    def _widened_times(self, ops: OpTable, rates: DeviceRates) -> Array:
+        """Return the seconds of products in the wider type of the rates, of other kernels infinity."""
+        times = np.full(len(ops), np.inf)
+        if rates.instead is not None:
+            rows = np.flatnonzero(np.isin(ops.family, _PRODUCTS))
+            times[rows] = self.costs.kernel_times(widen_products(ops.take(rows)), rates.instead.take(rows))
+        return times
 
     def observe(
         self, ops: OpTable, rates: DeviceRates, measured_s: Array, alone: NDArray[np.bool_]
@@ -290,6 +330,29 @@ class CrossGpuModel:
         """Return the seconds of each kernel; alike ones are computed once."""
         first, place = _find_distinct([ops])
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
+
+
+def _sum_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
+    """Return the seconds of every kernel, those that a convolution launches beside its own left out where it is quicker
+    in the wider type without them.
+
+    Parameters
+    ----------
+    times, wider : ndarray of shape (..., N)
+        Of a kernel once.
+
+    Returns
+    -------
+    ndarray of shape (..., N)
+    """
+    seconds = np.array(kernels.count, dtype=float) * (times + _GAP_S)
+    if not np.isfinite(wider).any():
+        return np.asarray(seconds)
+    starts = np.array([place for place, name in enumerate(kernels.op_types) if name != PART_OF_CONVOLUTION])
+    whole = np.add.reduceat(seconds, starts, axis=-1)
+    other = np.array(kernels.count, dtype=float)[starts] * (wider[..., starts] + _GAP_S)
+    sizes = np.diff([*starts, len(kernels.op_types)])
+    return np.asarray(seconds * np.repeat(np.minimum(1.0, other / whole), sizes, axis=-1))
 
 
 def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ arithmetic in units of the time of the traffic. So a regressor learned on some G
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ _CACHED_BYTES = 16.0
 _SETS_OF_A_MODEL = 1000.0
 #: Rows of queries of a block of attention, and cycles that it takes before and behind its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
+_HALF_BYTES = 2.0  #: Of an operand in half precision.
 #: Threads of a block that works on a row.
 _ROW_THREADS = 128.0
 _TINY = 1e-12
@@ -95,6 +96,14 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
 def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
     """Return what part of something is still in the L2 cache after so many bytes, its own among them."""
     return np.clip(2.0 - 2.0 * used_between / rates.l2_bytes, 0.0, 1.0)
+
+
+def widen_products(ops: OpTable) -> OpTable:
+    """Return products whose operands have fewer than 16 bits as they are in 16 bits; all others as they are."""
+    narrow = ops.width < _HALF_BYTES
+    operands = ops.b * ops.k * (ops.m + ops.n)
+    more = np.where(narrow, (_HALF_BYTES - ops.width) * operands, 0.0)
+    return replace(ops, width=np.maximum(ops.width, _HALF_BYTES), read_bytes=ops.read_bytes + more)
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -92,6 +92,7 @@ class _Walk:
         self._narrow = self._width < 4.0
         self._groups = NodeGroups(graph.ops, fused=runtime is LaunchMode.FUSED, narrow=self._narrow)
         self._width_between = self._operand if precision == "int8" else self._width
+        self._of_shapes = _list_of_shapes(graph.ops)
         self._reorders = precision == "tfloat32" and runtime is LaunchMode.EAGER
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
@@ -127,7 +128,7 @@ class _Walk:
         if not op.outputs or (op.op_type in VIEWS and op.op_type != "Cast"):
             return True
         small = all(t.elements <= _SMALL for t in op.inputs) and all(
-            t.elements <= _SMALL and t.dtype in _INTEGERS for t in op.outputs
+            t.elements <= _SMALL and (t.dtype in _INTEGERS or t.name in self._of_shapes) for t in op.outputs
         )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
@@ -263,10 +264,11 @@ class _Walk:
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if op.op_type in SOFTMAXES | NORMS:
-            shape = op.inputs[0].shape
-            axis = op.attributes.get("axis", -1)
-            row["row"] = float(shape[int(axis)] if shape and isinstance(axis, int) else 1)
+            row["row"] = _count_row(op)
             return ("softmax" if op.op_type in SOFTMAXES else "norm"), row
+        if place in self._groups.norm_rows:
+            row["row"] = float(self._groups.norm_rows[place])
+            return "norm", row
         return ("elementwise" if op.op_type in ELEMENTWISE else "movement"), row
 
     def _extra_bytes(self, place: int) -> float:
@@ -290,6 +292,28 @@ class _Walk:
 
     def _bytes(self, tensor: Tensor) -> float:
         return self._width * tensor.elements if "float" in tensor.dtype else float(tensor.bytes)
+
+
+def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
+    """Return the tensors that follow from shapes alone: the host works out small ones."""
+    found: set[str] = set()
+    for op in ops:
+        inputs = {tensor.name for tensor in op.inputs} - {tensor.name for tensor in op.weights}
+        if op.op_type in ("Shape", "Size") or (inputs and inputs <= found):
+            found.update(tensor.name for tensor in op.outputs)
+    return frozenset(found)
+
+
+def _count_row(op: Op) -> float:
+    """Return how many elements a softmax or a normalisation works on together."""
+    shape, axis = op.inputs[0].shape, op.attributes.get("axis", -1)
+    if op.op_type == "InstanceNormalization":
+        return float(prod(shape[2:]))
+    if op.op_type == "GroupNormalization":
+        return float(prod(shape[1:]) / int(op.attributes.get("num_groups", 1)))  # type: ignore[call-overload]
+    if not shape or not isinstance(axis, int):
+        return 1.0
+    return float(shape[axis] if op.op_type in SOFTMAXES else prod(shape[axis:]))
 
 
 def _attention_columns(

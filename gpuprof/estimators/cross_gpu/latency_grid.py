@@ -11,7 +11,6 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import (
     CrossGpuModel,
     KernelsByBatch,
@@ -21,6 +20,7 @@ from gpuprof.estimators.cross_gpu.cross_gpu import (
 )
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
+from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 
 #: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
 _MANY_BATCHES, _MANY_SHARES = 2, 4
@@ -36,13 +36,16 @@ class LatencyGrid:
 
     What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there: on
     half of a V100 by 15%. A share is compared with those of `_COMPARED_SHARES`, one of an instance with the whole
-    device, too.
-    ``model``: moved to what was measured of the device, where something was.
+    device, too. Nor is a device slower than one of the catalogue that is better in nothing.
+    ``model``: moved to what was measured of the device, where something was; ``whole``: times on other devices, None
+    where they are not compared.
     """
 
-    def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel) -> None:
-        self._kernels, self._device, self._model = kernels, device, model
-        self._known: dict[Share, dict[int, Figure]] = {}  # as predicted, of batches of the grid
+    def __init__(
+        self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel, whole: WholeTimes | None = None
+    ) -> None:
+        self._kernels, self._device, self._model, self._whole = kernels, device, model, whole
+        self._known: dict[Share, dict[int, Figure]] = {}  # no slower than worse devices, of batches of the grid
         self._told: dict[Share, dict[int, Figure]] = {}
         self._asked: dict[Share, int] = {}
 
@@ -75,20 +78,8 @@ class LatencyGrid:
         return ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
 
     def _list_smaller(self, batch: int) -> tuple[int, ...]:
-        """Return the batches of the grid up to ``batch``; where each needs a graph of its own, the powers of two."""
-        if batch == 1:
-            return ()
-        return self._kernels.list_grid(batch) or tuple(
-            power for power in (1 << step for step in range(batch.bit_length())) if self._is_taken(power)
-        )
-
-    def _is_taken(self, batch: int) -> bool:
-        """Return whether the model takes a batch: of a fixed one it takes no other."""
-        try:
-            self._kernels.at(batch)
-        except InputError:
-            return False
-        return True
+        """Return the batches of the grid up to ``batch``."""
+        return self._kernels.list_grid(batch) if batch > 1 else ()
 
     def _raise(self, known: Mapping[int, Figure], batch: int) -> Figure:
         """Return the time of a batch of the grid, or of the smaller one that takes longest."""
@@ -101,12 +92,14 @@ class LatencyGrid:
         shares, batches = list(compared), tuple(missing)
         many = len(self._asked) >= _MANY_SHARES
         if many or self._asked[share] >= _MANY_BATCHES:
-            batches = self._kernels.list_grid(max(*missing, _MOST_BATCH)) or batches
+            batches = tuple(sorted({*batches, *self._kernels.list_grid(max(*missing, _MOST_BATCH))}))
         if many:
             shares = list(dict.fromkeys((*compared, *_list_shares(share.mig))))
         wanted = [one for one in shares if not self._known.get(one, {}).keys() >= set(batches)]
+        factors = {} if self._whole is None else self._whole.find_factors(self._device, batches)
         for (one, batch), figure in self._model.latencies(self._kernels, batches, self._device, wanted).items():
-            self._known.setdefault(one, {})[batch] = figure
+            factor = factors.get(batch, 1.0)
+            self._known.setdefault(one, {})[batch] = figure.scale_by(factor) if factor < 1.0 else figure
 
 
 def _scale_to(figure: Figure, longest: float) -> Figure:
@@ -146,6 +139,7 @@ class CrossGpuLatencies:
         self._execution, self._graph_of, self._timed_ops = execution, graph_of, timed_ops
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}
+        self._whole: dict[tuple[str, str], WholeTimes] = {}
         self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
@@ -165,8 +159,10 @@ class CrossGpuLatencies:
         # With the power limit, which times hang on (`rates.sustained_part`): a board may be given less.
         key = (known.name, device.name, device.max_power_w)
         if key not in self._tables:  # a placement asks thousands of times
-            model = adapt_model(shipped_model(), device, self._timed_ops(device))
-            self._tables[key] = LatencyGrid(self.kernels_of(known, device), device, model)
+            timed, kernels = self._timed_ops(device), self.kernels_of(known, device)
+            whole = self._whole.setdefault((known.name, kernels.precision), WholeTimes(kernels, shipped_model()))
+            model = adapt_model(shipped_model(), device, timed)
+            self._tables[key] = LatencyGrid(kernels, device, model, None if timed else whole)
         return self._tables[key]
 
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from gpuprof.domain.model import Op
+from gpuprof.estimators.cross_gpu.norm_patterns import NormPattern, NormSearch
 
 PRODUCTS = frozenset({"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "MatMulNBits"})
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"})
@@ -31,6 +32,8 @@ ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
+#: Ops that give the same elements in the same order.
+_RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 #: Ops that a kernel does at most: compilers end a chain there (TorchInductor's ``max_fusion_size``).
 _MOST_FUSED = 64
 
@@ -45,13 +48,16 @@ class NodeGroups:
 
     def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:
         self._ops = ops
-        self.readers: dict[str, list[int]] = defaultdict(list)  #: Tensor → who reads it.
+        #: Tensor → who reads its elements, and not their number alone.
+        self.readers: dict[str, list[int]] = defaultdict(list)
         for place, op in enumerate(ops):
-            for tensor in op.inputs:
+            for tensor in op.inputs if op.op_type not in ("Shape", "Size") else ():
                 self.readers[tensor.name].append(place)
         #: Tensor → who makes it.
         self.maker = {tensor.name: place for place, op in enumerate(ops) for tensor in op.outputs}
         self._absorbed: dict[int, int] = {}
+        self.norm_rows: dict[int, int] = {}  #: First node of a normalisation written as several → elements of a row.
+        self._find_norms(fused=fused)
         self._find_biases()
         self._find_gelus()
         self._find_swishes()
@@ -83,6 +89,15 @@ class NodeGroups:
         op = self._ops[place]
         readers = {r for t in op.outputs for r in self.readers[t.name]}
         return readers.pop() if len(readers) == 1 and len(op.outputs) == 1 else None
+
+    def _find_norms(self, *, fused: bool) -> None:
+        """Tie the ops that exporters make of one normalisation to the first of its means."""
+        search = NormSearch(self._ops, self.readers, self.maker)
+        found: list[NormPattern] = [*search.find_layer_norms(), *(search.find_rms_norms() if fused else ())]
+        for norm in found:
+            if not {norm.first, *norm.others} & (self._absorbed.keys() | self.norm_rows.keys()):
+                self._absorbed.update(dict.fromkeys(norm.others, norm.first))
+                self.norm_rows[norm.first] = norm.row
 
     def _find_biases(self) -> None:
         """Tie the bias of a linear layer, which exporters write as an addition, to its product: one kernel anywhere."""
@@ -150,7 +165,7 @@ class NodeGroups:
             if op.op_type not in ELEMENTWISE or place in self._absorbed:
                 continue
             for tensor in op.inputs:
-                before = self.maker.get(tensor.name)
+                before = self._pass_reshapes(tensor.name)
                 anchor = place if before is None else self._anchor(before)
                 full = members[anchor] + members[place] + 2 > _MOST_FUSED
                 if before is not None and anchor != place and not full and self._may_join(before, place):
@@ -162,11 +177,21 @@ class NodeGroups:
                 if reader is not None and self._ops[reader].op_type in SOFTMAXES | NORMS:
                     self._absorbed[place] = reader  # which nothing absorbs: no two ops can be tied to each other
 
+    def _pass_reshapes(self, tensor: str) -> int | None:
+        """Return who makes a tensor, reshapes that nobody else reads passed over."""
+        place = self.maker.get(tensor)
+        while place is not None and self._ops[place].op_type in _RESHAPES and self._only_reader(place) is not None:
+            place = self.maker.get(self._ops[place].inputs[0].name)
+        return place
+
     def _may_join(self, before: int, place: int) -> bool:
         made = self._ops[before].outputs[0]
         same = made.elements == self._ops[place].outputs[0].elements
         kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose"}
-        return same and self._only_reader(before) == place and self._ops[before].op_type in kinds
+        reader = self._only_reader(before)
+        while reader is not None and reader != place and self._ops[reader].op_type in _RESHAPES:
+            reader = self._only_reader(reader)
+        return same and reader == place and self._ops[before].op_type in kinds
 
     def _find_attention(self) -> dict[int, list[int]]:
         """Return for the last product of each attention the nodes between it and the first, both included."""

@@ -55,6 +55,9 @@ _CLOCK_MHZ = 1500.0
 KERNEL_S = _KERNEL_CYCLES / _CLOCK_MHZ / 1e6
 #: Type that a matrix product is computed in where the GPU lacks one.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
+#: Type → wider ones, of which a runtime computes a product in the first that the GPU has where that is quicker: TF32
+#: allows to round and does not ask for it, and whoever quantises keeps the layers wide that gain nothing.
+_WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
 #: One figure for all ops, or one for each of N.
 Rate = float | NDArray[np.float64]
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
@@ -62,7 +65,7 @@ TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a share of a GPU offers to ops of one precision; of several shares, to each op its own (`stack_rates`)."""
+    """What a share of a GPU offers to ops of one precision; of several shares or GPUs to each op its own."""
 
     units: Rate  #: SMs of the share.
     #: ``matrix_per_s``, ``scalar_per_s``: Peak operations a second of matrix products in the precision, and of float32
@@ -72,17 +75,23 @@ class DeviceRates:
     sustained: Rate  #: Part of the peak that the power limit leaves to long products, in (0, 1].
     #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and what of it long ops draw.
     bytes_per_s: Rate
-    drawn: float
+    drawn: Rate
     l2_bytes: Rate
-    threads: int  #: That an SM holds.
+    threads: Rate  #: That an SM holds.
     tensor: bool  #: Whether products run on tensor cores.
-    kernel_s: float  #: What a kernel takes at least: latencies are a number of cycles.
+    kernel_s: Rate  #: What a kernel takes at least: latencies are a number of cycles.
     cycles_per_s: Rate  #: Of all SMs together, at the boost clock.
+    #: Of the wider type that products are computed in where that is quicker; None: there is none.
+    instead: DeviceRates | None = None
 
     def take(self, rows: Any) -> DeviceRates:
         """Return the rates of the ops at positions, or where a mask is true."""
-        own = (getattr(self, field.name) for field in fields(self))
-        return DeviceRates(*(one[rows] if isinstance(one, np.ndarray) else one for one in own))
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        own: dict[str, Any] = {name: one[rows] for name, one in numbers.items() if isinstance(one, np.ndarray)}
+        return replace(self, **own, instead=None if self.instead is None else self.instead.take(rows))
+
+
+_NUMBERS = tuple(field.name for field in fields(DeviceRates) if field.name != "instead")
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
@@ -96,6 +105,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         known = ", ".join(sorted(device.flops_per_s))
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {known}")
     fraction = device.fraction(share)
+    wider = next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
     return DeviceRates(
         units=max(1.0, device.compute_units * fraction),
         matrix_per_s=peak * fraction,
@@ -108,16 +118,18 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
         cycles_per_s=device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
+        instead=None if wider is None else rates_of(device, wider, share),
     )
 
 
 def stack_rates(rates: Sequence[DeviceRates], rows: int) -> DeviceRates:
-    """Return the rates of shares of one device, each for so many ops, one share after another."""
+    """Return the rates of shares or devices that run the same kernels, each for so many ops, one after another."""
     if len(rates) == 1:
         return rates[0]
-    columns = {field.name: [getattr(one, field.name) for one in rates] for field in fields(DeviceRates)}
+    columns = {name: [getattr(one, name) for one in rates] for name in _NUMBERS}
     each: dict[str, Any] = {name: np.repeat(np.array(own), rows) for name, own in columns.items() if len(set(own)) > 1}
-    return replace(rates[0], **each)
+    wider = [one.instead for one in rates if one.instead is not None]
+    return replace(rates[0], **each, instead=stack_rates(wider, rows) if wider else None)
 
 
 def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> float:

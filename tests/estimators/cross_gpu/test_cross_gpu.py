@@ -22,7 +22,7 @@ from gpuprof.estimators.cross_gpu.features import (
     preparation_part,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
@@ -147,7 +147,7 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
 
 @pytest.mark.parametrize("batch", [1, 5, 16, 17, 32, 75, 256])
 def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
-    gpu, precision = device("a100-80"), "tfloat32"
+    gpu, precision = device("a30"), "tfloat32"  # no worse GPU has TF32: it is compared with none
     asked = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
     kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.FUSED)
     alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
@@ -245,3 +245,31 @@ def test_a_small_convolution_takes_longer_than_its_product_on_tensor_cores() -> 
     rates = rates_of(device("a30"), "float16")
     costs = shipped_model().costs
     assert costs.kernel_times(conv, rates)[0] == pytest.approx(costs.kernel_times(product, rates)[0] + 4e-6)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("int8", "float16"), ("float8", "float16"), ("tfloat32", "float32")])
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_a_type_that_a_runtime_may_leave_is_no_slower_than_the_wider_one(
+    network: Path, narrow: str, wide: str, runtime: LaunchMode
+) -> None:
+    for name in ("h100", "rtx-pro-6000", "b200", "l4"):
+        times = {}
+        for precision in (narrow, wide):
+            kernels = list_kernels(load_graph(network, 64), precision, runtime)
+            rates = rates_of(device(name), precision)
+            times[precision] = shipped_model().time_parts(kernels, rates, runtime).total_s
+        assert times[narrow] <= times[wide] * (1.0 + 1e-3)
+
+
+def test_a_convolution_in_float32_takes_no_changes_of_layout() -> None:
+    ops = make_table(
+        "conv", 3, m=5e4, n=64.0, k=576.0, flops=2 * 5e4 * 64 * 576.0, width=4.0, read_bytes=2e7, kernel=3.0, stride=1.0
+    )
+    kernels = KernelList(ops, (1, 1, 1), ("Conv", PART_OF_CONVOLUTION, PART_OF_CONVOLUTION), ())
+    rates = rates_of(device("a100-80"), "tfloat32")
+    assert rates.instead is not None
+    quick = replace(rates, instead=replace(rates.instead, matrix_per_s=1e18, sustained=1.0, bytes_per_s=1e15))
+    slow = replace(rates, instead=replace(rates.instead, matrix_per_s=1e9))
+    alone = shipped_model().time_parts(kernels, replace(rates, instead=None), LaunchMode.EAGER)
+    assert shipped_model().time_parts(kernels, slow, LaunchMode.EAGER).kernels_s == pytest.approx(alone.kernels_s)
+    assert shipped_model().time_parts(kernels, quick, LaunchMode.EAGER).kernels_s < alone.kernels_s / 3.0

@@ -281,3 +281,73 @@ def test_a_few_whole_numbers_cost_nothing_unless_they_are_found_in_many(elements
     found = Tensor("found", "int64", (1,))
     graph = _graph(_op("ArgMax", [_t("x", 1, elements)], found))
     assert len(list_kernels(graph, "float32", LaunchMode.FUSED).count) == kernels
+
+
+def _normalise(*, centred: bool) -> list[Op]:
+    """Return what exporters write for a layer normalisation, or without centring for RMS normalisation."""
+    row, scale = _t("mean", 8, 16, 1), _t("scale", 32)
+    middle = _t("d", 8, 16, 32) if centred else X
+    first = [_op("ReduceMean", [X], row), _op("Sub", [X, row], middle)] if centred else []
+    inverse = [] if centred else [_op("Reciprocal", [_t("root", 8, 16, 1)], _t("inverse", 8, 16, 1))]
+    return [
+        *first,
+        _op("Pow", [middle, _t("two")], _t("square", 8, 16, 32), [_t("two")]),
+        _op("ReduceMean", [_t("square", 8, 16, 32)], _t("variance", 8, 16, 1)),
+        _op("Add", [_t("variance", 8, 16, 1), _t("eps")], _t("sum", 8, 16, 1), [_t("eps")]),
+        _op("Sqrt", [_t("sum", 8, 16, 1)], _t("root", 8, 16, 1)),
+        *inverse,
+        _op(
+            "Div" if centred else "Mul",
+            [middle, _t("root" if centred else "inverse", 8, 16, 1)],
+            _t("normal", 8, 16, 32),
+        ),
+        _op("Mul", [_t("normal", 8, 16, 32), scale], _t("y", 8, 16, 32), [scale]),
+    ]
+
+
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_a_layer_normalisation_in_pieces_is_the_kernel_that_it_was_before_it_was_exported(runtime: LaunchMode) -> None:
+    scale = _t("scale", 32)
+    whole = list_kernels(_graph(_op("LayerNormalization", [X, scale], _t("y", 8, 16, 32), [scale])), "float32", runtime)
+    pieces = list_kernels(_graph(*_normalise(centred=True)), "float32", runtime)
+    assert len(pieces.ops) == 1
+    assert FAMILIES[pieces.ops.family[0]] == "norm"
+    assert pieces.ops.row[0] == whole.ops.row[0] == 32
+    assert pieces.ops.bytes_moved[0] == pytest.approx(whole.ops.bytes_moved[0], rel=0.01)
+
+
+@pytest.mark.parametrize(("runtime", "kernels"), [(LaunchMode.FUSED, 1), (LaunchMode.EAGER, 7)])
+def test_an_rms_normalisation_in_pieces_is_one_kernel_where_a_runtime_fuses(runtime: LaunchMode, kernels: int) -> None:
+    assert len(list_kernels(_graph(*_normalise(centred=False)), "float32", runtime).ops) == kernels
+
+
+def test_a_mean_that_something_else_reads_is_no_part_of_a_normalisation() -> None:
+    ops = [one for one in _normalise(centred=True) if one.op_type != "Sub"]
+    other = _op("Sub", [_t("z", 8, 16, 32), _t("mean", 8, 16, 1)], _t("d", 8, 16, 32))  # of another tensor
+    kinds = [
+        FAMILIES[family]
+        for family in list_kernels(_graph(ops[0], other, *ops[1:]), "float32", LaunchMode.EAGER).ops.family
+    ]
+    assert "norm" not in kinds
+
+
+def test_what_follows_from_shapes_alone_takes_no_kernel() -> None:
+    sizes = Tensor("sizes", "int64", (3,))
+    scaled = _op("Mul", [X, _t("root", 1)], _t("y", 8, 16, 32))
+    graph = _graph(
+        _op("Shape", [X], sizes),
+        _op("Cast", [sizes], _t("size", 1)),
+        _op("Sqrt", [_t("size", 1)], _t("root", 1)),
+        scaled,
+    )
+    assert list_kernels(graph, "float32", LaunchMode.EAGER).op_types == ("Mul",)
+
+
+def test_a_reshape_between_ops_that_are_fused_does_not_part_them() -> None:
+    norm = _op("InstanceNormalization", [_t("g", 2, 4, 512)], _t("n", 2, 4, 512))
+    image = _op("Reshape", [_t("n", 2, 4, 512)], _t("i", 2, 8, 16, 16))
+    graph = _graph(norm, image, _op("Relu", [_t("i", 2, 8, 16, 16)], _t("y", 2, 8, 16, 16)))
+    kernels = list_kernels(graph, "float32", LaunchMode.FUSED)
+    assert kernels.op_types == ("InstanceNormalization",)
+    assert kernels.ops.row[0] == 512
+    assert len(list_kernels(graph, "float32", LaunchMode.EAGER).ops) == 2
