@@ -46,6 +46,9 @@ _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
+#: What makes more than so many bytes, and so many times what it is given, is counted as an op: zeros of a shape take
+#: memory wherever they are made, though the file holds a few bytes.
+_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH = 2**28, 8
 
 
 class UnknownShapeError(InputError):
@@ -133,7 +136,12 @@ class Shapes:
 
     def _is_folded(self, node: NodeProto) -> bool:
         inputs = [name for name in node.input if name]
-        return node.op_type not in _NEVER_FOLDED and all(name in self.constants for name in inputs)
+        if node.op_type in _NEVER_FOLDED or not all(name in self.constants for name in inputs):
+            return False
+        made, given = (
+            sum(self.tensors[name].bytes for name in names if name in self.tensors) for names in (node.output, inputs)
+        )
+        return made <= max(_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH * given)
 
     def _record_tensor(self, node: NodeProto, tensor: Tensor) -> None:
         if tensor.elements > MOST_ELEMENTS:

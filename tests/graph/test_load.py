@@ -104,6 +104,26 @@ def test_what_hangs_on_weights_alone_is_a_weight(tmp_path: Path) -> None:
     assert [(weight.name, weight.shape) for weight in graph.weights] == [("s", (3, 5))]
 
 
+def test_zeros_of_a_large_shape_are_made_by_an_op_and_not_kept_in_the_file(tmp_path: Path) -> None:
+    ops = {}
+    for side in (8, 100_000):
+        path = write_model(
+            tmp_path / f"{side}.onnx",
+            [
+                node("ConstantOfShape", ["shape"], ["zeros"], name="zeros"),
+                node("ReduceSum", ["zeros"], ["sum"], keepdims=0, name="sum"),
+                node("Add", ["x", "sum"], ["y"], name="add"),
+            ],
+            {"x": ["n", 3]},
+            {"y": ["n", 3]},
+            {"shape": np.array([side, side], np.int64)},
+        )
+        ops[side] = load_graph(path).ops
+    assert [op.name for op in ops[8]] == ["add"]
+    assert [op.name for op in ops[100_000]] == ["zeros", "sum", "add"]
+    assert ops[100_000][0].outputs[0].bytes == 4 * 100_000**2
+
+
 def test_shapes_that_ops_compute_are_followed(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
