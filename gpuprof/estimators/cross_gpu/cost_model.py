@@ -55,7 +55,7 @@ class CostModel:
         names = regressor_names(ops, rates)
         for name in sorted(set(names.tolist())):
             rows = np.flatnonzero(names == name)
-            of_rows = OpBounds(bounds.expected_s[rows], bounds.hard_s[rows], bounds.intensity[rows])
+            of_rows = bounds.take(rows)
             own = ops.take(rows)
             own_rates = rates.take(rows)
             ratio = np.exp(self.forests[name].predict(features_of(name, own, own_rates, of_rows)))

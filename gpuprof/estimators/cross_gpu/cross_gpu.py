@@ -51,6 +51,10 @@ _METADATA, _INTERVALS = "provenance.json", "intervals.json"
 #: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
 _DENSE = 4
 _DOUBLINGS = tuple(1 << power for power in range(2, 20))
+_LEAST_OF_EXPECTED = 0.8
+#: A wider type whose bound is so many times what a product takes is not quicker, nor with the changes of layout that a
+#: convolution saves by it.
+_NEAR = 2.0
 _PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv", "attention")]
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
@@ -228,16 +232,42 @@ class CrossGpuModel:
                 latencies[share, number] = self._figure(seconds, factor, described)
         return latencies
 
-    def time_whole(
-        self, kernels: KernelsByBatch, batches: Sequence[int], devices: Sequence[Device]
-    ) -> list[list[float]]:
-        """Return the seconds of every batch on each of several whole GPUs that run the same kernels.
+    def time_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
+        """Return the seconds of batches on whole GPUs that run the same kernels.
 
         Raises `InputError` when a device lacks the precision.
         """
-        sums = self._sum_up(kernels, batches, [rates_of(one, kernels.precision) for one in devices])
-        by_batch = [np.maximum(seconds, host).tolist() for seconds, host, *_ in sums]
-        return [list(of_device) for of_device in zip(*by_batch, strict=True)]
+        ops, rates = self._stack_whole(kernels, asked)
+        times, wider, *_ = self._predict(ops, rates)
+        ends = np.cumsum([len(kernels.find_distinct(batch)[0]) for _, batch in asked])[:-1]
+        found = []
+        for (_, batch), own, other in zip(asked, np.split(times, ends), np.split(wider, ends), strict=True):
+            place = kernels.find_distinct(batch)[1]
+            seconds = float(_sum_quicker(kernels.at(batch), own[place], other[place]).sum())
+            found.append(max(seconds, kernels.host_seconds(batch)))
+        return found
+
+    def bound_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
+        """Return seconds that `time_whole` is not below: regressors find more than is expected of nearly every op.
+
+        Raises `InputError` as `time_whole` does.
+        """
+        least = _LEAST_OF_EXPECTED * bound_times(*self._stack_whole(kernels, asked)).expected_s
+        ends = np.cumsum([len(kernels.find_distinct(batch)[0]) for _, batch in asked])[:-1]
+        found = []
+        for (_, batch), own in zip(asked, np.split(least, ends), strict=True):
+            count = np.array(kernels.at(batch).count, dtype=float)
+            found.append(float(count @ (own[kernels.find_distinct(batch)[1]] + _GAP_S)))
+        return found
+
+    @staticmethod
+    def _stack_whole(kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> tuple[OpTable, DeviceRates]:
+        """Return the distinct ops of every batch, one batch after another, and the rates of its device for each."""
+        tables = {batch: kernels.at(batch).ops.take(kernels.find_distinct(batch)[0]) for _, batch in asked}
+        rates = {device.name: rates_of(device, kernels.precision) for device, _ in asked}
+        stacked = stack_tables([tables[batch] for _, batch in asked])
+        rows = [len(tables[batch]) for _, batch in asked]
+        return stacked, stack_rates([rates[device.name] for device, _ in asked], rows)
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
         """Return what the time of all kernels one after another is made of, or of the host where it takes longer."""
@@ -286,7 +316,8 @@ class CrossGpuModel:
         """Return the seconds of each kernel, those in a wider type (infinite where there is none), what part of its
         error the GPU's measurements leave, and its kind.
         """
-        times, wider = self.costs.kernel_times(ops, rates), self._widened_times(ops, rates)
+        times = self.costs.kernel_times(ops, rates)
+        wider = self._widened_times(ops, rates, times)
         kinds = name_kinds(ops, rates.tensor)
         if self.adaptation is None or not len(ops):
             return times, wider, np.ones(len(ops)), kinds
@@ -294,12 +325,17 @@ class CrossGpuModel:
         moved = np.exp(shift)
         return np.maximum(times * moved, bound_times(ops, rates).hard_s), wider * moved, left, kinds
 
-    def _widened_times(self, ops: OpTable, rates: DeviceRates) -> Array:
-        """Return the seconds of products in the wider type of the rates, of other kernels infinity."""
+    def _widened_times(self, ops: OpTable, rates: DeviceRates, narrow: Array) -> Array:
+        """Return the seconds of products in the wider type of the rates, of other kernels and of those that it makes
+        far slower than ``narrow`` infinity.
+        """
         times = np.full(len(ops), np.inf)
         if rates.instead is not None:
             rows = np.flatnonzero(np.isin(ops.family, _PRODUCTS))
-            times[rows] = self.costs.kernel_times(widen_products(ops.take(rows)), rates.instead.take(rows))
+            wider, its_rates = widen_products(ops.take(rows)), rates.instead.take(rows)
+            bounds = bound_times(wider, its_rates)
+            near = np.flatnonzero(bounds.hard_s < _NEAR * narrow[rows])
+            times[rows[near]] = self.costs.kernel_times(wider.take(near), its_rates.take(near), bounds.take(near))
         return times
 
     def observe(

@@ -46,6 +46,10 @@ class OpBounds:
     hard_s: Array
     intensity: Array  #: Shape (N,). Arithmetic over traffic, of the expected times.
 
+    def take(self, rows: NDArray[np.int64]) -> OpBounds:
+        """Return the bounds of the ops at positions."""
+        return OpBounds(self.expected_s[rows], self.hard_s[rows], self.intensity[rows])
+
 
 def bound_times(
     ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0, weight_sets: float = _SETS_OF_A_MODEL

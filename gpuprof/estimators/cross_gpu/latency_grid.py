@@ -95,9 +95,11 @@ class LatencyGrid:
             batches = tuple(sorted({*batches, *self._kernels.list_grid(max(*missing, _MOST_BATCH))}))
         if many:
             shares = list(dict.fromkeys((*compared, *_list_shares(share.mig))))
-        wanted = [one for one in shares if not self._known.get(one, {}).keys() >= set(batches)]
-        factors = {} if self._whole is None else self._whole.find_factors(self._device, batches)
-        for (one, batch), figure in self._model.latencies(self._kernels, batches, self._device, wanted).items():
+        wanted = [one for one in shares if one != Share() and not self._known.get(one, {}).keys() >= set(batches)]
+        found = self._model.latencies(self._kernels, batches, self._device, [*wanted, Share()])
+        whole = {batch: found[Share(), batch].value / 1e3 for batch in batches}
+        factors = {} if self._whole is None else self._whole.find_factors(self._device, whole)
+        for (one, batch), figure in found.items():
             factor = factors.get(batch, 1.0)
             self._known.setdefault(one, {})[batch] = figure.scale_by(factor) if factor < 1.0 else figure
 

@@ -122,7 +122,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
     )
 
 
-def stack_rates(rates: Sequence[DeviceRates], rows: int) -> DeviceRates:
+def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:
     """Return the rates of shares or devices that run the same kernels, each for so many ops, one after another."""
     if len(rates) == 1:
         return rates[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from gpuprof.domain.catalogue import devices
@@ -20,24 +20,32 @@ class WholeTimes:
 
     def __init__(self, kernels: KernelsByBatch, model: CrossGpuModel) -> None:
         self._kernels, self._model = kernels, model
-        self._known: dict[tuple[str, float | None], dict[int, float]] = {}
+        self._known: dict[tuple[str, int], float] = {}
 
-    def find_factors(self, device: Device, batches: Sequence[int]) -> dict[int, float]:
+    def find_factors(self, device: Device, own_s: Mapping[int, float]) -> dict[int, float]:
         """Return for each batch what the time on ``device`` is multiplied by so that none that is worse is quicker.
+
+        ``own_s``: batch → seconds on all of the device.
 
         Raises `InputError` when the GPU lacks the precision of the kernels.
         """
-        compared = [device, *list_worse(device, self._kernels.precision)]
-        if len(compared) == 1:
-            return dict.fromkeys(batches, 1.0)
-        times = [self._known.setdefault((one.name, one.max_power_w), {}) for one in compared]
-        missing = [place for place, known in enumerate(times) if not known.keys() >= set(batches)]
+        worse = list_worse(device, self._kernels.precision)
+        least, pairs = dict(own_s), [(one, batch) for one in worse for batch in own_s]
+        if not pairs:
+            return dict.fromkeys(own_s, 1.0)
+        bounds = self._model.bound_whole(self._kernels, pairs)
+        near = [pair for pair, bound in zip(pairs, bounds, strict=True) if bound < least[pair[1]]]
+        for (_, batch), seconds in zip(near, self._predict(near), strict=True):
+            least[batch] = min(least[batch], seconds)
+        return {batch: least[batch] / one if one > 0.0 else 1.0 for batch, one in own_s.items()}
+
+    def _predict(self, pairs: Sequence[tuple[Device, int]]) -> list[float]:
+        keys = [(one.name, batch) for one, batch in pairs]
+        missing = [place for place, key in enumerate(keys) if key not in self._known]
         if missing:
-            asked = [compared[place] for place in missing]
-            for place, seconds in zip(missing, self._model.time_whole(self._kernels, batches, asked), strict=True):
-                times[place].update(zip(batches, seconds, strict=True))
-        own = times[0]
-        return {one: min(known[one] for known in times) / own[one] if own[one] > 0.0 else 1.0 for one in batches}
+            found = self._model.time_whole(self._kernels, [pairs[place] for place in missing])
+            self._known.update(zip([keys[place] for place in missing], found, strict=True))
+        return [self._known[key] for key in keys]
 
 
 def list_worse(device: Device, precision: str) -> list[Device]:
