@@ -22,6 +22,14 @@ from gpuprof.runtime.torch_ops import (
 __all__ = ["OPERATORS"]
 
 
+OPERATORS |= {
+    "Concat": lambda a, v, x: torch.cat(move_to_one_device(x), a["axis"]),
+    "Tile": lambda a, v, x: torch.tile(x[0], numbers(x[1])),
+    # Runtimes that transpose move the values: a view only would leave that to whatever comes next.
+    "Transpose": lambda a, v, x: x[0].permute(a.get("perm", tuple(reversed(range(x[0].dim()))))).contiguous(),
+}
+
+
 @operator("Shape")
 def _shape(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     shape = list(x[0].shape)[attributes.get("start", 0) : attributes.get("end")]
@@ -83,17 +91,6 @@ def _unsqueeze(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     for axis in sorted(axis % rank for axis in axes):
         value = torch.unsqueeze(value, axis)
     return value
-
-
-@operator("Transpose")
-def _transpose(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    # Runtimes that transpose move the values: a view only would leave that to whatever comes next.
-    return x[0].permute(attributes.get("perm", tuple(reversed(range(x[0].dim()))))).contiguous()
-
-
-@operator("Concat")
-def _concat(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.cat(move_to_one_device(x), attributes["axis"])
 
 
 @operator("Split")
@@ -162,11 +159,6 @@ def _expand(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     shape = torch.broadcast_shapes(x[0].shape, numbers(x[1]))
     value: Tensor = x[0].expand(shape).contiguous()
     return value
-
-
-@operator("Tile")
-def _tile(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.tile(x[0], numbers(x[1]))
 
 
 @operator("Pad")

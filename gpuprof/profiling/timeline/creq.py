@@ -25,6 +25,7 @@ Integers = NDArray[np.int64]
 
 #: A gap may come out so far below nothing, in parts of the latency: clocks differ a little from run to run.
 _NOISE = 0.05
+_MEDIANS = ("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "l2_pct", "dram_pct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,7 @@ def compute_requirement(
     in_trace_ms = median(run["dispatch_ms"] or 0.0 for run in runs)
     dispatch_ms, notes = (in_trace_ms, ()) if latency_ms is None else _gap_ms(latency_ms, busy_ms, copy_ms)
     return GpuRequirement(
-        max_occupancy_pct=_median(run["max_occupancy_pct"] for run in runs),
-        wavg_occupancy_pct=_median(run["wavg_occupancy_pct"] for run in runs),
-        wavg_sm_util_pct=_median(run["wavg_sm_util_pct"] for run in runs),
-        l2_pct=_median(run["l2_pct"] for run in runs),
-        dram_pct=_median(run["dram_pct"] for run in runs),
+        **{name: _median(run[name] for run in runs) for name in _MEDIANS},
         kernel_count=len(timed) / len(runs),
         busy_ms=busy_ms,
         copy_ms=copy_ms,
