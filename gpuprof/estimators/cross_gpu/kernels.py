@@ -93,6 +93,7 @@ class _Walk:
         self._groups = NodeGroups(graph.ops, fused=runtime is LaunchMode.FUSED, narrow=self._narrow)
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
+        self._fused = runtime is LaunchMode.FUSED
         self._reorders = precision == "tfloat32" and runtime is LaunchMode.EAGER
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
@@ -127,6 +128,8 @@ class _Walk:
         op = self._ops[place]
         if not op.outputs or (op.op_type in VIEWS and op.op_type != "Cast"):
             return True
+        if self._fused and op.op_type == "DequantizeLinear" and len(op.weights) == len(op.inputs):
+            return True  # weights in 8 bits, which products read as they are
         small = all(t.elements <= _SMALL for t in op.inputs) and all(
             t.elements <= _SMALL and (t.dtype in _INTEGERS or t.name in self._of_shapes) for t in op.outputs
         )

@@ -28,7 +28,7 @@ ELEMENTWISE = frozenset(
         "Sigmoid", "Pow", "Where", "Equal", "Less", "Greater", "Not", "And", "Or", "Clip", "LeakyRelu", "PRelu",
         "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign", "Gelu",
         "FastGelu", "QuickGelu", "BiasGelu", "BatchNormalization", "Sum", "Max", "Min", "Sin", "Cos", "Floor",
-        "Ceil", "Round", "Sign", "LessOrEqual", "GreaterOrEqual", "Mod",
+        "Ceil", "Round", "Sign", "LessOrEqual", "GreaterOrEqual", "Mod", "QuantizeLinear", "DequantizeLinear",
     }
 )  # fmt: skip
 

@@ -351,3 +351,14 @@ def test_a_reshape_between_ops_that_are_fused_does_not_part_them() -> None:
     assert kernels.op_types == ("InstanceNormalization",)
     assert kernels.ops.row[0] == 512
     assert len(list_kernels(graph, "float32", LaunchMode.EAGER).ops) == 2
+
+
+@pytest.mark.parametrize(("runtime", "kernels"), [(LaunchMode.FUSED, 1), (LaunchMode.EAGER, 4)])
+def test_quantising_is_part_of_what_is_quantised_where_a_runtime_fuses(runtime: LaunchMode, kernels: int) -> None:
+    scale, narrow = _t("scale"), Tensor("narrow", "int8", (32, 64))
+    weight = _op("DequantizeLinear", [narrow, scale], W, [narrow, scale])
+    product = _op("MatMul", [X, W], H)
+    made = Tensor("q", "int8", (8, 16, 64))
+    quantised = _op("QuantizeLinear", [H, scale], made, [scale])
+    whole = _op("DequantizeLinear", [made, scale], _t("y", 8, 16, 64), [scale])
+    assert len(list_kernels(_graph(weight, product, quantised, whole), "int8", runtime).ops) == kernels
