@@ -106,6 +106,15 @@ def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path, is_linear: boo
     assert all(one.low < one.value < one.high for one in found if one.low is not None and one.high is not None)
 
 
+def test_the_only_batch_that_a_model_takes_is_predicted_itself(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [6, 1024]}, {"y": [6, 1024]})
+    kernels = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.FUSED)
+    assert kernels.grid(6) == (6,)
+    assert kernels.list_grid(8) == ()
+    assert LatencyGrid(kernels, device("t4"), shipped_model()).at(Share(), 6).value > 0.0
+
+
 @pytest.mark.parametrize("gpu", ["v100", "a100-80"])
 def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> None:
     # Depthwise convolutions of few channels: what was learned of small kernels makes half of the SMs look quicker.
