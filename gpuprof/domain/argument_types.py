@@ -57,10 +57,10 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     hints = functools.cache(lambda: get_type_hints(inspect.unwrap(function), include_extras=True))
 
     @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_checked(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*_conform_all(f"gpuprof.{function.__name__}", hints(), names, args, kwargs), **kwargs)
 
-    return checked
+    return call_checked
 
 
 def check_fields(cls: type[T]) -> type[T]:
@@ -69,10 +69,10 @@ def check_fields(cls: type[T]) -> type[T]:
     hints = functools.cache(lambda: get_type_hints(cls, include_extras=True))
 
     @functools.wraps(init)
-    def checked(self: T, *args: Any, **kwargs: Any) -> None:
+    def init_checked(self: T, *args: Any, **kwargs: Any) -> None:
         init(self, *_conform_all(cls.__name__, hints(), names, args, kwargs), **kwargs)
 
-    cls.__init__ = checked  # type: ignore[assignment]
+    cls.__init__ = init_checked  # type: ignore[assignment]
     return cls
 
 

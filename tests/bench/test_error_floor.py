@@ -60,7 +60,7 @@ def test_the_framework_stands_elsewhere_for_attention_than_for_products() -> Non
     assert framework_of(_products(2, extra=2.0)).tolist() == [2, 2]
 
 
-def _measured(factor: float, count: int = 600) -> MeasuredOps:
+def _make_measured_ops(factor: float, count: int = 600) -> MeasuredOps:
     """Return products whose time is a law of their shape, on one GPU so many times as long as on the others."""
     ops = _products(count)
     seconds = ops.flops / 1e13 + 1e-3
@@ -72,7 +72,7 @@ def _measured(factor: float, count: int = 600) -> MeasuredOps:
 
 
 def test_what_is_a_gpus_own_is_known_with_its_data_and_missed_without() -> None:
-    part = _measured(factor=3.0)
+    part = _make_measured_ops(factor=3.0)
     known = predict_with_own_data([part])[0]
     left_out = predict_left_out(part, {chip: train([part], chip) for chip in ("t4", "v100-pcie-32", "a100")})
     odd = part.device == "a100-pcie-40"
@@ -81,7 +81,7 @@ def test_what_is_a_gpus_own_is_known_with_its_data_and_missed_without() -> None:
 
 
 def test_each_gpu_has_a_line_and_one_that_is_not_learned_from_says_so() -> None:
-    part = replace(_measured(factor=1.0, count=300), name="linear")
+    part = replace(_make_measured_ops(factor=1.0, count=300), name="linear")
     part = replace(part, device=np.where(part.device == "t4", "p4", part.device))
     known = predict_with_own_data([part])
     lines = list(tell_floors([part], known, {chip: train([part], chip) for chip in ("p4", "v100-pcie-32", "a100")}))

@@ -12,6 +12,7 @@ from gpuprof.machine import gpu_share
 from gpuprof.machine.gpu_share import VISIBLE, MigInstanceId, bind_shares, describe_share_means, mig_instances
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.runtime.providers import GREEN_SMS
+from tests.profiling.fake_nvml import FakeNvmlError
 
 A100 = device("a100-80")
 
@@ -19,8 +20,7 @@ A100 = device("a100-80")
 class FakeMigNvml:
     """A GPU with slots for MIG devices, some empty."""
 
-    class NVMLError(Exception):
-        pass
+    NVMLError = FakeNvmlError
 
     def __init__(self, *instances: str | None) -> None:
         self.instances = instances

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 GIB = 2**30
 
 
+class FakeNvmlError(Exception):
+    """What the binding raises for whatever a GPU does not have."""
+
+
 class FakeNvml:
     """One V100 that draws 100 W, then 20 W more at each sample; ``lacks`` names functions that it does not have."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
 
-    class NVMLError(Exception):
-        pass
+    NVMLError = FakeNvmlError
 
     def __init__(self, *lacks: str, gpus: int = 1) -> None:
         self.lacks = lacks

@@ -102,10 +102,10 @@ class BodyReceiver:
         elif incoming.received > TURN_BYTES:
             self.end_turn()
 
-    def feed(self, incoming: IncomingRequest, buffer: bytearray, position: int, end: int) -> int:
+    def parse_body(self, incoming: IncomingRequest, buffer: bytearray, position: int, end: int) -> int:
         """Take the bytes of the body out of ``buffer``; return where they end."""
         try:
-            used, is_complete = incoming.feed(buffer, position, end, self._owner.arena)
+            used, is_complete = incoming.parse(buffer, position, end, self._owner.arena)
         except RefusedError as refusal:
             self._connection.reject(refusal)
             return end

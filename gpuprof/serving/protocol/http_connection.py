@@ -304,7 +304,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 break
             if self.incoming is not None:
                 stop = min(end, position + _CHUNKED_BYTES) if self.incoming.head.chunked else end
-                position = self._body.feed(self.incoming, buffer, position, stop)
+                position = self._body.parse_body(self.incoming, buffer, position, stop)
                 continue
             stop = buffer.find(b"\r\n\r\n", position, end)
             if stop < 0:

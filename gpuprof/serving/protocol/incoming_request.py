@@ -71,7 +71,7 @@ class IncomingRequest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body is complete; `feed` tells that of a chunked one."""
+        """Whether the body is complete; `parse` tells that of a chunked one."""
         return self._chunks is None and self.received == self.length
 
     def set_route(self, route: Route) -> None:
@@ -105,7 +105,7 @@ class IncomingRequest:
                 known.clear()
             known[text] = KnownHead(self.head, self.route, self.length, self._json_bytes)
 
-    def feed(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
+    def parse(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
         """Take the bytes of the body out of ``buffer``; return where they end, and whether the body is complete.
 
         Raises

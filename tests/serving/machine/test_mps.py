@@ -21,6 +21,7 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, list_local_gp
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan import serving_plan
+from tests.profiling.fake_nvml import FakeNvmlError
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica
 
@@ -77,8 +78,7 @@ def test_one_process_that_has_everything_needs_no_mps() -> None:
 class PlayedNvml:
     """Two GPUs, the second cut into two instances."""
 
-    class NVMLError(Exception):
-        pass
+    NVMLError = FakeNvmlError
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
         pass

@@ -93,7 +93,7 @@ def connect(api: HttpApi, peer: str = "10.0.0.1") -> tuple[HttpConnection, HeldT
     return connection, transport
 
 
-def feed(connection: HttpConnection, data: bytes) -> None:
+def send_bytes(connection: HttpConnection, data: bytes) -> None:
     while data:
         buffer = connection.get_buffer(-1)
         count = min(len(buffer), len(data))
@@ -106,16 +106,16 @@ def feed(connection: HttpConnection, data: bytes) -> None:
 def test_a_head_that_never_ends_is_overdue_however_often_a_byte_comes(api: HttpApi, beginning: bytes) -> None:
     connection, transport = connect(api)
     now = time.monotonic()
-    feed(connection, beginning)
+    send_bytes(connection, beginning)
     transport.send(connection)
     assert not connection.is_overdue(now + 20.0, 30.0)
-    feed(connection, b"a")
+    send_bytes(connection, b"a")
     assert connection.progress.touched >= now and connection.is_overdue(now + 40.0, 30.0)
 
 
 def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> None:
     connection, transport = connect(api)
-    feed(connection, LIVE)
+    send_bytes(connection, LIVE)
     transport.send(connection)
     assert connection.is_idle and not connection.is_overdue(time.monotonic() + 1e6, 30.0)
 
@@ -126,11 +126,11 @@ def test_a_pause_after_an_answer_that_was_read_slowly_does_not_count_against_the
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     connection, transport = connect(api)
-    feed(connection, LIVE)  # of which nothing is sent yet
+    send_bytes(connection, LIVE)  # of which nothing is sent yet
     now += 1.0
     transport.send(connection)
     now += 100.0
-    feed(connection, LIVE[:10])
+    send_bytes(connection, LIVE[:10])
     assert not connection.is_idle and not connection.is_overdue(now + 1.0, 30.0)
     assert connection.is_overdue(now + 31.0, 30.0)
 
@@ -142,7 +142,7 @@ def test_who_asks_again_and_again_and_reads_nothing_is_not_heard(api: HttpApi) -
         for _ in range(10_000):
             if transport.paused:
                 break
-            feed(connection, LIVE)
+            send_bytes(connection, LIVE)
         assert transport.paused and len(transport.written) < 1 << 17
         answered = transport.written.count(b"200 OK")
         assert connection.is_overdue(time.monotonic() + 100.0, 30.0)
@@ -176,9 +176,9 @@ def test_memory_is_taken_as_a_body_comes_and_not_as_it_is_announced() -> None:
         head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n"
         connections = [connect(api)[0] for _ in range(20)]
         for connection in connections:
-            feed(connection, head + bytes(1000))
+            send_bytes(connection, head + bytes(1000))
         assert arena.used <= 20 * (1 << 18)
-        feed(connections[0], bytes(1_500_000))
+        send_bytes(connections[0], bytes(1_500_000))
         assert arena.used >= 1_500_000
         for connection in connections:
             connection.connection_lost(None)
@@ -231,8 +231,8 @@ def test_a_request_that_is_denied_its_turn_waits_and_the_next_behind_it_for_one_
 ) -> None:
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, LIVE[:10])
-        feed(connection, LIVE[10:] + LIVE)
+        send_bytes(connection, LIVE[:10])
+        send_bytes(connection, LIVE[10:] + LIVE)
         assert not transport.written and len(waiting) == 1 and not connection.is_idle
         waiting.pop()()
         assert transport.written.count(b"HTTP/1.1 200") == 1 and len(waiting) == 1
@@ -249,7 +249,7 @@ def test_a_client_that_ended_its_side_gets_all_its_answers_however_many_turns_th
 ) -> None:
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, 3 * LIVE)
+        send_bytes(connection, 3 * LIVE)
         assert connection.eof_received()
         while waiting:
             assert not connection._lingering
@@ -273,12 +273,12 @@ def test_chunks_wait_for_their_turn_apart_from_requests(
 
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+        send_bytes(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
         waiting.pop()()
-        feed(connection, b"1\r\na\r\n" * 3)
+        send_bytes(connection, b"1\r\na\r\n" * 3)
         assert len(waiting) == 1 and lanes == ["10.0.0.1", ("10.0.0.1", None)]
         waiting.pop()()
-        feed(connection, b"0\r\n\r\n")
+        send_bytes(connection, b"0\r\n\r\n")
         assert not transport.written
         waiting.pop()()
         assert transport.written.count(b"HTTP/1.1 200") == 1
@@ -289,7 +289,7 @@ def test_chunks_wait_for_their_turn_apart_from_requests(
 def test_a_long_row_of_chunks_takes_several_turns(api: HttpApi, waiting: list[Callable[[], None]]) -> None:
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n")
+        send_bytes(connection, LIVE[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n")
         turns = 0
         while waiting:
             turns += 1
@@ -303,7 +303,7 @@ def test_a_long_row_of_chunks_takes_several_turns(api: HttpApi, waiting: list[Ca
 def test_a_head_has_a_limited_number_of_headers_also_of_one_name(api: HttpApi, lines: int, status: bytes) -> None:
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, LIVE[:-2] + b"a: b\r\n" * lines + b"\r\n")
+        send_bytes(connection, LIVE[:-2] + b"a: b\r\n" * lines + b"\r\n")
         assert transport.written.startswith(b"HTTP/1.1 " + status)
 
     asyncio.run(main())
@@ -313,7 +313,7 @@ def test_what_is_not_read_yet_of_requests_that_wait_is_bounded(api: HttpApi, wai
     async def main() -> None:
         connection, transport = connect(api)
         while not transport.paused:
-            feed(connection, 100 * LIVE)
+            send_bytes(connection, 100 * LIVE)
         assert len(connection._pending) < 1 << 16 and len(waiting) == 1
         while waiting:
             waiting.pop()()
@@ -329,7 +329,7 @@ def test_a_client_that_ends_its_side_while_its_request_waits_is_answered_and_the
 ) -> None:
     async def main() -> None:
         connection, transport = connect(api)
-        feed(connection, asked)
+        send_bytes(connection, asked)
         assert connection.eof_received()
         waiting.pop()()
         assert transport.written.count(b"HTTP/1.1 200") == answers
@@ -353,7 +353,7 @@ def test_a_request_counts_from_when_it_was_to_be_read_but_not_from_when_its_clie
     monkeypatch.setattr(time, "monotonic", lambda: now)
     connection, _ = connect(api)
     for piece in (LIVE[:10], LIVE[10:]):
-        feed(connection, piece)
+        send_bytes(connection, piece)
         now += 1.0
         waiting.pop()()
         now += 1.0
@@ -364,7 +364,7 @@ def test_a_connection_that_is_lost_while_it_waits_for_its_turn_reads_nothing_the
     api: HttpApi, waiting: list[Callable[[], None]]
 ) -> None:
     connection, transport = connect(api)
-    feed(connection, LIVE)
+    send_bytes(connection, LIVE)
     connection.connection_lost(None)
     waiting.pop()()
     assert not transport.written
@@ -380,9 +380,9 @@ def test_a_request_waits_in_the_lane_of_its_model_where_its_address_was_asked_fo
     monkeypatch.setattr(api.turns, "admits", lambda lane, now: lanes.append(lane) or True)  # type: ignore[func-returns-value]
     for _ in range(2):
         connection, transport = connect(api)
-        feed(connection, LIVE)
+        send_bytes(connection, LIVE)
         transport.send(connection)
-        feed(connection, b"GET")
+        send_bytes(connection, b"GET")
     assert lanes == ["10.0.0.1", "10.0.0.1", "m", "10.0.0.1"]
 
 
@@ -419,7 +419,7 @@ def ask_in_pieces(api: HttpApi, stream: bytes, size: int) -> bytes:
     async def ask() -> bytes:
         connection, transport = connect(api)
         for begin in range(0, len(stream), size):
-            feed(connection, stream[begin : begin + size])
+            send_bytes(connection, stream[begin : begin + size])
             for _ in range(size + 4):  # as many turns as requests can have ended in the piece
                 transport.send(connection)
                 await asyncio.sleep(0)
@@ -528,11 +528,11 @@ def test_no_more_of_a_large_request_is_read_while_it_waits_for_its_turn(
     api: HttpApi, waiting: list[Callable[[], None]], echo: list[HttpHead]
 ) -> None:
     connection, transport = connect(api)
-    feed(connection, b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n" + bytes(40_000))
+    send_bytes(connection, b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n" + bytes(40_000))
     assert transport.paused and not transport.written
     waiting.pop()()
     assert not transport.paused
-    feed(connection, bytes(10_000))
+    send_bytes(connection, bytes(10_000))
     assert transport.written.endswith(bytes(50_000))
 
 
@@ -547,11 +547,11 @@ def test_a_large_body_that_is_refused_is_received_for_nothing_and_what_follows_i
     async def ask() -> bytes:
         connection, transport = connect(api)
         head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % length
-        feed(connection, head + b"Inference-Header-Content-Length: 0\r\n\r\n" + bytes(70_000))
+        send_bytes(connection, head + b"Inference-Header-Content-Length: 0\r\n\r\n" + bytes(70_000))
         assert len(connection.get_buffer(-1)) == len(api.discard_buffer) and transport.paused
         await asyncio.sleep(0)
         assert not transport.paused
-        feed(connection, bytes(length - 70_000) + LIVE)
+        send_bytes(connection, bytes(length - 70_000) + LIVE)
         transport.send(connection)
         await asyncio.sleep(0)
         transport.send(connection)
@@ -581,27 +581,27 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
     async def ask() -> None:
         clients = [connect(api) for _ in range(MOST_BODIES + 3)]
         for connection, _ in clients:
-            feed(connection, head + bytes(40_000))
+            send_bytes(connection, head + bytes(40_000))
         assert [transport.paused for _, transport in clients] == [False] * MOST_BODIES + [True] * 3
 
-        feed(clients[0][0], bytes(60_000))
+        send_bytes(clients[0][0], bytes(60_000))
         assert b" 200 " in clients[0][1].written
         assert [transport.paused for _, transport in clients[MOST_BODIES:]] == [False, True, True]
-        feed(clients[MOST_BODIES][0], bytes(60_000))
+        send_bytes(clients[MOST_BODIES][0], bytes(60_000))
         assert b" 200 " in clients[MOST_BODIES][1].written
         assert not clients[-2][1].paused and clients[-1][1].paused
 
         clients[-2][0].connection_lost(None)  # its turn goes to the last, which has waited for too long
         assert not clients[-1][1].paused
         late, transport = connect(api)
-        feed(late, head + bytes(40_000))
+        send_bytes(late, head + bytes(40_000))
         assert transport.paused
         now = time.monotonic()
         monkeypatch.setattr("gpuprof.serving.protocol.body_turns.time.monotonic", lambda: now + 0.2)
-        feed(clients[1][0], bytes(60_000))
+        send_bytes(clients[1][0], bytes(60_000))
         await asyncio.sleep(0)
         assert not transport.paused  # to receive the rest for nothing
-        feed(late, bytes(60_000))
+        send_bytes(late, bytes(60_000))
         assert b" 503 " in transport.written and b" 200 " in clients[1][1].written
         for connection, _ in clients[2:]:
             connection.connection_lost(None)
@@ -618,9 +618,9 @@ async def wait_for_body_turn(
     api.connections = ConnectionSet(100)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: 0\r\n\r\n"
     for _ in range(MOST_BODIES):
-        feed(connect(api)[0], head % 100_000 + bytes(40_000))
+        send_bytes(connect(api)[0], head % 100_000 + bytes(40_000))
     waiting, transport = connect(api)
-    feed(waiting, head % length + bytes(40_000))
+    send_bytes(waiting, head % length + bytes(40_000))
     assert transport.paused
     return waiting, transport
 
@@ -637,7 +637,7 @@ def test_a_client_whose_body_the_router_does_not_read_is_not_overdue_and_has_its
             await asyncio.sleep(0)  # the others send nothing, so that it has its turn
         assert not transport.paused
         assert not connection.is_overdue(now + 29.0, 30.0) and connection.is_overdue(now + 32.0, 30.0)
-        feed(connection, b"x")
+        send_bytes(connection, b"x")
         assert connection.is_overdue(now + 32.0, 30.0)
 
     asyncio.run(ask())
@@ -705,10 +705,10 @@ def test_a_client_of_http_1_0_is_not_told_to_go_on_which_it_would_take_for_the_a
 def test_a_client_that_sends_ahead_while_its_answer_is_due_is_not_heard_beyond_a_little(api: HttpApi) -> None:
     api._routes[b"POST", b"/infer"] = Route(lambda *_: None, reads_body=True)  # never answered
     connection, transport = connect(api)
-    feed(connection, HEAD_OF_FOUR + b"0000")
+    send_bytes(connection, HEAD_OF_FOUR + b"0000")
     sent = 0
     while not transport.paused:
-        feed(connection, LIVE)
+        send_bytes(connection, LIVE)
         sent += len(LIVE)
     assert sent <= 1 << 16
 
@@ -716,11 +716,11 @@ def test_a_client_that_sends_ahead_while_its_answer_is_due_is_not_heard_beyond_a
 def test_a_body_that_nobody_reads_is_received_in_turn_with_those_of_others(api: HttpApi) -> None:
     async def ask() -> bytes:
         connection, transport = connect(api)
-        feed(connection, LIVE[:-2] + b"Content-Length: 900000\r\n\r\n" + bytes(50_000))
+        send_bytes(connection, LIVE[:-2] + b"Content-Length: 900000\r\n\r\n" + bytes(50_000))
         assert transport.paused and len(connection.get_buffer(-1)) == 850_000
         await asyncio.sleep(0)
         assert not transport.paused
-        feed(connection, bytes(850_000) + LIVE)
+        send_bytes(connection, bytes(850_000) + LIVE)
         return transport.written
 
     assert asyncio.run(ask()).count(b"HTTP/1.1 200") == 2

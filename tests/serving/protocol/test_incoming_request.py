@@ -43,7 +43,7 @@ def take(begun: IncomingRequest, data: bytes, cuts: list[int], arena: Arena) -> 
     found = []
     for begin, end in zip([0, *ends], ends, strict=False):
         piece = bytearray(data[begin:end])
-        used, whole = begun.feed(piece, 0, len(piece), arena)
+        used, whole = begun.parse(piece, 0, len(piece), arena)
         assert used == len(piece)
         found.append(whole)
     return found
@@ -122,7 +122,7 @@ def test_what_stands_around_chunks_takes_no_memory_for_tensors_and_has_an_end(en
     with pytest.raises(RefusedError, match="too much around them") as refused:
         while taken < len(endless):
             piece = bytearray(endless[taken : taken + 8192])
-            begun.feed(piece, 0, len(piece), arena)
+            begun.parse(piece, 0, len(piece), arena)
             taken += len(piece)
             assert arena.used <= 4
     assert refused.value.status == 400 and taken < 200_000

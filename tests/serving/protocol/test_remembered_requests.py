@@ -29,7 +29,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
-from tests.serving.protocol.test_http_connection import HeldTransport, feed
+from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
 
 WIDTHS = (1, 2)
 TOKEN = b"Bearer right"
@@ -210,7 +210,7 @@ class HttpSide:
             self._connections[number][0].connection_made(self._connections[number][1])
         connection, _ = self._connections[number]
         for begin in range(0, len(data), size):
-            feed(connection, data[begin : begin + size])
+            send_bytes(connection, data[begin : begin + size])
             await asyncio.sleep(0)
 
     async def answer(self) -> None:

@@ -15,7 +15,7 @@ from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.unread_bytes import drop_unread, find_descriptor
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from tests.serving.protocol.test_http_connection import LIVE, HeldTransport, feed
+from tests.serving.protocol.test_http_connection import LIVE, HeldTransport, send_bytes
 
 BODY_BYTES = 40_000
 HEAD = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % BODY_BYTES
@@ -104,13 +104,13 @@ def test_a_refused_body_that_has_come_is_answered_without_being_read_and_the_nex
 ) -> None:
     transport = SocketTransport(ends[1])
     connection = connect(transport, later)
-    feed(connection, HEAD + bytes(1000))
+    send_bytes(connection, HEAD + bytes(1000))
     assert transport.paused and not transport.written
     arrive(ends, bytes(BODY_BYTES - 1000) + LIVE)
     later.pop()()
     assert transport.written.startswith(b"HTTP/1.1 404") and not transport.paused and not later
     assert ends[1].recv(1 << 16) == LIVE
-    feed(connection, LIVE)
+    send_bytes(connection, LIVE)
     assert b"HTTP/1.1 200" in transport.written
 
 
@@ -119,13 +119,13 @@ def test_of_a_refused_body_that_is_still_to_come_little_is_read_to_hear_of_it(
 ) -> None:
     transport = SocketTransport(ends[1])
     connection = connect(transport, later)
-    feed(connection, HEAD + bytes(1000))
+    send_bytes(connection, HEAD + bytes(1000))
     arrive(ends, bytes(20_000))
     later.pop()()
     assert unread(ends[1]) == 0 and not transport.written and not transport.paused
     heard = len(connection.get_buffer(-1))
     assert heard <= 4096
-    feed(connection, bytes(heard))
+    send_bytes(connection, bytes(heard))
     assert transport.paused
     arrive(ends, bytes(BODY_BYTES - 21_000 - heard))
     later.pop()()
@@ -138,11 +138,11 @@ def test_of_an_encrypted_connection_nothing_is_dropped_unread(
     transport = SocketTransport(ends[1], context=object())
     assert find_descriptor(transport) is None
     connection = connect(transport, later)
-    feed(connection, HEAD + bytes(1000))
+    send_bytes(connection, HEAD + bytes(1000))
     arrive(ends, bytes(BODY_BYTES - 1000))
     later.pop()()
     assert unread(ends[1]) == BODY_BYTES - 1000 and not transport.paused
-    feed(connection, bytes(BODY_BYTES - 1000))
+    send_bytes(connection, bytes(BODY_BYTES - 1000))
     assert transport.written.startswith(b"HTTP/1.1 404")
 
 
@@ -151,7 +151,7 @@ def test_a_connection_that_ended_while_its_body_waited_is_left_alone(
 ) -> None:
     transport = SocketTransport(ends[1])
     connection = connect(transport, later)
-    feed(connection, HEAD + bytes(1000))
+    send_bytes(connection, HEAD + bytes(1000))
     arrive(ends, bytes(100))
     connection.abort()  # its descriptor may be another connection's now
     later.pop()()
