@@ -28,7 +28,13 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """Return the device called ``name``, whatever its case. Raises `InputError` with the nearest known names."""
+    """Return the device called ``name``, whatever its case. Raises `InputError` with the nearest known names.
+
+    Examples
+    --------
+    >>> device("A100-80").name, device("A100-80").compute_units
+    ('a100-80', 108)
+    """
     known = devices()
     entry = known.get(name.lower())
     if entry is None:
@@ -37,7 +43,15 @@ def device(name: str) -> Device:
 
 
 def device_of_driver(driver_name: str) -> Device | None:
-    """Return the device that the driver calls ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if none is it."""
+    """Return the device that the driver calls ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if none is it.
+
+    Examples
+    --------
+    >>> device_of_driver("NVIDIA H100 80GB HBM3").name
+    'h100'
+    >>> device_of_driver("Voodoo 2") is None
+    True
+    """
     for name, table in _read_tables().items():
         if driver_name in table["driver_names"]:
             return devices()[name]

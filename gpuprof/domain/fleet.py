@@ -48,6 +48,12 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed. Raises `InputError` for an
     item that is empty or no name with a count, or a device that is unknown. ``find_device``: name → `Device`; raises
     `InputError` for a name that it does not know.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> [(entry.device.name, entry.count) for entry in parse_fleet("a100-80:8,t4", device).entries]
+    [('a100-80', 8), ('t4', None)]
     """
     entries: list[FleetEntry] = []
     every = False

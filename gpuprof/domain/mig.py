@@ -45,6 +45,12 @@ def make_placement(device: Device, profile: str, start: int) -> MigPlacement:
     """Return the instance of the profile with this name at ``start``, legal or not.
 
     Raises `InputError` when the device has no such profile.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> make_placement(device("a100-80"), "3g.40gb", 4).start
+    4
     """
     return MigPlacement(device.mig_profile(profile), start)
 
@@ -58,6 +64,13 @@ def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | 
     """Return the first rule that the placements break together, with the values, or None when they are legal.
 
     The order of ``placements`` does not matter for whether they are legal.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> gpu = device("a100-80")
+    >>> find_violation(gpu, [make_placement(gpu, "3g.40gb", start) for start in (0, 2)])
+    '3g.40gb may start at slots 0, 4 but got 2'
     """
     taken: dict[int, MigPlacement] = {}
     for item in placements:
@@ -79,7 +92,15 @@ def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
 
 
 def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
-    """Return every slot, ascending, at which another instance of ``profile`` can be added to the legal ``placed``."""
+    """Return every slot, ascending, at which another instance of ``profile`` can be added to the legal ``placed``.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> gpu = device("a100-80")
+    >>> legal_starts(gpu, make_placement(gpu, "2g.20gb", 0).profile, [make_placement(gpu, "3g.40gb", 4)])
+    (0, 2)
+    """
     if _find_excess(device, [*placed, MigPlacement(profile, 0)]) is not None:
         return ()
     taken = _mask(placed)
@@ -139,7 +160,15 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
 
 
 def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Return how often each profile occurs in the layout, sorted by name: what ``nvidia-mig-parted`` calls a config."""
+    """Return how often each profile occurs in the layout, sorted by name: what ``nvidia-mig-parted`` calls a config.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> gpu = device("a100-80")
+    >>> count_profiles(tuple(make_placement(gpu, "2g.20gb", start) for start in (0, 2)))
+    (('2g.20gb', 2),)
+    """
     return tuple(sorted(Counter(item.profile.name for item in layout).items()))
 
 

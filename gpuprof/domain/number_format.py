@@ -50,7 +50,14 @@ class NumberFormat:
 
 
 def number_formatter(digits: int = 3) -> NumberFormat:
-    """Return a formatter to ``digits`` significant digits; None shows as a dash."""
+    """Return a formatter to ``digits`` significant digits; None shows as a dash.
+
+    Examples
+    --------
+    >>> show = number_formatter(3)
+    >>> show(1234.5), show(0.0012345), show(None)
+    ('1,234', '0.00123', '–')
+    """
     return NumberFormat(digits)
 
 

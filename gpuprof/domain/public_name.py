@@ -46,13 +46,25 @@ class PublicName:
 
 
 def model_address(model: str) -> str:
-    """Return where a client that has a map finds one of its models: the version that its name says, else the newest."""
+    """Return where a client that has a map finds one of its models: the version that its name says, else the newest.
+
+    Examples
+    --------
+    >>> model_address("resnet50")
+    '/v2/models/resnet50'
+    """
     public = PublicName.of(model)
     return f"/v2/models/{quote(model, safe='')}" if public.name == model else public.address
 
 
 def version_order(version: str) -> tuple[int, str]:
-    """Return a key that sorts versions from the oldest to the newest."""
+    """Return a key that sorts versions from the oldest to the newest.
+
+    Examples
+    --------
+    >>> sorted(["10", "9", "2"], key=version_order)
+    ['2', '9', '10']
+    """
     return (int(version), "") if version.isdigit() else (-1, version)
 
 

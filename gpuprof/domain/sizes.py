@@ -44,6 +44,11 @@ def parse_sizes(text: str) -> Sizes:
     """Read ``"height=224,width=224"``, also with semicolons; nothing for an empty text.
 
     Raises `InputError` when a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
+
+    Examples
+    --------
+    >>> parse_sizes("height=224,width=192")
+    (('height', 224), ('width', 192))
     """
     sizes: dict[str, int] = {}
     for word in filter(None, (word.strip() for word in re.split("[,;]", text))):
@@ -59,6 +64,11 @@ def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
     Raises `InputError` when one is not NAME=SIZE[,SIZE...], a size is no whole number from 1 on, or a name stands
     twice.
+
+    Examples
+    --------
+    >>> parse_dims(["seq=64,256", "height=224"])
+    {'seq': (64, 256), 'height': (224,)}
     """
     values: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -73,7 +83,13 @@ def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the one size of each dimension. Raises `InputError` when one has several."""
+    """Return the one size of each dimension. Raises `InputError` when one has several.
+
+    Examples
+    --------
+    >>> single_sizes({"seq": [64], "height": [224]})
+    {'seq': 64, 'height': 224}
+    """
     for name, sizes in dims.items():
         if len(sizes) != 1:
             fix = f"slo.csv's column dims takes a distribution: {name}={'|'.join(f'{size}:PART' for size in sizes)}"
@@ -146,13 +162,27 @@ def parse_mix(text: str) -> SizeMix:
 
 
 def sized_name(model: str, sizes: Iterable[tuple[str, int]]) -> str:
-    """Return ``"bert[seq=64]"``, the name alone where there are no sizes."""
+    """Return ``"bert[seq=64]"``, the name alone where there are no sizes.
+
+    Examples
+    --------
+    >>> sized_name("bert", (("seq", 64),))
+    'bert[seq=64]'
+    """
     text = describe_sizes(sizes)
     return f"{model}[{text}]" if text else model
 
 
 def split_name(name: str) -> tuple[str, Sizes]:
-    """Return the model and the sizes of a name by `sized_name`; no sizes where there are none, or none readable."""
+    """Return the model and the sizes of a name by `sized_name`; no sizes where there are none, or none readable.
+
+    Examples
+    --------
+    >>> split_name("bert[seq=64]")
+    ('bert', (('seq', 64),))
+    >>> split_name("bert")
+    ('bert', ())
+    """
     match = _SIZED.fullmatch(name)
     if match is None:
         return name, ()
@@ -168,7 +198,13 @@ def mixed_name(model: str, dims: str | None) -> str:
 
 
 def name_parts(name: str) -> tuple[tuple[str, float], ...]:
-    """Return each model with sizes in a `mixed_name`, and its fraction of the requests."""
+    """Return each model with sizes in a `mixed_name`, and its fraction of the requests.
+
+    Examples
+    --------
+    >>> name_parts("bert[seq=64:0.75|seq=256:0.25]")
+    (('bert[seq=64]', 0.75), ('bert[seq=256]', 0.25))
+    """
     match = _SIZED.fullmatch(name)
     if match is None or "|" not in match["sizes"]:
         return ((name, 1.0),)

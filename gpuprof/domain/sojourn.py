@@ -16,7 +16,13 @@ _LEAST_LOAD = 1e-3
 
 
 def grid_to_load(index: int) -> float:
-    """Return a load of the grid by its index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate."""
+    """Return a load of the grid by its index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate.
+
+    Examples
+    --------
+    >>> round(load_to_grid(grid_to_load(7)), 6)
+    7.0
+    """
     return max(_LEAST_LOAD, -math.expm1(-_LOAD_STEP * index))
 
 

@@ -204,5 +204,11 @@ class ModelLatencies:
 
 
 def part_of_one(share: Share, processes: int) -> Share:
-    """Return the part of one process: they split the share evenly, each in its own part, and no more is known."""
+    """Return the part of one process: they split the share evenly, each in its own part, and no more is known.
+
+    Examples
+    --------
+    >>> part_of_one(Share(50.0), 2).sm_pct
+    25.0
+    """
     return share if processes == 1 else Share(share.sm_pct / processes, share.mig)

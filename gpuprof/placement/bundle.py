@@ -85,7 +85,13 @@ def is_cpu(gpu: Gpu) -> bool:
 
 
 def slug(text: str) -> str:
-    """Return ``text`` in lower-case letters, digits and dashes."""
+    """Return ``text`` in lower-case letters, digits and dashes.
+
+    Examples
+    --------
+    >>> slug("BERT base/v2")
+    'bert-base-v2'
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 

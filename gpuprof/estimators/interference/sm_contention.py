@@ -29,6 +29,11 @@ def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequenc
     """Return the time beside others that use the same SMs.
 
     ``own_pct`` and ``others_pct``: SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
+
+    Examples
+    --------
+    >>> slow_by_contention(Figure(2.0, "measured"), 80.0, [70.0]).value
+    3.0
     """
     busy = [_UNKNOWN_PCT if pct is None else pct for pct in (own_pct, *others_pct)]
     factor = max(1.0, sum(busy) / 100.0)

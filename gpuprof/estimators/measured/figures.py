@@ -14,12 +14,25 @@ from gpuprof.estimators.measured.size_selection import blend_measured
 
 
 def figure_within(value: float, source: str, error: float | None) -> Figure:
-    """Return the figure with the interval of a relative error: as far below by division as above."""
+    """Return the figure with the interval of a relative error: as far below by division as above.
+
+    Examples
+    --------
+    >>> figure = figure_within(10.0, "learned", 0.25)
+    >>> figure.low, figure.high
+    (8.0, 12.5)
+    """
     return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
 
 
 def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
-    """Return the mean of figures by their weights: interpolated where each is measured or interpolated itself."""
+    """Return the mean of figures by their weights: interpolated where each is measured or interpolated itself.
+
+    Examples
+    --------
+    >>> blend_figures([(Figure(4.0, "measured"), 0.5), (Figure(8.0, "measured"), 0.5)])
+    Figure(value=6.0, source='interpolated', low=None, high=None)
+    """
     known = {figure.source for figure, _ in parts}
     source = INTERPOLATED if known <= {MEASURED, INTERPOLATED} else EXTRAPOLATED
     value = math.fsum(weight * figure.value for figure, weight in parts)

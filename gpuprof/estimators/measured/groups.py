@@ -18,7 +18,14 @@ _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<shar
 
 
 def parse_label(label: str) -> Workload:
-    """Read what `gpuprof.kernel_db.schema.workload_label` writes. Raises `InputError` when it is no label."""
+    """Read what `gpuprof.kernel_db.schema.workload_label` writes. Raises `InputError` when it is no label.
+
+    Examples
+    --------
+    >>> workload = parse_label("bert:4:50%")
+    >>> workload.model, workload.batch, workload.share.sm_pct
+    ('bert', 4, 50.0)
+    """
     match = _LABEL.fullmatch(label)
     if match is None:
         raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")

@@ -126,7 +126,13 @@ def poisson_cdf(count: int, mean: Array) -> Array:
 
 
 def geometric_grid(start: float, stop: float, count: int) -> Array:
-    """Return ``count`` points from ``start`` to ``stop``, each the same factor above the one before."""
+    """Return ``count`` points from ``start`` to ``stop``, each the same factor above the one before.
+
+    Examples
+    --------
+    >>> geometric_grid(1.0, 8.0, 4).round(6).tolist()
+    [1.0, 2.0, 4.0, 8.0]
+    """
     points = start * (stop / start) ** np.linspace(0.0, 1.0, count)
     points[-1] = stop
     return points

@@ -41,7 +41,7 @@ _LIKE = 0.2  # relative difference up to which figures are the same load
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the placer is asked to place."""
+    """The load for which a map is planned."""
 
     rates_rps: Mapping[str, float]  #: Measured where the plan was left, else as planned.
     #: By model: time of its batches over what the estimator said; models left out are as it said.
@@ -51,7 +51,7 @@ class Load:
 
 
 class Replanner(Protocol):
-    """Plans a map; picklable, because it is called in another process."""
+    """Plans a map; picklable, since it is called in another process."""
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for ``load`` that can follow ``deployment``, None when no better one is found."""
@@ -105,15 +105,15 @@ class Adapter:
                 await self.decide(seen)
             except GpuprofError as error:
                 LOGGER.warning("cannot adapt the map", extra={"error": str(error)})
-                self._wait_longer()
+                self._back_off()
 
     def follow(self, deployment: DeploymentMap) -> None:
-        """Take another map for the plan, because it was applied."""
+        """Compare with another map from now on, because it was applied."""
         self._deployment = deployment
         self._streaks.clear()
 
     async def decide(self, seen: Mapping[str, ObservedLoad]) -> None:
-        """Judge what was seen in a period, and move to another map if it is time.
+        """Compare a period with the plan, and apply another map if needed.
 
         Raises `GpuprofError` when planning or moving fails; the old map goes on.
         """
@@ -131,7 +131,7 @@ class Adapter:
         wanted = await run_in_process(self._settings.replan, self._deployment, load)
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
-            self._wait_longer()
+            self._back_off()
             return
         await self._move(wanted, load)
 
@@ -226,10 +226,10 @@ class Adapter:
         # New workers are slower at first, and old ones still answer what they had: that is not judged.
         await asyncio.sleep(self._settings.settle_periods * self._settings.period_s)
         self._meter.take()
-        self._wait_longer()
+        self._back_off()
 
-    def _wait_longer(self) -> None:
-        """Put the same load to the placer again only after a while, which is longer each time."""
+    def _back_off(self) -> None:
+        """Back off before planning for the same load again, longer each time."""
         self._not_before = time.monotonic() + self._waits * self._settings.period_s
         self._waits = min(2 * self._waits, _MOST_WAITED_PERIODS)
 
@@ -248,7 +248,7 @@ class LoadMeter:
         self._batches: dict[str, BatchTimes] = {}
 
     def take(self) -> dict[str, ObservedLoad]:
-        """Return what each model did; models that were not there the last time are left out."""
+        """Return the load of each model since the last call; new models are left out."""
         now = time.monotonic()
         seconds, self._at = max(1e-6, now - self._at), now
         models = self._router.list_models()

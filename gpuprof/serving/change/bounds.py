@@ -42,7 +42,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """What a map says of a model: its rate, its percentile, and the upper end of its batches' time over the mean."""
+    """The planned load of a model: rate, percentile, and upper end over mean of its batch times."""
 
     rate_rps: float
     percentile: float
@@ -51,7 +51,7 @@ class PlannedLoad:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLoad:
-    """What a model did in a window."""
+    """The measured load of a model in a window."""
 
     window: ServiceWindow
     #: Time of its batches over what was predicted for batches of their sizes; None without batches.
@@ -60,7 +60,7 @@ class ObservedLoad:
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
-    """Return what a map says of a model."""
+    """Return the planned load of a model of a map."""
     asked = deployment.models[model]
     slowest = 1.0
     for _, _, _, replica in deployment.places():
@@ -72,7 +72,7 @@ def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
 
 
 def find_departure(plan: PlannedLoad, seen: ObservedLoad, bounds: Bounds) -> Departure | None:
-    """Return how a model leaves its plan's bounds by more than chance; None when it stays within."""
+    """Return how a model significantly departs from the bounds of its plan; None when it does not."""
     window = seen.window
     chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds
     slower = max(bounds.slower, plan.slowest)

@@ -34,7 +34,7 @@ class _Snapshot:
 
 
 class StandbyController:
-    """Decides when a standby takes over. ``worker_fleet``: has the standbys."""
+    """Decides when a standby takes over. ``worker_fleet``: holds the standbys."""
 
     def __init__(self, router: Router, worker_fleet: WorkerFleet) -> None:
         self._router = router
@@ -42,12 +42,12 @@ class StandbyController:
         self._without: set[str] = set()
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Check the models period after period."""
         while True:
-            await self.look()
+            await self.check_period()
 
-    async def look(self) -> None:
-        """Look for a period, longer at models that break their SLO, and let standbys take over."""
+    async def check_period(self) -> None:
+        """Check the models for a period, suspects for longer, and activate standbys."""
         start = self._take_snapshot()
         await asyncio.sleep(PERIOD_S)
         suspects = [model for model in self._router.list_models() if self._is_breaking_slo(model, start)]
@@ -88,7 +88,7 @@ class StandbyController:
             )
 
     def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
-        """Return the replica with a standby that was late most often; among equals the one that has most to do."""
+        """Return the replica with a standby that was late most often; among equals the busiest."""
         able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
         def rate_lateness(replica: AnyReplica) -> tuple[float, int]:
@@ -110,6 +110,6 @@ class StandbyController:
 def _window_since(
     before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
-    """Return what happened since a look; None for what was not there then."""
+    """Return the window since a snapshot; None for a model or replica that was not in it."""
     then = before.get(name)
     return None if then is None else then.until(ServiceCounts.of(after), time.monotonic() - at)

@@ -1,4 +1,4 @@
-"""What happened between two looks at a model's counts: rates, how many were late, the percentile."""
+"""Rates, late requests and the percentile of a model between two readings of its counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServiceWindow:
         return (self.answered - self.late) / self.seconds if self.seconds > 0.0 else 0.0
 
     def breaks_slo(self, percentile: float) -> bool:
-        """Return whether the latency at ``percentile`` passes the SLO by more than chance.
+        """Return whether the latency at ``percentile`` exceeds the SLO significantly.
 
         The percentile passes it exactly when more than the rest are late. A refusal is as bad as a late answer: only
         what would have been late is refused. Of few requests one is soon too many by chance, which is taken off.
@@ -72,7 +72,7 @@ class ServiceCounts:
         )
 
     def until(self, after: ServiceCounts, seconds: float) -> ServiceWindow:
-        """Return what ``after`` has counted beyond this."""
+        """Return the difference from these counts to ``after``."""
         return ServiceWindow(
             seconds=seconds,
             arrived=after.arrived - self.arrived,

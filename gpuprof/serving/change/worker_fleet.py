@@ -33,7 +33,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """What a move to another plan did, by names of replicas."""
+    """The effect of changing to another plan, by names of replicas."""
 
     kept: tuple[str, ...]
     started: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Keeps the machine process of this machine: starts it when its first worker is wanted, and again when it ends."""
+"""Runs the machine process of this machine: starts it for the first worker, and again when it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def find_machine_parts(machine: MachineLink, layouts: Layouts) -> MachineP
 
 
 class Engine(Protocol):
-    """Keeps machine processes where the nodes of a map are."""
+    """Runs machine processes on the nodes of a map."""
 
     on_moved: Callable[[], None]  #: Told when a machine has been replaced by another, which may have other parts.
 
@@ -51,7 +51,7 @@ class Engine(Protocol):
         """
 
     async def machine(self, node: str) -> MachineLink:
-        """Return the machine that keeps the workers of a node."""
+        """Return the machine that runs the workers of a node."""
 
     def watch(self, now: float) -> None:
         """Look after machine processes that hang."""
@@ -111,7 +111,7 @@ class LocalEngine:
             self._machine.watch(now, self._hang_s)
 
     async def close(self) -> None:
-        """Let the machine process end, help it along after a while, and wait for its end."""
+        """Wait until the machine process has ended, and kill it after a while."""
         self._closing = True
         self._rendezvous.close()
         if self._machine is not None:

@@ -1,4 +1,4 @@
-"""Keeps machine processes on the nodes of a Ray cluster: Ray places, watches and replaces them.
+"""Runs machine processes on the nodes of a Ray cluster: Ray places, supervises and replaces them.
 
 Only orders to start a machine go through Ray. Machines and workers come to the router's rendezvous by TCP, and the
 tensors travel on these connections.
@@ -131,7 +131,7 @@ class RayEngine:
             machine.watch(now, self._hang_s)
 
     async def close(self) -> None:
-        """Let the machines end, and Ray forget them."""
+        """End the machines and their actors."""
         self._closing = True
         if self._rejoining is not None:
             self._rejoining.cancel()
@@ -161,7 +161,7 @@ class RayEngine:
             raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
 
     async def _start_keeper(self) -> str:
-        """Start the process that speaks with Ray; return this machine's address in the cluster."""
+        """Start the process that talks to Ray; return this machine's address in the cluster."""
         joined = self._joined = asyncio.get_running_loop().create_future()
         command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
         pipe = asyncio.subprocess.PIPE
@@ -175,7 +175,7 @@ class RayEngine:
             raise UnavailableError("no Ray cluster answers", "ray start --head starts one") from None
 
     async def _rejoin(self) -> None:
-        """Join again after the process that speaks with Ray has ended, and have the machines placed that ended so."""
+        """Join again after the process that talks to Ray has ended, and have its machines placed again."""
         delay = _FIRST_BACKOFF_S
         while not self._closing:
             await asyncio.sleep(delay)
@@ -197,7 +197,7 @@ class RayEngine:
         await answer
 
     async def _listen(self, keeper: asyncio.subprocess.Process) -> None:
-        """Take what the keeper says, until it ends."""
+        """Handle the keeper's messages until it ends."""
         assert keeper.stdout is not None and self._joined is not None
         while line := await keeper.stdout.readline():
             try:

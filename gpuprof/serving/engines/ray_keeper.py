@@ -24,18 +24,18 @@ _END_S = 15.0
 
 
 @dataclass(slots=True)
-class _KeptMachine:
+class _PlacedMachine:
     order: str
     actor: Any
     serving: Any
 
 
-class Keeper:
+class RayKeeper:
     """Keeps an actor for each machine."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._kept: dict[str, _KeptMachine] = {}
+        self._kept: dict[str, _PlacedMachine] = {}
 
     def keep(self, node: str, order: str) -> None:
         """Have Ray place the machine of a node of the map, and place it again whenever it dies."""
@@ -49,10 +49,10 @@ class Keeper:
             return
         actor_class = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, **options)(RayMachine)
         actor = actor_class.remote()
-        self._kept[node] = _KeptMachine(order, actor, actor.serve.remote(order))
+        self._kept[node] = _PlacedMachine(order, actor, actor.serve.remote(order))
         say({"node": node, "placed": True})
 
-    def look(self) -> None:
+    def replace_lost_machines(self) -> None:
         """Place machines again that Ray has given up."""
         for node, kept in list(self._kept.items()):
             done, _ = self._ray.wait([kept.serving], timeout=0)
@@ -63,13 +63,13 @@ class Keeper:
                 self.keep(node, kept.order)
 
     def end(self) -> None:
-        """Wait until the machines have undone what they did, then end them."""
+        """Wait until the machines have restored their GPUs, then end them."""
         if self._kept:
             self._ray.wait([kept.serving for kept in self._kept.values()], num_returns=len(self._kept), timeout=_END_S)
         for kept in self._kept.values():
             self._ray.kill(kept.actor)
 
-    def _describe_failure(self, kept: _KeptMachine) -> str:
+    def _describe_failure(self, kept: _PlacedMachine) -> str:
         try:
             self._ray.get(kept.serving)
         except Exception as error:  # whatever the actor died of is only to be told
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     except UnavailableError as error:
         say({"error": error.message, "fix": error.fix})
         return 1
-    keeper = Keeper(ray)
+    keeper = RayKeeper(ray)
     say({"joined": True, "host": ray.util.get_node_ip_address()})
     pending = b""
     while True:
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
             for line in lines:
                 said = json.loads(line)
                 keeper.keep(said["node"], said["order"])
-        keeper.look()
+        keeper.replace_lost_machines()
     keeper.end()
     ray.shutdown()
     return 0

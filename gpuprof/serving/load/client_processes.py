@@ -44,7 +44,7 @@ def run_clients(
 
 
 def _signal_stop(watch: WindowWatch | None, stop: Any) -> bool:
-    """Tell the other clients when it is over; the first tells them."""
+    """Signal the end to the other clients."""
     if watch is not None and watch.is_stable and not stop.is_set():
         stop.set()
     return False

@@ -36,7 +36,7 @@ _PROBED_LOAD = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MachineCheck:
-    """What was found of the machine."""
+    """The findings of a check of the machine."""
 
     busy_cores: float | None  #: Cores that something else keeps busy; None: not known.
     slowdowns: Mapping[str, float]  #: Model → time of its batches of one now, over that of the profile.

@@ -1,4 +1,4 @@
-"""CPU time of processes, in nanoseconds where the kernel says, by what they are."""
+"""CPU time of processes, to the nanosecond where the kernel reports it."""
 
 from __future__ import annotations
 

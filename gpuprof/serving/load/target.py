@@ -68,11 +68,11 @@ class Target:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request has in its head."""
+        """Headers of every request."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what the server's certificate is compared with; None where it speaks no TLS.
+        """Return the TLS context; None without TLS.
 
         Raises `InputError` when the authority is no certificate.
         """
@@ -182,7 +182,7 @@ def sequence_chains(data: InputData) -> tuple[tuple[int, ...], ...]:
 
 
 def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
-    """Return what a model takes, as the server describes it: where the first size is open, it is the batch.
+    """Return the input shapes of a model from its metadata; an open first dimension is the batch.
 
     Raises `GpuprofError` as `Target.get` does.
     """

@@ -46,7 +46,7 @@ class WorkerSetup:
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSetup:
-        """Return what `to_json` described."""
+        """Return the setup that `to_json` wrote."""
         said = json.loads(text)
         memory = None if said["memory"] is None else SharedMemory(**said["memory"])
         return cls(RendezvousKey(**said["key"]), memory)
@@ -91,7 +91,7 @@ class ForkServer:
         self._reply({"pid": pid}, [descriptor])
 
     def _run_worker(self, asked: dict[str, Any]) -> None:
-        """Be a worker, and never return."""
+        """Run a worker in the forked process, and never return."""
         code = 1
         try:
             self._machine.close()
@@ -112,7 +112,7 @@ class ForkServer:
         os.close(descriptor)
 
     def _reap_ended(self) -> None:
-        """Reap those whose end the machine has seen before it closed the socket; the others live on."""
+        """Reap the workers that have ended; the others live on."""
         ended, _, _ = select.select(list(self._children), [], [], 0.0)
         for descriptor in ended:
             self._reap(descriptor)

@@ -1,4 +1,4 @@
-"""The machine's end of its fork server."""
+"""The machine's link to its fork server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 
 
 class ForkServerLink:
-    """Has workers forked by a fork server, which it starts and keeps, and starts afresh those that cannot be."""
+    """Has workers forked by a fork server, which it runs; workers that cannot be forked get a fresh interpreter."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -30,7 +30,7 @@ class ForkServerLink:
         self._one_at_a_time = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Start the fork server unless it is there, so that who is started next need not wait for it."""
+        """Start the fork server unless it runs, so that the next worker need not wait for it."""
         async with self._one_at_a_time:
             with suppress(OSError):  # told to who needs it
                 await asyncio.to_thread(self._ensure_running)
@@ -44,7 +44,7 @@ class ForkServerLink:
             return await asyncio.to_thread(self._start, number, order)
 
     def close(self) -> None:
-        """Let the fork server end."""
+        """End the fork server."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -76,7 +76,7 @@ class ForkServerLink:
         return LivingProcess(answer["pid"], descriptor=descriptors[0])
 
     def _ensure_running(self) -> None:
-        """Start the fork server unless it is there."""
+        """Start the fork server unless it runs."""
         if self._socket is not None or not self._can_fork:
             return
         # Packets keep their borders: each message is one JSON text with the descriptors that belong to it.

@@ -18,7 +18,7 @@ _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """What a worker is to serve and with what."""
+    """The model that a worker serves, and its resources."""
 
     model: str
     version: str

@@ -1,4 +1,4 @@
-"""What a machine has that workers can be given parts of: its cores and its GPUs."""
+"""The resources of a machine that are divided among workers: its cores and its GPUs."""
 
 from __future__ import annotations
 

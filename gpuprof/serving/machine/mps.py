@@ -1,4 +1,4 @@
-"""The part of a GPU that a worker is held to; `gpuprof.machine.mps` drives the daemon that holds it."""
+"""The share of a GPU to which a worker is limited; `gpuprof.machine.mps` drives the daemon that enforces it."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class GpuShare:
 
 
 def needs_mps(shares_pct: list[float]) -> bool:
-    """Return whether the processes of one GPU or MIG instance must be held apart: several, or less than all of it."""
+    """Return whether the processes of one GPU or MIG instance need MPS: several, or one with less than all of it."""
     return len(shares_pct) > 1 or any(share < 100.0 for share in shares_pct)

@@ -1,4 +1,4 @@
-"""From a deployment map to workers: who serves what, with which share of which device of this machine."""
+"""From a deployment map to workers: which model each serves, with which share of which device."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """The workers that wait to take over from those of a replica."""
+    """The workers that stand by for those of a replica."""
 
     plan: ReplicaPlan
     orders: tuple[WorkerOrder, ...]

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs and MIG instances of this machine while they serve."""
+"""Utilisation and memory of this machine's GPUs and MIG instances, from NVML."""
 
 from __future__ import annotations
 

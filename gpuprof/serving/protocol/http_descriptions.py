@@ -1,4 +1,4 @@
-"""The addresses of HTTP at which there is no inference: what the server says of itself and of its models."""
+"""The HTTP addresses without inference: health, metrics, metadata and statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = Callable[[HttpClient], None]
 
 
 class HttpDescriptions:
-    """Answers every address but those of inference.
+    """Answers all addresses but those of inference.
 
     Parameters
     ----------

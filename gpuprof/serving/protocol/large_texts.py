@@ -1,4 +1,4 @@
-"""What the processes of a `ParsePool` do: requests and answers whose tensors are text, taken apart and put together."""
+"""Functions for the processes of a `ParsePool`: parse and write requests and answers with tensors as text."""
 
 from __future__ import annotations
 

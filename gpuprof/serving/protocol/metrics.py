@@ -18,7 +18,7 @@ from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
-_Counted = Mapping[str, ModelStatistics]
+_StatisticsByModel = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
 #: Of the format that `generate_latest` writes.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -26,7 +26,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class ProtocolFigures:
-    """What the server counts beside the router."""
+    """Counts of the protocols, beside those of the router."""
 
     #: Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
     refusals: Mapping[tuple[str, int, str], int]
@@ -82,7 +82,7 @@ def render_metrics(router: Router, protocol: ProtocolFigures | None = None) -> b
 
 
 def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
-    """Yield what was refused and why, and for how long the router did not listen."""
+    """Yield refusals with their reasons, and stalls of the router."""
     refused = CounterMetricFamily(
         # prometheus_client appends _total to the names of counters.
         "gpuprof_refused_requests",
@@ -104,15 +104,15 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     yield from (refused, turned, stalls, seconds, longest)
 
 
-def _requests(models: _Counted) -> Metric:
+def _requests(models: _StatisticsByModel) -> Metric:
     family = CounterMetricFamily("gpuprof_requests", "Requests by what became of them", labels=["model", "outcome"])
     for model, own in models.items():
-        for outcome, value in _outcomes(own).items():
+        for outcome, value in _count_outcomes(own).items():
             family.add_metric([model, outcome], value)
     return family
 
 
-def _outcomes(statistics: ModelStatistics) -> dict[str, float]:
+def _count_outcomes(statistics: ModelStatistics) -> dict[str, float]:
     return {
         "in_slo": statistics.in_slo,
         "late": statistics.answered - statistics.in_slo,
@@ -121,7 +121,7 @@ def _outcomes(statistics: ModelStatistics) -> dict[str, float]:
     }
 
 
-def _seconds(models: _Counted) -> Metric:
+def _seconds(models: _StatisticsByModel) -> Metric:
     family = CounterMetricFamily(
         "gpuprof_stage_seconds", "Time that answered requests spent by stage", labels=["model", "stage"]
     )
@@ -131,7 +131,7 @@ def _seconds(models: _Counted) -> Metric:
     return family
 
 
-def _latencies(models: _Counted) -> Metric:
+def _latencies(models: _StatisticsByModel) -> Metric:
     family = HistogramMetricFamily(
         "gpuprof_latency_seconds", "Time from a request's arrival to its answer", labels=["model"]
     )
@@ -140,7 +140,7 @@ def _latencies(models: _Counted) -> Metric:
     return family
 
 
-def _stage_latencies(models: _Counted) -> Metric:
+def _stage_latencies(models: _StatisticsByModel) -> Metric:
     family = HistogramMetricFamily(
         "gpuprof_stage_latency_seconds", "Time that an answered request spent in a stage", labels=["model", "stage"]
     )
@@ -202,7 +202,7 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
 
 
 def _estimates(replicas: _Replicas, now: float) -> Metric:
-    """Return what the router expects batches to take, which admission goes by: of one row, and of a full batch."""
+    """Return the expected times of a batch of one row and of a full one, which admission control uses."""
     family = GaugeMetricFamily(
         "gpuprof_batch_estimate_seconds",
         "Time that the router expects of a batch of this size",
@@ -216,7 +216,7 @@ def _estimates(replicas: _Replicas, now: float) -> Metric:
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:
-    """Yield what replicas take of their devices and MIG instances, models that share one counted once.
+    """Yield the shares of devices and MIG instances that replicas have; a merged replica counts once.
 
     Sums over a place are left to Prometheus: a sum from here would fall when a replica is retired.
     """
@@ -253,7 +253,7 @@ def _neighbours(models: Sequence[ServedModel]) -> Metric:
 
 
 def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
-    """Yield what NVML says of the GPUs and MIG instances of this machine."""
+    """Yield NVML's figures of the GPUs and MIG instances of this machine."""
     labels = ["gpu", "mig", "uuid"]
     sm = GaugeMetricFamily("gpuprof_gpu_sm_ratio", "Part of the time in which a kernel ran (NVML)", labels=labels)
     memory = GaugeMetricFamily("gpuprof_gpu_memory_bytes", "Memory in use (NVML)", labels=labels)

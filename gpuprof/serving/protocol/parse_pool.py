@@ -1,4 +1,4 @@
-"""Reads and writes large texts in processes of their own: JSON of megabytes would keep the router from everybody.
+"""Parses and writes large texts in other processes: megabytes of JSON would stall the router.
 
 Threads would not do: who makes a million Python objects of a text holds the interpreter's lock meanwhile. What arrives
 is parsed under a limit of memory, and what goes wrong there, even the end of the process, is one request's refusal.
@@ -42,7 +42,7 @@ class _Refusal:
 
 
 class ParsePool:
-    """Runs functions elsewhere; its process is started when the first is to be run."""
+    """Runs functions in another process, which is started for the first of them."""
 
     def __init__(self) -> None:
         self._executor: ProcessPoolExecutor | None = None
@@ -72,7 +72,7 @@ class ParsePool:
         return outcome
 
     def close(self) -> None:
-        """End the process when it has done what it is at."""
+        """End the process when it has finished its present function."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self._executor = None
@@ -85,7 +85,7 @@ class ParsePool:
 
 
 def refuse_long_text(size: int) -> None:
-    """Refuse a text that is not worth reading.
+    """Refuse a text that is too long to parse.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def _too_costly() -> RefusedError:
 
 
 def _limit() -> None:
-    """End with the router, not before, and take only so much memory."""
+    """Have this process end with the router, not before, and limit its memory."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

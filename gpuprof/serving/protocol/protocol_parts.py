@@ -15,7 +15,7 @@ CountRefusal = Callable[[RefusedError], None]
 
 @dataclass(frozen=True, slots=True)
 class ProtocolParts:
-    """What one protocol has of another."""
+    """The parts that one protocol uses of another."""
 
     pool: ParsePool = field(default_factory=ParsePool)  #: Reads and writes large texts.
     #: In which order requests are read where the router cannot keep up.

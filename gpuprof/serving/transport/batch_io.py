@@ -1,4 +1,4 @@
-"""Puts the requests of a batch together into the model's inputs, and takes its outputs apart again."""
+"""Gathers the requests of a batch into the model's inputs, and scatters its outputs to the requests."""
 
 from __future__ import annotations
 

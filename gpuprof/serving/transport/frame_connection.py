@@ -20,7 +20,7 @@ class FrameReceiver(Protocol):
 
 
 class FrameConnection(asyncio.BufferedProtocol):
-    """Hands whole frames to its receiver, which may be exchanged, and sends frames.
+    """Passes complete frames to its receiver, which may be replaced, and sends frames.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         return self._buffer.free_view()
 
     def buffer_updated(self, count: int) -> None:
-        """Hand on the frames that are whole now."""
+        """Pass on the frames that are now complete."""
         try:
             frames = self._buffer.take(count)
         except ValueError:  # it does not speak the protocol: as good as gone

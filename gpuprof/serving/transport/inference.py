@@ -1,4 +1,4 @@
-"""One inference on its way through the server: what is asked, until when, and who waits for the answer."""
+"""One inference in the server: the request, its deadline, and the callbacks for its answer."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class RefusedError(Exception):
 
 
 def bad_request(message: str) -> RefusedError:
-    """Return the refusal of a request that is wrong in itself."""
+    """Return the refusal of an invalid request."""
     return RefusedError(HTTPStatus.BAD_REQUEST, message)
 
 
 def out_of_memory() -> RefusedError:
-    """Return the refusal of a request whose tensors, or whose answer, find no memory."""
+    """Return the refusal of a request for whose tensors or answer there is no memory."""
     message = "the server has no memory left for this request"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True, reason="no memory")
 
@@ -118,7 +118,7 @@ class Inference:
     overtaken: bool = False
 
     def charge_inputs(self, arena: Arena) -> None:
-        """Have the inputs that lie outside the arena count until `release`.
+        """Count the inputs outside the arena towards its capacity, until `release`.
 
         Raises `RefusedError` when there is no memory for them.
         """

@@ -1,4 +1,4 @@
-"""Where machines and workers connect to the router: by a local socket, or by TCP from other machines.
+"""The socket at which machines and workers connect to the router: local, or TCP for other machines.
 
 Whoever comes is sent a number that is used once, and says who it is together with that number, hashed with a secret
 that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the rendezvous
@@ -28,7 +28,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class RendezvousKey:
-    """What a machine or a worker needs to be let in."""
+    """What a machine or a worker needs to be admitted."""
 
     address: str  #: ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
     secret: str  #: Hexadecimal.
@@ -39,7 +39,7 @@ class RendezvousKey:
         return json.dumps(asdict(self))
 
     def proof(self, challenge: str, peer: str) -> str:
-        """Return what proves, for this challenge, that the secret is known."""
+        """Return the proof, for this challenge, that the secret is known."""
         return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{peer}".encode(), hashlib.sha256).hexdigest()
 
     def context(self) -> ssl.SSLContext | None:
@@ -53,7 +53,7 @@ class RendezvousKey:
 
 
 class ExpectedPeer(Protocol):
-    """Whom the rendezvous waits for: the router's end of a machine or of a worker."""
+    """A peer that the rendezvous expects: the router's link to a machine or a worker."""
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""
@@ -97,11 +97,11 @@ class Rendezvous:
         return RendezvousKey(f"tcp:{host}:{port}", self._secret, certificate)
 
     def expect(self, name: str, peer: ExpectedPeer) -> None:
-        """Let in who calls itself ``name``, as often as it comes."""
+        """Admit the peer called ``name``, as often as it connects."""
         self._peers[name] = peer
 
     def forget(self, name: str) -> None:
-        """Let it in no more."""
+        """Admit the peer no more."""
         self._peers.pop(name, None)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Rendezvous:
             server.close()
 
     def admit(self, connection: FrameConnection, challenge: str, hello: object) -> bool:
-        """Hand a connection to whom it is for, if what was said proves that it may come in."""
+        """Pass a connection to the link that expects it, if its proof is right."""
         if not isinstance(hello, dict) or not all(isinstance(hello.get(key), str) for key in ("who", "proof")):
             return False
         expected = RendezvousKey("", self._secret).proof(challenge, hello["who"])

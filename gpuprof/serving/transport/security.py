@@ -21,7 +21,7 @@ _MOST_TOKEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a server asks of its clients and shows them."""
+    """The token that clients must have, and the certificate that they are shown."""
 
     #: Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
     token: str = field(default="", repr=False)
@@ -43,7 +43,7 @@ OPEN = Security()
 
 
 def server_security(token_file: Path | None, certificate: Path | None, key: Path | None) -> Security:
-    """Read what a server is to ask and show.
+    """Read a server's token and certificate.
 
     ``token_file``: none: the token is in the environment (``GPUPROF_TOKEN``), or there is none; ``certificate`` and
     ``key``: PEM files: the chain, and its private key without a passphrase. Raises `InputError` when a file cannot be
@@ -60,7 +60,7 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
 
 
 def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return what shows the certificate and speaks HTTP/1.1."""
+    """Return the TLS context that has the certificate and negotiates HTTP/1.1."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask at the terminal
@@ -74,7 +74,7 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path | None) -> ssl.SSLContext:
-    """Return what a client trusts: the certificates in ``authority`` (PEM), by default those that the system trusts.
+    """Return a client's TLS context, which trusts ``authority`` (PEM) or, by default, what the system trusts.
 
     Raises `InputError` when it holds none.
     """

@@ -1,4 +1,4 @@
-"""The header Server-Timing: what an answer says of where its time went. Source: W3C, Server Timing."""
+"""The header Server-Timing: how long an answer took in each stage. Source: W3C, Server Timing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_timing(times: StageTimes, total_s: float) -> bytes:
 
 
 class ServerTimes(NamedTuple):
-    """What a server says that it took for an answer, ms; `UNKNOWN_MS` where it does not say."""
+    """Times that a server reports for an answer, ms; `UNKNOWN_MS` where it reports none."""
 
     queue_ms: float = UNKNOWN_MS  #: Waiting for a batch.
     infer_ms: float = UNKNOWN_MS  #: The model.

@@ -70,7 +70,7 @@ def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) 
 
 
 class FrameBuffer:
-    """Where bytes of a stream are received, and cut into frames.
+    """A buffer that receives a stream and splits it into frames.
 
     A frame that is larger than the buffer gets memory of its own, into which the rest of it is received: the tensors
     that it carries are not copied again. ``limit``: bytes that a frame may have; can be raised later.
@@ -83,11 +83,11 @@ class FrameBuffer:
         self._filled = 0
 
     def free_view(self) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the free part of the buffer, for the next bytes."""
         return memoryview(self._buffer if self._large is None else self._large)[self._filled :]
 
     def take(self, count: int) -> list[Frame]:
-        """Return the frames that are whole now that ``count`` bytes more have been received.
+        """Return the frames that are complete with ``count`` more bytes received.
 
         Raises `ValueError` when the bytes are no frame.
         """
@@ -117,7 +117,7 @@ class FrameBuffer:
         return frames
 
     def _keep(self, rest: bytes) -> None:
-        """Put the beginning of a frame where the rest of it will follow."""
+        """Move the beginning of a frame to where its rest will follow."""
         size = _size_of_frame(rest, self.limit)
         if size > len(self._buffer):
             self._large = bytearray(size)

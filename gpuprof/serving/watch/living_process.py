@@ -1,4 +1,4 @@
-"""A process that is watched, whether this one started it or took it over from another that has gone."""
+"""A process to supervise, whether this one started it or adopted it from a predecessor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class LivingProcess:
-    """Holds a process by a descriptor that stays its own even when its id is given to another.
+    """Refers to a process by a descriptor, which stays valid when its id is given to another process.
 
     Raises `OSError` when there is no such process.
 
@@ -44,12 +44,12 @@ class LivingProcess:
         return self._descriptor
 
     def kill(self) -> None:
-        """End it at once; no error when it has ended."""
+        """Kill it; no error when it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def release(self) -> None:
-        """Let go of it when it has ended, or is not the one that was meant."""
+        """Close the descriptor."""
         if self._child is not None:
             self._child.wait()
         os.close(self._descriptor)

@@ -53,7 +53,7 @@ def private_bytes() -> int:
 
 
 class FreeMemory:
-    """Returns to the system what a time of much to do has left. ``now``: monotonic seconds."""
+    """Returns memory that a busy time has left unused to the system. ``now``: monotonic seconds."""
 
     def __init__(self, arena: Arena, now: float) -> None:
         self._arena = arena
@@ -62,7 +62,7 @@ class FreeMemory:
         self._rest_bytes = private_bytes()
 
     async def return_free(self, now: float, is_asked: bool) -> bool:
-        """Return memory if there is nothing to do, or far too much of it; called now and then by the router's thread.
+        """Return memory if the server is idle, or far too much is unused; called periodically by the router's thread.
 
         ``now``: monotonic seconds; ``is_asked``: whether there are requests.
 

@@ -1,4 +1,4 @@
-"""Stalls of the router's event loop, during which silence of workers means nothing."""
+"""Stalls of the router's event loop, during which the silence of workers is no sign of a hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEMBERED = 256
 
 
 class StallMeter:
-    """Measures how late the event loop is with what is due.
+    """Measures how late the event loop runs its timers.
 
     ``now``: monotonic seconds at which it begins.
 
@@ -31,7 +31,7 @@ class StallMeter:
         self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def forget(self) -> None:
-        """Count from now on: what was late while the server started kept nobody waiting."""
+        """Count from now on: stalls while the server starts delay no request."""
         self.count, self.longest_s = 0, 0.0
 
     async def run(self) -> None:
@@ -42,7 +42,7 @@ class StallMeter:
             self.observe_tick(time.monotonic())
 
     def observe_tick(self, now: float) -> None:
-        """Take in that what was due ran only now."""
+        """Record that the timer ran only now."""
         late_s = now - self._due
         self._due = now + _BEAT_S
         if late_s > _LEAST_S:
@@ -52,7 +52,7 @@ class StallMeter:
             self._ended.append((now, late_s))
 
     def stalled_since(self, moment: float, now: float) -> float:
-        """Return the seconds of stalls that ended after ``moment``, with one that goes on."""
+        """Return the seconds of stalls that ended after ``moment``, a present one included."""
         late_s = now - self._due
         return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _LEAST_S else 0.0)
 

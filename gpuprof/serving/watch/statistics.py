@@ -1,4 +1,4 @@
-"""What a model's server has done since it started: counts, times by stage, latencies."""
+"""Statistics of a model since the server started: counts, times by stage, latencies."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ModelStatistics:
         self.stage_buckets["queue"][bisect_left(BUCKETS_MS, queue_ns / 1e6)] += 1
 
     def add(self, other: ModelStatistics) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.last_ms = max(self.last_ms, other.last_ms)
@@ -96,7 +96,7 @@ _COUNTS = ("arrived", "answered", "in_slo", "failed", "refused", "rows", "total_
 
 
 def sum_statistics(parts: Iterable[ModelStatistics]) -> ModelStatistics:
-    """Return what all of them have counted together."""
+    """Return the sum of several statistics."""
     total = ModelStatistics()
     for part in parts:
         total.add(part)

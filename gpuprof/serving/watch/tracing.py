@@ -30,10 +30,10 @@ class RequestTracer(Protocol):
     """Receives the outcome of requests."""
 
     def record_answer(self, model: str, inference: Inference) -> None:
-        """Take an answered request, at the moment of its answer."""
+        """Record an answered request, at the moment of its answer."""
 
     def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
-        """Take a request that is not answered, at the moment when this is decided."""
+        """Record a refused request, at the moment of its refusal."""
 
 
 class SpanTracer:
@@ -69,7 +69,7 @@ class SpanTracer:
         span.end(now_ns)
 
     def close(self) -> None:
-        """Send what is left; gives up after a few seconds."""
+        """Send the remaining spans; gives up after a few seconds."""
         self._provider.force_flush(int(1000 * _EXPORT_S))
         self._provider.shutdown()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MergedInputs(BatchInputs):
-    """Reads the tensors of a batch; models without a request in it get what stands for nothing."""
+    """Reads the tensors of a batch; models without a request in it get empty tensors."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
         super().__init__(spec, arena)

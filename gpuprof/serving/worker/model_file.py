@@ -30,7 +30,7 @@ def check_model_file(path: Path, planned_sha256: str) -> None:
 
 
 def _sha256_with_data(path: Path) -> str:
-    """Return what the file and its external data come to; only files with such data need it, and onnx for it."""
+    """Return the hash of a file with its external data, which needs the package onnx."""
     from gpuprof.graph.file import read_onnx
 
     try:

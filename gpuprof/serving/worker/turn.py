@@ -60,7 +60,7 @@ class Turn:
 
 @contextmanager
 def open_turns(group: str) -> Iterator[Turn]:
-    """Give this process its place among those of a group on this machine; the last that leaves removes the file."""
+    """Join the turn group of this machine; the last process that leaves removes its file."""
     path = Path(tempfile.gettempdir()) / f"gpuprof-turns-{os.getuid()}-{sha256(group.encode()).hexdigest()[:16]}"
     file = _open_shared(path)
     try:

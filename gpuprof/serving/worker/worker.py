@@ -73,7 +73,7 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
 
 
 def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
-    """Load the model, say so, and run the batches that come; return the exit code of the process."""
+    """Load the model, report it, and run batches; return the exit code of the process."""
     with ExitStack() as held:
         try:
             runtime = _start(order, held)

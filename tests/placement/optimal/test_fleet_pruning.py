@@ -141,7 +141,7 @@ def test_what_stands_alone_on_a_device_is_moved_to_a_cheaper_kind() -> None:
 def test_of_many_kinds_those_that_another_surpasses_by_the_data_sheet_for_less_are_not_asked_about() -> None:
     asked: set[str] = set()
 
-    class RecordingEstimator(_ByDevice):
+    class RecordingByDevice(_ByDevice):
         def estimate(self, model: str, device: Device, *more: object, **named: object) -> Estimate:
             asked.add(device.name)
             return replace(CurvedEstimator.estimate(self, model, device, *more, **named))  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_of_many_kinds_those_that_another_surpasses_by_the_data_sheet_for_less_a
     rates = {"dear": 1.0, "wide": 3.0, **{f"kind{number}": 2.0 for number in range(6)}}
     prices = {"dear": 1.05, "wide": 1.1, **{f"kind{number}": 1.0 for number in range(6)}}
     fleet = [(replace(plain_device(name, prices[name]), flops_per_s={"float32": rates[name]}), None) for name in rates]
-    posed = problem([demand("m0", 5.0, 300.0)], fleet, RecordingEstimator(), Options())  # type: ignore[arg-type]
+    posed = problem([demand("m0", 5.0, 300.0)], fleet, RecordingByDevice(), Options())  # type: ignore[arg-type]
     assert prune_fleet(posed, Limit()).known is not None
     assert "wide" in asked
     assert "dear" not in asked

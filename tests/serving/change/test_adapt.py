@@ -156,7 +156,7 @@ def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
 
     async def judge() -> None:
         adapter = player.adapter(100.0)
-        adapter._wait_longer = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
+        adapter._back_off = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
         for seen in [observe_window(200.0)] * 10 + [observe_window(400.0)] * 2:
             await adapter.decide({"m": seen})
 
