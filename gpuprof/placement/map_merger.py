@@ -19,6 +19,7 @@ from gpuprof.domain.deployment import (
 )
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model_queues import ModelQueues
+from gpuprof.domain.planned_server import make_planned_server
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
@@ -215,7 +216,7 @@ class MapMerger:
     def _model(self, drawn: DeploymentMap, name: str) -> ModelPrediction:
         serving = [replica for *_, replica in drawn.places() if name in replica.rates()]
         streams = [
-            Stream(replica.rates()[name], self._law(replica.rate_rps, self._server(replica)))
+            Stream(replica.rates()[name], self._law(replica.rate_rps, self._make_server(replica)))
             for replica in serving
             if replica.batch_latency_ms is not None
         ]
@@ -226,17 +227,8 @@ class MapMerger:
             p99_ms=percentile_over(streams, 99.0),
         )
 
-    def _server(self, replica: Replica) -> BatchServer:
-        undisturbed = BatchServer(
-            latency_ms=replica.batch_latency_ms or (),
-            batch=replica.batch,
-            max_wait_ms=replica.max_wait_ms,
-            processes=replica.processes,
-            latency_cv=replica.predicted.latency_cv,
-            pause_factor=replica.predicted.pause_factor,
-            pause_cv=replica.predicted.pause_cv,
-            overhead_ms=self._problem.options.overhead_ms,
-        )
+    def _make_server(self, replica: Replica) -> BatchServer:
+        undisturbed = make_planned_server(replica, self._problem.options.overhead_ms)
         all_rps = sum(demand.rate_rps for demand in self._problem.demands)
         return disturb_at_worst(self._problem.options.host, undisturbed, all_rps)
 

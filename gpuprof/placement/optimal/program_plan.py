@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.share import Share
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, share_out_rate
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
 from gpuprof.placement.optimal.goodput import bound_goodput, maximise_goodput
-from gpuprof.placement.optimal.headroom import slow_down
 from gpuprof.placement.optimal.merge_replicas import merge_replicas
 from gpuprof.placement.optimal.minimise_cost import find_cheapest, minimise_cost
 from gpuprof.placement.optimal.packing import pack_replicas
@@ -97,7 +99,7 @@ def plan_with_headroom(
     for factor in _HEADROOM if len(demands) <= MOST_SLOWED else ():
         if limit.is_over:
             return
-        slow = slow_down(problem, factor)
+        slow = _slow_down(problem, factor)
         gpus = place_by_program(slow, Segments(slow), demands, limit, fair=fair)
         yield with_unplaced(problem, segments, Placement("optimal", gpus))
 
@@ -128,3 +130,42 @@ def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice | N
         if chosen:
             covers[demand.model] = share_out_rate(demand.rate_rps, chosen)
     return covers
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowedEstimator:
+    """An estimator whose times are at least ``factor`` times those alone, and at least those beside the neighbours."""
+
+    estimator: Estimator
+    factor: float  #: At least 1.
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what is known of the workload beside the others, or longer times where it is alone."""
+        known = self.estimator.estimate(model, device, batch, share, beside, processes)
+        return known if beside else replace(known, latency_ms=known.latency_ms.scale_by(self.factor))
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return longer times."""
+        known = batch_times(self.estimator, model, device, batches, share, processes)
+        return tuple(one.scale_by(self.factor) for one in known)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches that are listed."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares that are listed."""
+        return self.estimator.shares(model, device)
+
+
+def _slow_down(problem: Problem, factor: float) -> Problem:
+    """Return the problem with every workload ``factor`` times as slow while it is alone.
+
+    The program counts with the times of replicas alone. With these it chooses other shares and batches, which keep
+    their SLOs beside neighbours that slow them down by up to that factor.
+    """
+    return replace(problem, estimator=_SlowedEstimator(problem.estimator, factor))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
+from gpuprof.domain.planned_server import make_planned_server
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers, host_work_of_plan
 
@@ -92,7 +93,7 @@ def _laws(
     ]
     overhead_ms = deployment.planned_with.overhead_ms
     running = [
-        LoadedReplica(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct, replica.turns)
+        LoadedReplica(make_planned_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct, replica.turns)
         for replica, own in zip(known, sent, strict=True)
     ]
     servers = tuple(one.server for one in running)
@@ -143,20 +144,6 @@ def _predict_model(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], 
         _mixed_percentile(sojourns, weights, 95.0),
         _mixed_percentile(sojourns, weights, 99.0),
         by=PredictionSource.QUEUEING,
-    )
-
-
-def _server(replica: Replica, overhead_ms: float) -> BatchServer:
-    assert replica.batch_latency_ms is not None
-    return BatchServer(
-        latency_ms=replica.batch_latency_ms,
-        batch=replica.batch,
-        max_wait_ms=replica.max_wait_ms,
-        processes=replica.processes,
-        latency_cv=replica.predicted.latency_cv,
-        pause_factor=replica.predicted.pause_factor,
-        pause_cv=replica.predicted.pause_cv,
-        overhead_ms=overhead_ms,
     )
 
 
