@@ -32,9 +32,9 @@ from gpuprof.placement.rate_bound import SLACK
 from gpuprof.placement.segment import Segments
 
 #: Relative tolerance of times beyond that of the check of a map.
-_GENEROUS = 1e-8
+GENEROUS = 1e-8
 #: Pools are simulated, and judged by that: for a bound a request may exceed its SLO by this factor.
-_PATIENT = 1.05
+PATIENT = 1.05
 #: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
 _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
 
@@ -119,7 +119,7 @@ class _QueueBound:
         self._problem, self._segments = problem, weakref.proxy(segments)
         self._classes = group_alike(problem, segments)
         self._least, self._waiting = LeastCosts(len(self._classes)), LeastCosts(len(self._classes))
-        self._asked_rps = np.array([_least_rps(problem, problem.demand(model)) for model in self._classes])
+        self._asked_rps = np.array([find_least_rps(problem, problem.demand(model)) for model in self._classes])
         self._left = list(enumerate(self._classes))
         self._planner = PartitionPlanner(problem, self._segments)
         self._tabulated: dict[object, Floats] = {}
@@ -150,7 +150,7 @@ class _QueueBound:
         shares = self._problem.estimator.shares(model, device)
         if device.kind != "gpu" or any(share.mig is not None for share in shares):
             return False
-        series = list(_list_series(self._segments, entry, model, self._planner.steps(device, None, model)))
+        series = list(list_series(self._segments, entry, model, self._planner.steps(device, None, model)))
         # Services of one model take the same times: that of the largest share tells whether they do.
         name = (device.name, demand.source_model or model, tuple(series))
         last = _tabulate_latency(self._problem, entry, model, series[-1:])
@@ -202,24 +202,24 @@ def _serve_most(demand: Demand, entry: FleetEntry, series: Sequence[_Series], la
     served = 1000.0 * requests / latency
     exact, patient = (
         np.maximum.reduceat(np.where(latency <= demand.slo.latency_ms * part, served, 0.0), begins)
-        for part in (1.0 + _GENEROUS, _PATIENT)
+        for part in (1.0 + GENEROUS, PATIENT)
     )
     answered = exact / (demand.slo.percentile / 100.0 - SLACK)
     most = np.minimum(np.minimum(np.maximum.reduceat(served, begins), answered), demand.rate_rps)
     costs = [entry.price_per_hour * entry.device.fraction(own.share) for own in series]
-    return _MostServed(np.array(costs), most * (1.0 + _GENEROUS), patient * (1.0 + _GENEROUS))
+    return _MostServed(np.array(costs), most * (1.0 + GENEROUS), patient * (1.0 + GENEROUS))
 
 
-def _least_rps(problem: Problem, demand: Demand) -> float:
+def find_least_rps(problem: Problem, demand: Demand) -> float:
     """Return what all replicas of a demand must be able to serve at least, 0.0 where requests are not Poisson's."""
     with suppress(InputError):
         if isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel):
             late = 1.0 - demand.slo.percentile / 100.0 + SLACK
-            return 1000.0 * least_rate_within(demand.rate_rps / 1000.0, demand.slo.latency_ms * _PATIENT, late)
+            return 1000.0 * least_rate_within(demand.rate_rps / 1000.0, demand.slo.latency_ms * PATIENT, late)
     return 0.0
 
 
-def _list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]) -> Iterator[_Series]:
+def list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]) -> Iterator[_Series]:
     """Yield for each share and number of processes which batches a replica may form."""
     for percent in steps:
         share = Share(percent)

@@ -14,7 +14,7 @@ from gpuprof.placement.optimal.bound_process import BoundProcess
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.demand_classes import group_alike
-from gpuprof.placement.optimal.incumbent import clip_bounds, raise_bounds
+from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, raise_bounds
 from gpuprof.placement.optimal.kind_table import tabulate_kinds
 from gpuprof.placement.optimal.minimise_cost import bound_relaxed
 from gpuprof.placement.optimal.neighbour_bound import BoundTask, NeighbourBound
@@ -41,7 +41,7 @@ def bound_classes(
     placement : Placement
     limit : Limit
     process : BoundProcess, optional
-        That works on the bound with neighbours already; else that is done here.
+        That works on the bound with neighbours already, from another map; what time it leaves is spent on it here.
     """
     bounded = replace(placement, lower_bound_gpus=0, lower_bound_cost_per_hour=0.0)
     task = make_bound_task(problem, segments, placement.gpus)
@@ -52,7 +52,8 @@ def bound_classes(
     cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
     if process is not None:
         bounded = raise_bounds(problem, bounded, process.wait(first, cost))
-    elif task is not None and not limit.is_over:
+    # A process that found no more began with another map: the columns of this one may say more.
+    if task is not None and not first.is_over and not is_proven_optimal(problem, bounded):
         for bound in NeighbourBound(task).raise_bound(first):
             bounded = raise_bounds(problem, bounded, bound)
     if known or task is None:

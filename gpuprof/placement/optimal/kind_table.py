@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
-from gpuprof.domain.interference_table import tabulate_interference
+from gpuprof.domain.interference_table import Integers, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
@@ -59,6 +59,13 @@ def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> 
                     yield Workload(model, batch, share, processes)
 
 
+def count_units(workloads: Sequence[Workload]) -> tuple[Integers, int]:
+    """Return the shares of workloads in units, rounded down to these, and how many a device has."""
+    units = [share_units(one.share) for one in workloads]
+    common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
+    return np.array(units, dtype=np.int64) // common, SPACE // common
+
+
 def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTable | None:
     """Return the workloads of a kind of device that are in time alone; None with MIG, or without a table of sums."""
     device, numbers = entry.device, number_classes(problem, segments)
@@ -66,8 +73,7 @@ def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTa
     if device.kind != "gpu" or any(share.mig is not None for share in shares):
         return None
     workloads = sorted(_list_workloads(problem, segments, entry), key=lambda one: one.share.sm_pct)
-    units = [share_units(one.share) for one in workloads]
-    common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
+    units, space = count_units(workloads)
     table = tabulate_interference(problem.estimator, device, workloads) if workloads else None
     if table is None:
         return None
@@ -77,8 +83,8 @@ def _tabulate(problem: Problem, segments: Segments, entry: FleetEntry) -> KindTa
         price=entry.price_per_hour,
         workloads=workloads,
         table=table,
-        sizes=np.array(units, dtype=np.int64) // common,
-        space=SPACE // common,
+        sizes=units,
+        space=space,
         classes=np.array([numbers[one.model] for one in workloads], dtype=np.int64),
         requests=np.array([float(one.batch * one.processes) for one in workloads]),
         budgets_ms=np.array([budget * one.slo.latency_ms for one in demands]),

@@ -39,6 +39,7 @@ from gpuprof.placement.optimal.program_plan import (
     plan_by_program,
     plan_with_headroom,
 )
+from gpuprof.placement.optimal.queue_bound import start_queue_bound
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
 from gpuprof.placement.optimal.spare_capacity import SpareCapacity
 from gpuprof.placement.optimal.warm_start import balance_rates, make_warm_start
@@ -133,8 +134,16 @@ class Optimal:
         return pruned.restore(self._place_pooled(pruned.problem, start, whole, quick))
 
     def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
+        """Return the placement for pools; of many demands with a bound that is worked out meanwhile."""
+        segments = Segments(problem)
+        with start_queue_bound(problem, segments, whole.keeping(_FOR_REST * (whole.seconds or 0.0))) as bound:
+            return bound.raise_bounds(self._search_pooled(problem, segments, known, whole, quick))
+
+    def _search_pooled(
+        self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, quick: QuickPolicies
+    ) -> Placement:
         """Return the placement for pools; without a search where a known map is as cheap as any."""
-        segments, limit = Segments(problem), whole.keeping(_FOR_REST * (whole.seconds or 0.0))
+        limit = whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
         standing: tuple[PlacedGpu, ...] = ()

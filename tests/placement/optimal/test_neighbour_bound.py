@@ -24,7 +24,7 @@ from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_de
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import bound_process, neighbour_bound
 from gpuprof.placement.optimal.alone_bound import bound_alone, bound_queues_alone
-from gpuprof.placement.optimal.bound_process import start_bound_process
+from gpuprof.placement.optimal.bound_process import BoundProcess, start_bound_process
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
@@ -192,6 +192,32 @@ def test_a_map_is_bounded_by_what_neighbours_cost_and_no_map_is_cheaper(
     assert bounded.lower_bound_gpus == round(bound)
     known = bound_with_neighbours(given, map_of_igniter.gpus)
     assert bound == math.ceil(max(alone, known) - 1e-6)  # devices are whole
+
+
+class EndedProcess(BoundProcess):
+    """One that found next to nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def wait(self, limit: Limit, enough: float) -> float:
+        self.asked += 1
+        return 0.5
+
+
+def test_a_bound_on_which_a_process_gets_no_further_is_raised_from_the_map_that_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, process, tasks = problem(1), EndedProcess(), list[BoundTask]()
+    segments, placement = Segments(given), make_policy("igniter").place(given)
+
+    def raise_bound(own: NeighbourBound, limit: Limit) -> Iterator[float]:
+        tasks.append(own.task)
+        yield len(placement.gpus) - 1.0
+
+    monkeypatch.setattr(NeighbourBound, "raise_bound", raise_bound)
+    assert bound_classes(given, segments, placement, Limit(), process).lower_bound_gpus == len(placement.gpus) - 1
+    assert process.asked == 1 and tasks[0].known
 
 
 def test_a_map_whose_bounds_had_no_time_has_one_all_the_same() -> None:
