@@ -46,27 +46,34 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> b
     states = _count_states(rate, times[batch - 1], batch, limits[-1])
     waiting = _stationary(rate, times, batch, states)
     requests, told = waiting[0], np.zeros(len(limits))
-    before, ahead, in_time = np.empty(states), np.empty(states), np.empty(batch)
+    before, ahead, in_time, within = np.empty(states), np.empty(states), np.empty(batch), np.empty(batch + 1)
     for size in range(1, batch + 1):
         lasts = times[size - 1]
         left = states - batch if size == batch else 1  # numbers left over are distinct states for full batches
-        mass = waiting[size] + (waiting[0] if size == 1 else 0.0)
-        for more in range(1, left):
-            mass += waiting[batch + more]
+        mass = 0.0
+        for number in range(left):
+            mass += _weight(waiting, size, number)
         requests += mass * rate * lasts
         if mass < _NOTHING:
             continue
+        _fill_within(rate * lasts, waiting, size, left, before, within)
         for moment in range(_MOMENTS):
             part = (moment + 0.5) / _MOMENTS
-            known = _fill_poisson(rate * lasts * part, before)
-            ahead[:] = 0.0
-            for number in range(left):
-                weight = waiting[size + number] + (waiting[0] if size == 1 and number == 0 else 0.0)
-                for came in range(min(known, states - number)):
-                    ahead[number + came] += weight * before[came]
+            begins, is_known = (1.0 - part) * lasts, False
             for one in range(len(limits)):
-                rest = limits[one] - (1.0 - part) * lasts
-                found = _late_behind(rate, times[:batch], (1.0 - part) * lasts, rest, ahead, in_time)
+                rest = limits[one] - begins
+                most = _count_in_time(times, batch, rest)
+                if most < batch:
+                    # Who stands before a request and who comes behind it in time are together who come in a batch.
+                    found = mass - within[most]
+                elif mass - within[batch] < _NOTHING:
+                    continue
+                else:
+                    if not is_known:
+                        is_known = True
+                        _fill_ahead(rate * lasts * part, waiting, size, left, before, ahead)
+                    full = times[batch - 1]
+                    found = _late_behind(rate, times[:batch], begins + full, rest - full, ahead, in_time)
                 told[one] += rate * lasts / _MOMENTS * found
     for one in range(len(limits)):
         alone = waiting[0] if times[0] > limits[one] else 0.0
@@ -149,18 +156,66 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
     return found / total
 
 
-def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: Array, in_time: Array) -> float:
-    """Return the probability that a request is late, by who stands before it.
+def _weight(waiting: Array, size: int, number: int) -> float:
+    """Return the probability that a batch of ``size`` leaves ``number`` behind, one alone at once or after none."""
+    return float(waiting[size + number]) + (float(waiting[0]) if size == 1 and number == 0 else 0.0)
 
-    ``begins``, ``rest``: time until the batch that runs is done, and what is left of the limit then; ``ahead``:
-    probability that so many stand before it; ``in_time``: working memory.
+
+def _fill_within(mean: float, waiting: Array, size: int, left: int, law: Array, within: Array) -> None:
+    """Fill in the probabilities of fewer than 0, 1, … of those left by a batch and of those who come during it.
+
+    ``law`` is working memory.
+    """
+    known, batch = _fill_poisson(mean, law), len(within) - 1
+    within[:] = 0.0
+    for number in range(min(left, batch)):
+        weight = _weight(waiting, size, number)
+        for came in range(min(known, batch - number)):
+            within[number + came + 1] += weight * law[came]
+    for number in range(batch):
+        within[number + 1] += within[number]
+
+
+def _fill_ahead(mean: float, waiting: Array, size: int, left: int, law: Array, ahead: Array) -> None:
+    """Fill in the probabilities that 0, 1, … stand before a request; ``mean`` came before it during the batch."""
+    known = _fill_poisson(mean, law)
+    ahead[:] = 0.0
+    for number in range(left):
+        weight = _weight(waiting, size, number)
+        for came in range(min(known, len(ahead) - number)):
+            ahead[number + came] += weight * law[came]
+
+
+def _count_in_time(times: Array, batch: int, rest: float) -> int:
+    """Return the largest batch up to ``batch`` that takes no longer than ``rest``."""
+    low, high = 0, batch
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= rest:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: Array, in_time: Array) -> float:
+    """Return the probability that a request is late, by who stands before it, at least a full batch.
+
+    Parameters
+    ----------
+    rate : float
+    times : (b,) float64
+    begins, rest : float
+        Time until the batch that follows is done, and what is left of the limit then.
+    ahead : (states,) float64
+        Probability that so many stand before it.
+    in_time : (b,) float64
+        Working memory.
     """
     batch, states = len(times), len(ahead)
-    late, first = 0.0, 0
+    late, first = 0.0, batch
     while first < states:
-        most = 0  # the largest batch that is in time
-        while most < batch and times[most] <= rest:
-            most += 1
+        most = _count_in_time(times, batch, rest)
         if most == 0:
             break
         if most < batch:
@@ -186,5 +241,9 @@ _decay_of_left = compile_function(_decay_of_left, _nrt=False)
 _count_states = compile_function(_count_states, _nrt=False)
 _fill_poisson = compile_function(_fill_poisson, _nrt=False)
 _stationary = compile_function(_stationary)
+_weight = compile_function(_weight, _nrt=False)
+_fill_within = compile_function(_fill_within, _nrt=False)
+_fill_ahead = compile_function(_fill_ahead, _nrt=False)
+_count_in_time = compile_function(_count_in_time, _nrt=False)
 _late_behind = compile_function(_late_behind, _nrt=False)
 fill_late_parts = compile_function(_fill_late_parts)
