@@ -119,7 +119,7 @@ def _draw(seed: int, directory: Path, *, queues: bool) -> _Problem:
         return _Problem(len(rows), ["--gpus", "v100", "--db", "thesis-db"], QUICK)
     fleet = draw.choice(_FLEETS)
     quick = (*QUICK, *_WITH_MIG) if fleet.startswith("a100") else QUICK
-    return _Problem(len(rows), ["--gpus", fleet, "--db", "no-db"], quick)
+    return _Problem(len(rows), ["--gpus", fleet], quick)
 
 
 def _draw_networks(draw: random.Random) -> Iterator[str]:
