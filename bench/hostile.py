@@ -4,8 +4,8 @@
 
 Each attack goes on for S seconds against a server of its own, while somebody else asks every 10 ms whether it lives:
 for how long does the router stand still at most, as it says itself (and a process that only sleeps, which the machine
-alone holds up), how long does the other wait, and what does the router have in memory before, at most, and afterwards,
-and after how many seconds is it nearly what it was?
+alone holds up), how long does the other wait, and what do the router and its relay have in memory before, at most, and
+afterwards, and after how many seconds is it nearly what it was?
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def suffer(case: AttackCase, seconds: float) -> Suffered:
         run_bystander() as end_watch,
     ):
         time.sleep(1.0)
-        weights, deadline = [target.process.memory_info().rss], time.monotonic() + seconds
+        weights, deadline = [target.weigh()], time.monotonic() + seconds
         attackers = [
             threading.Thread(target=case.attack, args=(target, lambda: time.monotonic() < deadline), daemon=True)
             for _ in range(_ATTACKERS)
@@ -126,11 +126,11 @@ def suffer(case: AttackCase, seconds: float) -> Suffered:
         for attacker in attackers:
             attacker.start()
         while any(attacker.is_alive() for attacker in attackers) and time.monotonic() < deadline + 30.0:
-            weights.append(target.process.memory_info().rss)
+            weights.append(target.weigh())
             time.sleep(_WEIGH_S)
         worst_s = max(waits, default=float("inf"))
         stall_ms, machine_ms, ended = _longest_stall_ms(target), end_watch(), time.monotonic()
-        while (after := target.process.memory_info().rss) > weights[0] + _KEPT_BYTES:
+        while (after := target.weigh()) > weights[0] + _KEPT_BYTES:
             if time.monotonic() > ended + _REST_S:
                 break
             time.sleep(_WEIGH_S)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
@@ -32,6 +32,15 @@ class AttackTarget:
     http: int
     grpc: int
     authority: str = ""
+
+    def weigh(self) -> int:
+        """Return the bytes that the router and the relay of gRPC have in memory."""
+        weight: int = self.process.memory_info().rss
+        for child in self.process.children():
+            with suppress(psutil.Error):  # it has just ended
+                if "gpuprof.serving.protocol.grpc_relay" in child.cmdline():
+                    weight += child.memory_info().rss
+        return weight
 
     def client(self) -> HTTPConnection:
         """Return a connection for ordinary requests of HTTP."""

@@ -13,7 +13,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
-from gpuprof.serving.protocol.grpc_head_fields import HEAD_FIELDS, MAX_FIELDS
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.grpc_stream import InferStream
@@ -36,7 +35,6 @@ _STATUSES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
@@ -63,16 +61,11 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
         # Reads no message: for the token, it must not matter what else was sent.
         text = "the call does not have the token of this server"
         self._unauthenticated = self._refuse_by(RefusedError(HTTPStatus.UNAUTHORIZED, text))
-        text = f"a call may have at most {MAX_FIELDS} header fields"
-        refusal = RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, reason="header fields")
-        self._too_long = self._refuse_by(refusal)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call; None where there is no such method."""
         path = handler_call_details.method
         metadata = handler_call_details.invocation_metadata or ()
-        if HEAD_FIELDS.are_too_many(metadata):
-            return self._too_long
         if self._security.token and path not in _PUBLIC_PREFIX:
             values = [value for key, value in metadata if key == "authorization"]
             if len(values) != 1 or not self._security.admits(_as_bytes(values[0])):
@@ -170,7 +163,7 @@ class CallLimits:
         return self.limit(answer)
 
     async def _read_short(self, context: Any, parse: Callable[[Buffer], Any], limit_s: float) -> Any:
-        message = await self._reader.read_message(context, limit_s, _MAX_SHORT_BYTES)
+        message = await self._reader.read_message(context, limit_s)
         if message is None:
             return None
         self._reader.release(len(message))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from gpuprof.serving.protocol.grpc_connection_bytes import ConnectionBytes
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
@@ -55,13 +54,10 @@ class MessageReader:
         Whose memory messages are charged to.
     max_message_bytes : int
         Of a message, inflated.
-    connections : ConnectionBytes or None
-        Told which bytes of connections were messages.
     """
 
-    def __init__(self, arena: Arena, max_message_bytes: int, connections: ConnectionBytes | None = None) -> None:
+    def __init__(self, arena: Arena, max_message_bytes: int) -> None:
         self._arena = arena
-        self._connections = ConnectionBytes(max_message_bytes) if connections is None else connections
         self._max_message_bytes = max_message_bytes
         self._receiving: dict[asyncio.Task[Any], _IncomingCall] = {}
         self._charged = 0
@@ -70,17 +66,13 @@ class MessageReader:
         self._trimmed_at = -math.inf
         self._inflating = asyncio.Semaphore(_INFLATED_AT_ONCE)
 
-    async def read_message(
-        self, context: Any, limit_s: float = math.inf, usual_bytes: int | None = None
-    ) -> Buffer | None:
+    async def read_message(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
         """Return the next message of a call, None where the client sends no more; `release` must be called for it.
 
         Parameters
         ----------
         context : ServicerContext
         limit_s : float
-        usual_bytes : int or None
-            Who sends far more meanwhile is taken for one who sends no messages; None: as much as any message may have.
 
         Raises
         ------
@@ -89,9 +81,8 @@ class MessageReader:
         """
         task = asyncio.current_task()
         assert task is not None
-        began, uri, message = time.monotonic(), context.peer(), None
+        began = time.monotonic()
         receiving = self._receiving[task] = _IncomingCall(began, began + limit_s)
-        self._connections.begin_message(uri, usual_bytes)
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -101,7 +92,6 @@ class MessageReader:
             raise
         finally:
             del self._receiving[task]
-            self._connections.end_message(uri, _size_of(message), usual_bytes)
         if not isinstance(message, bytes):
             return None
         self._charge(len(message))
@@ -120,7 +110,8 @@ class MessageReader:
             if not self._receiving and not self._charged:
                 self._empty_bytes = min(self._empty_bytes, private_bytes())
             return
-        arena.count_elsewhere(max(0, self.measure_grown()))
+        # What is beyond the memory at rest and messages that are whole.
+        arena.count_elsewhere(max(0, private_bytes() - self._empty_bytes - self._charged))
         if arena.used > arena.capacity and not self._trim():
             self._end_slowest()
 
@@ -136,17 +127,6 @@ class MessageReader:
             if now > receiving.until:
                 text = f"the message has not arrived within {receiving.until - receiving.began:.0f} s"
                 self._end(task, receiving, RefusedError(HTTPStatus.REQUEST_TIMEOUT, text))
-
-    def measure_grown(self) -> int:
-        """Return the memory of the process beyond that at rest and for messages that are whole, in bytes."""
-        return private_bytes() - self._empty_bytes - self._charged
-
-    def measure_memory(self) -> tuple[int, int]:
-        """Return the memory of the process beyond that at rest, and what of it was charged, both in bytes.
-
-        Other threads may ask.
-        """
-        return private_bytes() - self._empty_bytes, self._arena.charged
 
     def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when it has nothing to do."""
@@ -194,13 +174,6 @@ class MessageReader:
         if isinstance(inflated, RefusedError):
             raise inflated
         return bytes(inflated) if len(inflated) <= INLINE_BYTES else inflated
-
-
-def _size_of(message: object) -> int | None:
-    """Return how many bytes were read: of a message that has not come that is unknown, at the end of a stream none."""
-    if message is None:
-        return None
-    return len(message) if isinstance(message, bytes) else 0
 
 
 def _is_compressed(message: bytes) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import grpc
@@ -29,7 +27,6 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
@@ -151,44 +148,6 @@ def test_an_address_has_only_so_many_calls_at_once() -> None:
     run(test, Security(), per_peer=2)
 
 
-def test_of_an_address_with_too_many_connections_the_newest_are_closed() -> None:
-    async def test(server: GrpcServer, channel: Any) -> None:
-        opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        closed: list[asyncio.Future[None]] = []
-        try:
-            for admitted in (40, 60):  # those of the first round stay
-                for _ in range(40):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                    opened.append((reader, writer))
-                    writer.write(PREFACE)
-                    assert await reader.read(1 << 16)  # now it is the server's
-                await becomes(partial(has_admitted, server, admitted))
-            await becomes(lambda: server.turned_away == 20)
-            closed = [asyncio.ensure_future(_closes(reader)) for reader, _ in opened]
-            await asyncio.wait(closed[60:], timeout=20.0)
-            assert [one.done() for one in closed] == [False] * 60 + [True] * 20
-        finally:
-            for one in closed:
-                one.cancel()
-            for _, writer in opened:
-                writer.close()
-
-    run(test, Security(), per_peer=60)
-
-
-def has_admitted(server: GrpcServer, count: int) -> bool:
-    return len(server._connections._admitted) == count
-
-
-async def becomes(condition: Callable[[], bool]) -> None:
-    """Wait until something is so, for half a minute at most."""
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    assert condition()
-
-
 def test_what_is_refused_is_counted_by_its_reason() -> None:
     async def test(server: GrpcServer, channel: Any) -> None:
         assert await code_of(channel.unary_unary(INFER)(b"")) == grpc.StatusCode.UNAUTHENTICATED
@@ -203,60 +162,3 @@ def test_what_is_refused_is_counted_by_its_reason() -> None:
         stream.cancel()
 
     run(test, Security(token=TOKEN))
-
-
-def test_a_connection_that_sends_nothing_but_control_frames_is_closed_and_others_go_on() -> None:
-    async def test(server: GrpcServer, channel: Any) -> None:
-        settings = struct.pack(">HI", 4, 65_535) * 100
-        frames = (len(settings).to_bytes(3, "big") + b"\4\0\0\0\0\0" + settings) * 50
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(PREFACE)
-        sent, until = 0, time.monotonic() + 60.0
-        try:
-            with suppress(ConnectionError):
-                while time.monotonic() < until:
-                    writer.write(frames)
-                    sent += len(frames)
-                    await writer.drain()
-                    await asyncio.sleep(0)
-            assert sent > 1 << 17
-            await becomes(lambda: REFUSED == [(429, "control frames")])
-            assert await code_of(channel.unary_unary(LIVE)(b"")) == grpc.StatusCode.OK
-        finally:
-            writer.close()
-
-    run(test, Security())
-
-
-def head_of_many_fields(count: int, ends: bool) -> bytes:
-    """Return the frames of a call whose head has so many fields, each but the first a byte long."""
-    texts = (":method", "POST"), (":scheme", "http"), (":path", LIVE), (":authority", "x"), ("te", "trailers")
-    own = b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in (*texts, ("content-type", "application/grpc"))
-    )
-    block = own + b"\x40\1a\1b" + b"\xbe" * count  # kept in the table, and named from there again and again
-    return len(block).to_bytes(3, "big") + bytes((1, 5 if ends else 0)) + b"\0\0\0\1" + block
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_head_with_too_many_fields_is_refused_and_others_go_on(ends: bool) -> None:
-    async def test(server: GrpcServer, channel: Any) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(PREFACE + head_of_many_fields(600, ends))  # and never acknowledges the server's settings
-        await writer.drain()
-        if not ends:
-            writer.close()
-        await becomes(lambda: REFUSED == [(431, "header fields")])
-        writer.close()
-        fields = tuple(("a", "b") for _ in range(100))
-        for _ in range(50):  # each head counts by itself
-            assert await code_of(channel.unary_unary(LIVE)(b"", metadata=fields)) == grpc.StatusCode.OK
-
-    run(test, Security())
-
-
-async def _closes(reader: asyncio.StreamReader) -> None:
-    with suppress(ConnectionError):
-        while await reader.read(1 << 16):
-            pass

@@ -1,0 +1,288 @@
+"""The relay in front of grpcio: what it lets through, what it holds back, and that it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+import trustme
+
+from bench.grpc_attacks import _frame, _head_block, _literal, _many_fields
+from gpuprof.serving.protocol.grpc_inference import peer_of
+from gpuprof.serving.protocol.grpc_relay import RelayOrder
+from gpuprof.serving.protocol.grpc_relay_link import RelayLink
+from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, PREFACE
+from gpuprof.serving.transport.security import OPEN, Security
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
+
+GREETING = PREFACE + _frame(4, 0, 0, b"")
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+SETTINGS, HEADERS, DATA, PING, GOAWAY = 4, 1, 0, 6, 7
+
+
+class Echo(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
+    """Answers each message with the address of its client and the message."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] = []
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def answer(message: bytes, context: Any) -> bytes:
+            self.peers.append(peer_of(context))
+            return message
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class Relayed:
+    """A server of grpcio behind a relay."""
+
+    def __init__(self, link: RelayLink, server: Any, echo: Echo, port: int) -> None:
+        self.link, self.server, self.echo, self.port = link, server, echo, port
+
+
+@asynccontextmanager
+async def relayed(
+    directory: Path, security: Security = OPEN, host: str = "127.0.0.1", per_peer: int = 100, stall_s: float = 30.0
+) -> AsyncIterator[Relayed]:
+    echo, link = Echo(), RelayLink(security, per_peer, stall_s)
+    server = grpc.aio.server(options=UNLIMITED)
+    server.add_generic_rpc_handlers((echo,))
+    port = link.listen(host, 0)
+    server.add_insecure_port(f"unix:{directory / 'grpc'}")
+    await server.start()
+    link.start(directory / "grpc")
+    try:
+        yield Relayed(link, server, echo, port)
+    finally:
+        await server.stop(None)
+        await link.close()
+    assert not psutil.pid_exists(link.pid or 1 << 22)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 120.0))
+
+
+async def becomes(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, for half a minute at most."""
+    for _ in range(1500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    assert condition()
+
+
+async def frames_of(reader: asyncio.StreamReader, until: int) -> list[int]:
+    """Return the types of the frames that come, up to the first of type ``until``, or to the end (-1)."""
+    kinds = []
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while until not in kinds:
+            head = await asyncio.wait_for(reader.readexactly(9), 30.0)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            kinds.append(head[3])
+        return kinds
+    return [*kinds, -1]
+
+
+def call(number: int = 1, message: bytes = b"abcd", more: bytes = b"") -> bytes:
+    """Return the frames of a call."""
+    head = _frame(HEADERS, 4, number, _head_block("/a/b", ()) + more)
+    return head + _frame(DATA, 1, number, struct.pack(">BI", 0, len(message)) + message)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_calls_are_answered_and_know_the_address_of_their_client(tmp_path: Path, host: str) -> None:
+    async def test() -> None:
+        async with (
+            relayed(tmp_path, host=host) as one,
+            grpc.aio.insecure_channel(
+                f"[{host}]:{one.port}" if ":" in host else f"{host}:{one.port}", UNLIMITED
+            ) as channel,
+        ):
+            for size in (0, 4, 600_000, 20_000_000):
+                assert await channel.unary_unary("/a/b")(bytes(size), timeout=60) == bytes(size)
+            assert set(one.echo.peers) == {host}
+
+    run(test)
+
+
+def test_tls_ends_at_the_relay_which_keeps_who_says_nothing_waiting_for_nobody(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    certificate = b"".join(pem.bytes() for pem in own.cert_chain_pems).decode()
+    security = Security(certificate=certificate, private_key=own.private_key_pem.bytes().decode())
+
+    async def test() -> None:
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        async with relayed(tmp_path, security, per_peer=40) as one:
+            silent = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(20)]
+            for _, writer in silent[:10]:
+                writer.write(b"\x16\x03\x01\x02\x00")
+            async with grpc.aio.secure_channel(f"127.0.0.1:{one.port}", credentials, UNLIMITED) as channel:
+                for size in (4, 600_000, 20_000_000):
+                    assert await channel.unary_unary("/a/b")(bytes(size), timeout=60) == bytes(size)
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(GREETING)  # no TLS
+            assert await frames_of(reader, SETTINGS) != [SETTINGS]
+            for _, opened in (*silent, (reader, writer)):
+                opened.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 33, 40])
+def test_a_call_in_pieces_and_a_late_acknowledgement_are_as_good_as_any(tmp_path: Path, size: int) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            sent = GREETING + call() + ACKNOWLEDGEMENT + call(3)
+            for begin in range(0, len(sent), size):
+                writer.write(sent[begin : begin + size])
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            for _ in range(2):
+                assert DATA in await frames_of(reader, DATA)
+            writer.close()
+
+    run(test)
+
+
+def test_heads_of_many_fields_take_no_memory_though_nobody_acknowledges_the_settings(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            own = psutil.Process()
+            before = own.memory_info().rss
+            # Whole heads in frames of their own, which only grpcio can hold to a size: three million fields.
+            head = _head_block("/a/b", ()) + b"\x40\1a\1b"
+            bombs = [_frame(HEADERS, 4, number, head + b"\xbe" * 16_000) for number in range(1, 21, 2)]
+            opened = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(20)]
+            for _, writer in opened:
+                writer.write(GREETING + b"".join(bombs))
+            for reader, _ in opened:
+                kinds = await frames_of(reader, HEADERS)
+                assert HEADERS in kinds or kinds[-1] in (GOAWAY, -1)
+            assert own.memory_info().rss - before < 100 << 20
+            assert not one.echo.peers
+            for _, writer in opened:
+                writer.close()
+
+    run(test)
+
+
+def test_a_head_without_end_closes_its_connection_and_takes_no_memory_of_the_relay(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            relay = psutil.Process(one.link.pid)
+            opened = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(50)]
+            for _, writer in opened[:25]:
+                writer.write(_many_fields(480_000))
+            begun = _frame(HEADERS, 0, 1, _literal("a", "b" * 100) * 100)
+            for _, writer in opened[25:]:
+                writer.write(GREETING + begun)
+            for reader, _ in opened[:25]:
+                assert (await frames_of(reader, -1))[-1] == -1
+            assert relay.memory_info().rss < 60 << 20
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                assert await channel.unary_unary("/a/b")(b"x", timeout=30) == b"x"
+            for _, writer in opened:
+                writer.close()
+
+    run(test)
+
+
+def test_who_says_nothing_that_is_http_2_is_closed_and_grpcio_never_hears_of_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            for text in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), PREFACE + _frame(PING, 0, 0, bytes(8)), PREFACE[:20]):
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                writer.write(text)
+                if text == PREFACE[:20]:
+                    writer.write_eof()
+                assert await frames_of(reader, -1) == [-1]
+                writer.close()
+
+    run(test)
+
+
+def test_of_an_address_with_too_many_connections_the_newest_are_closed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path, per_peer=20) as one:
+            opened = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(30)]
+            for reader, _ in opened[20:]:
+                assert await frames_of(reader, -1) == [-1]
+            await becomes(lambda: one.link.turned_away == 10)
+            opened[0][1].write(GREETING)
+            assert await frames_of(opened[0][0], SETTINGS) == [SETTINGS]
+            for _, writer in opened:
+                writer.close()
+
+    run(test)
+
+
+def test_a_relay_that_is_killed_comes_back_and_keeps_its_port(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            for _ in range(2):
+                assert await channel.unary_unary("/a/b")(b"x", wait_for_ready=True, timeout=60) == b"x"
+                killed = one.link.pid
+                os.kill(killed, signal.SIGKILL)
+                await becomes(lambda killed=killed: one.link.pid not in (0, killed))  # type: ignore[misc]
+            assert await channel.unary_unary("/a/b")(b"x", wait_for_ready=True, timeout=60) == b"x"
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_is_given_up_and_what_it_is_sent_does_not_pile_up(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path, stall_s=1.0) as one:
+            with socket.create_connection(("127.0.0.1", one.port)) as client:
+                wide = _frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + _frame(8, 0, 0, b"\x7f\xff\0\0")
+                client.sendall(PREFACE + wide + ACKNOWLEDGEMENT)
+                client.settimeout(0.05)
+                message = bytes(60_000)
+                with suppress(TimeoutError, ConnectionError):
+                    for number in range(1, 2000, 2):
+                        await asyncio.sleep(0)
+                        head = _frame(HEADERS, 4, number, _head_block("/a/b", ()))
+                        data = struct.pack(">BI", 0, len(message)) + message
+                        parts = [data[at : at + 16_000] for at in range(0, len(data), 16_000)]
+                        frames = [_frame(DATA, int(part is parts[-1]), number, part) for part in parts]
+                        client.sendall(head + b"".join(frames))
+                assert psutil.Process(one.link.pid).memory_info().rss < 60 << 20
+                await becomes(lambda: not psutil.Process(one.link.pid).net_connections("tcp")[1:])
+
+    run(test)
+
+
+def test_what_grpcio_says_last_reaches_the_client_when_the_server_stops(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(GREETING + ACKNOWLEDGEMENT)
+            assert await frames_of(reader, SETTINGS) == [SETTINGS]
+            waits = asyncio.ensure_future(frames_of(reader, -1))
+            await one.link.stop_listening()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", one.port), timeout=10.0)
+            await one.server.stop(1.0)
+            assert GOAWAY in await waits
+            writer.close()
+
+    run(test)
+
+
+def test_a_secret_of_the_order_is_not_shown() -> None:
+    assert "secret" not in repr(RelayOrder([1], 2, 3, 4, 5, 6.0, "secret", "secret"))
