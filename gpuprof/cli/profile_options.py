@@ -82,8 +82,7 @@ class MeasurementOptions:
         typer.Option(
             autocompletion=complete_devices,
             help="Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the "
-            "CPU; with "
-            "--from-report the GPU recorded on, where the report does not say.",
+            "CPU; with --from-report the GPU recorded on, where the report does not say.",
         ),
     ] = None
     device_file: Annotated[
@@ -130,8 +129,7 @@ class OtherMeasurements:
         typer.Option(
             metavar="REPORT",
             help="Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and "
-            "ncu's "
-            "reports of one run, both named, are joined kernel by kernel.",
+            "ncu's reports of one run, both named, are joined kernel by kernel.",
         ),
     ] = None
 

@@ -74,7 +74,8 @@ class DatabaseEstimator:
             for name, known in self.known.measured.items()
             for device, ranked in known.variants.items()
         }
-        self._colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
+        #: What was co-located, and the interference models that it speaks for.
+        self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
         cross_gpu = CrossGpuLatencies(
@@ -95,11 +96,6 @@ class DatabaseEstimator:
     def models(self) -> tuple[str, ...]:
         """Names of the models in the database, sorted."""
         return self.known.names
-
-    @property
-    def colocations(self) -> Colocations:
-        """What was co-located, and the interference models that it speaks for."""
-        return self._colocations
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -137,7 +133,7 @@ class DatabaseEstimator:
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
         """Return a time alone as it is at least beside others; see `gpuprof.domain.estimate.SlowingEstimator`."""
         derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
-        return alone if derived else self._colocations.slow_any(alone, device)
+        return alone if derived else self.colocations.slow_any(alone, device)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
@@ -176,7 +172,7 @@ class DatabaseEstimator:
         self.known.require_no_failure(known, device, workload, beside)
         latency, cv = self._alone(identity, workload)
         if beside:
-            latency = self._colocations.beside(latency, device, workload, beside)
+            latency = self.colocations.beside(latency, device, workload, beside)
         pause = behaviour_after_pause(known, device, workload, cv)
         certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
         # Reading a file of hundreds of megabytes takes a second.
@@ -218,7 +214,7 @@ class DatabaseEstimator:
                 raise InputError(
                     f"batch and processes beside must be at least 1 but got {neighbour.batch}, {neighbour.processes}"
                 )
-            if not self._colocations.has_seen(device, neighbour.model):
+            if not self.colocations.has_seen(device, neighbour.model):
                 self.known.find_model(neighbour.model)
 
     def _running(self, device: Device, workload: Workload) -> RunningWorkload | None:

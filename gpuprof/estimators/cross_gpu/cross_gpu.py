@@ -75,23 +75,15 @@ class KernelsByBatch:
     """The kernels of a model at any batch, from its graph at two of them where all is in proportion."""
 
     def __init__(self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode) -> None:
-        self._graph_at, self._precision, self._runtime = graph_at, precision, runtime
+        self._graph_at = graph_at
+        self.precision = precision  #: The type that products are computed in.
+        self.runtime = runtime  #: How nodes become kernels.
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._grids: dict[int, tuple[int, ...]] = {}
         self._lists: dict[int, tuple[int, ...]] = {}
         self._host_s: dict[int, float] = {}
-
-    @property
-    def precision(self) -> str:
-        """The type that products are computed in."""
-        return self._precision
-
-    @property
-    def runtime(self) -> LaunchMode:
-        """How nodes become kernels."""
-        return self._runtime
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the batches up to ``most`` that are predicted."""
@@ -142,7 +134,7 @@ class KernelsByBatch:
         """Return `host_seconds` of the kernels at ``batch``."""
         like = 0 if self._linear else batch  # as many kernels at every batch
         if like not in self._host_s:
-            self._host_s[like] = host_seconds(self.at(batch), self._runtime)
+            self._host_s[like] = host_seconds(self.at(batch), self.runtime)
         return self._host_s[like]
 
     def at(self, batch: int) -> KernelList:
@@ -152,7 +144,7 @@ class KernelsByBatch:
         return self._known[batch]
 
     def _list_kernels(self, batch: int) -> KernelList:
-        return list_kernels(self._graph_at(batch), self._precision, self._runtime)
+        return list_kernels(self._graph_at(batch), self.precision, self.runtime)
 
     def _is_linear(self) -> bool:
         if self._linear is None:

@@ -53,7 +53,8 @@ class WorkByBatch:
     def __init__(self, graph_at: Callable[[int], ModelGraph], only: int | None = None) -> None:
         self._graph_at = graph_at
         self._least = only or 1
-        self._one = work_of(graph_at(self._least))
+        #: The work at the smallest batch that it takes: 1 unless it fixes another.
+        self.smallest = work_of(graph_at(self._least))
         self._two: GraphWork | None = None
         self._linear = True
         self._by_batch: dict[int, GraphWork] = {}  # a placement asks for each batch under dozens of shares
@@ -63,15 +64,10 @@ class WorkByBatch:
         """The graph at the smallest batch that it takes: 1 unless it fixes another."""
         return self._graph_at(self._least)
 
-    @property
-    def smallest(self) -> GraphWork:
-        """The work at that batch."""
-        return self._one
-
     def at(self, batch: int) -> GraphWork:
         """Return the work at ``batch``. Raises `InputError` when the model's batch is fixed at another size."""
         if batch == self._least:
-            return self._one
+            return self.smallest
         if batch not in self._by_batch:
             self._by_batch[batch] = self._at(batch)
         return self._by_batch[batch]
@@ -81,20 +77,20 @@ class WorkByBatch:
             self._graph_at(batch)  # where it cannot be, the error names the batch that was asked for
             self._two = work_of(self._graph_at(2))
             four = work_of(self._graph_at(4))
-            self._linear = len(four.flops) == len(self._two.flops) == len(self._one.flops) and all(
-                np.allclose(getattr(four, name), getattr(self._one, name) + 3 * self._slope(name), rtol=1e-6)
+            self._linear = len(four.flops) == len(self._two.flops) == len(self.smallest.flops) and all(
+                np.allclose(getattr(four, name), getattr(self.smallest, name) + 3 * self._slope(name), rtol=1e-6)
                 for name in _PER_ITEM
             )
         if not self._linear:
             return work_of(self._graph_at(batch))
         return replace(
-            self._one,
-            **{name: getattr(self._one, name) + (batch - 1) * self._slope(name) for name in _PER_ITEM},
-            activation_bytes=self._one.activation_bytes + (batch - 1) * float(self._slope("activation_bytes")),
+            self.smallest,
+            **{name: getattr(self.smallest, name) + (batch - 1) * self._slope(name) for name in _PER_ITEM},
+            activation_bytes=self.smallest.activation_bytes + (batch - 1) * float(self._slope("activation_bytes")),
         )
 
     def _slope(self, name: str) -> Array:
-        return np.asarray(getattr(self._two, name) - getattr(self._one, name))
+        return np.asarray(getattr(self._two, name) - getattr(self.smallest, name))
 
 
 def work_of(graph: ModelGraph) -> GraphWork:
