@@ -33,7 +33,7 @@ SETTINGS, HEADERS, DATA, PING, GOAWAY = 4, 1, 0, 6, 7
 
 
 class Echo(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
-    """Answers each message with the address of its client and the message."""
+    """Answers each message with itself, or with a megabyte; notes the addresses of clients."""
 
     def __init__(self) -> None:
         self.peers: list[str] = []
@@ -41,7 +41,7 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
     def service(self, handler_call_details: Any) -> Any:
         async def answer(message: bytes, context: Any) -> bytes:
             self.peers.append(peer_of(context))
-            return message
+            return bytes(1_000_000) if handler_call_details.method == "/large/b" else message
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -97,9 +97,9 @@ async def frames_of(reader: asyncio.StreamReader, until: int) -> list[int]:
     return [*kinds, -1]
 
 
-def call(number: int = 1, message: bytes = b"abcd", more: bytes = b"") -> bytes:
+def call(number: int = 1, path: str = "/a/b") -> bytes:
     """Return the frames of a call."""
-    head = _frame(HEADERS, 4, number, _head_block("/a/b", ()) + more)
+    message, head = b"abcd", _frame(HEADERS, 4, number, _head_block(path, ()))
     return head + _frame(DATA, 1, number, struct.pack(">BI", 0, len(message)) + message)
 
 
@@ -248,21 +248,17 @@ def test_a_relay_that_is_killed_comes_back_and_keeps_its_port(tmp_path: Path) ->
 def test_a_client_that_does_not_read_is_given_up_and_what_it_is_sent_does_not_pile_up(tmp_path: Path) -> None:
     async def test() -> None:
         async with relayed(tmp_path, stall_s=1.0) as one:
-            with socket.create_connection(("127.0.0.1", one.port)) as client:
-                wide = _frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + _frame(8, 0, 0, b"\x7f\xff\0\0")
-                client.sendall(PREFACE + wide + ACKNOWLEDGEMENT)
-                client.settimeout(0.05)
-                message = bytes(60_000)
-                with suppress(TimeoutError, ConnectionError):
-                    for number in range(1, 2000, 2):
-                        await asyncio.sleep(0)
-                        head = _frame(HEADERS, 4, number, _head_block("/a/b", ()))
-                        data = struct.pack(">BI", 0, len(message)) + message
-                        parts = [data[at : at + 16_000] for at in range(0, len(data), 16_000)]
-                        frames = [_frame(DATA, int(part is parts[-1]), number, part) for part in parts]
-                        client.sendall(head + b"".join(frames))
-                assert psutil.Process(one.link.pid).memory_info().rss < 60 << 20
-                await becomes(lambda: not psutil.Process(one.link.pid).net_connections("tcp")[1:])
+            relay = psutil.Process(one.link.pid)
+            _, writer = await asyncio.open_connection("127.0.0.1", one.port, limit=1)
+            wide = _frame(SETTINGS, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + _frame(8, 0, 0, b"\x7f\xff\0\0")
+            writer.write(PREFACE + wide + ACKNOWLEDGEMENT)
+            writer.write(b"".join(call(number, path="/large/b") for number in range(1, 61, 2)))
+            await becomes(lambda: len(one.echo.peers) == 30)
+            assert relay.memory_info().rss < 60 << 20
+            connected = [file for file in relay.net_connections("tcp") if file.status == "ESTABLISHED"]
+            assert connected
+            await becomes(lambda: connected[0] not in relay.net_connections("tcp"))
+            writer.close()
 
     run(test)
 
