@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import TypeVar
 
 from gpuprof.domain.device import Device
@@ -13,6 +16,10 @@ from gpuprof.errors import GpuprofError, PluginError
 from gpuprof.plugins import describe_error
 
 _Answer = TypeVar("_Answer")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not math.isnan(value)
 
 
 class ForeignEstimator:
@@ -30,18 +37,26 @@ class ForeignEstimator:
     ) -> Estimate:
         """Return what the estimator says.
 
-        Raises `InputError` as the estimator does; `PluginError` where it raises anything else or returns no estimate.
+        Raises `InputError` as the estimator does; `PluginError` where it raises anything else or returns what is none.
         """
         said = self._ask(lambda: self._estimator.estimate(model, device, batch, share, beside, processes))
         if not isinstance(said, Estimate):
             raise PluginError(f"the estimator {self._name!r} returned a {type(said).__name__} and no Estimate")
+        self._require_figure("latency_ms", said.latency_ms, above_zero=True)
+        if said.memory_bytes is not None:
+            self._require_figure("memory_bytes", said.memory_bytes, above_zero=False)
+        if not _is_number(said.latency_cv) or not 0.0 <= said.latency_cv < math.inf:
+            raise self._wrong("latency_cv", "a number from 0", said.latency_cv)
         return said
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
         """Return the times at each of the batches. Raises as `estimate` does."""
-        return self._ask(lambda: batch_times(self._estimator, model, device, batches, share, processes))
+        times = self._ask(lambda: batch_times(self._estimator, model, device, batches, share, processes))
+        for time in times:
+            self._require_figure("latency_ms", time, above_zero=True)
+        return times
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
         """Return a time alone as it is at least beside others, as it is where the estimator does not say."""
@@ -52,15 +67,36 @@ class ForeignEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return what the estimator says."""
-        return self._ask(lambda: tuple(self._estimator.batches(model, device, share)))
+        sizes = self._ask(lambda: tuple(self._estimator.batches(model, device, share)))
+        if wrong := [size for size in sizes if not isinstance(size, Integral) or size < 1]:
+            raise self._wrong("a batch size", "a whole number from 1", wrong[0])
+        return tuple(map(int, sizes))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return what the estimator says."""
-        return self._ask(lambda: tuple(self._estimator.shares(model, device)))
+        shares = self._ask(lambda: tuple(self._estimator.shares(model, device)))
+        if wrong := [share for share in shares if not isinstance(share, Share)]:
+            raise self._wrong("a share", "a Share", wrong[0])
+        return shares
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
         """Return the table of the estimator, None where it has none."""
         return self._ask(lambda: tabulate_interference(self._estimator, device, workloads))
+
+    def _require_figure(self, name: str, figure: Figure, *, above_zero: bool) -> None:
+        if not isinstance(figure, Figure) or not isinstance(figure.source, str):
+            raise self._wrong(name, "a Figure with a source", figure)
+        low, high = (figure.value if end is None else end for end in (figure.low, figure.high))
+        if not all(map(_is_number, (low, figure.value, high))) or not 0.0 <= figure.value < math.inf:
+            raise self._wrong(name, "a number above 0" if above_zero else "a number from 0", figure.value)
+        if above_zero and figure.value == 0.0:
+            raise self._wrong(name, "a number above 0", figure.value)
+        if not low <= figure.value <= high:
+            raise self._wrong(name, f"within its interval, {low} to {high},", figure.value)
+
+    def _wrong(self, name: str, wanted: str, given: object) -> PluginError:
+        said = " ".join(reprlib.repr(given).split())
+        return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {wanted} but is {said}")
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         try:

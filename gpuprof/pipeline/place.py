@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import PREDICTED, classify_source, source_without_neighbours
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import InfeasibleError
@@ -244,8 +245,10 @@ def _suggest_share(problem: Problem, deployment: DeploymentMap) -> str | None:
     if not deployment.unplaced and sum(len(node.gpus) for node in deployment.nodes) < 2:
         return None
     for _, gpu, _, replica in deployment.places():
-        device, busy = devices.get(gpu.device), replica.predicted.utilization
-        if device is None or busy is None or busy >= _IDLE or replica.model not in problem.files:
+        predicted = replica.predicted
+        device, busy = devices.get(gpu.device), predicted.utilization
+        is_known = classify_source(source_without_neighbours(predicted.source)) != PREDICTED
+        if device is None or busy is None or busy >= _IDLE or replica.model not in problem.files or not is_known:
             continue
         least = problem.estimator.shares(replica.model, device)[0].sm_pct
         if replica.sm_share_pct == least:

@@ -357,6 +357,13 @@ def test_an_idle_cpu_replica_under_the_least_profiled_share_is_told_of(
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\n")
     assert main(["place", "--gpus", "cpu:1"]) == 0
     assert "the least that" not in capsys.readouterr().err
+    from gpuprof.zoo.architecture import find_architecture
+    from gpuprof.zoo.build import build
+
+    build(find_architecture("mlp"), here / "mlp.onnx")  # of which nothing was measured
+    (here / "slo.csv").write_text("service,model,rate_rps,slo_ms\ns,mlp.onnx,5,500\nt,mlp.onnx,5,0.0001\n")
+    assert main(["place", "--gpus", "cpu:1"]) == 1
+    assert "profiled under" not in capsys.readouterr().err
 
 
 def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gpuprof.domain.catalogue import device
-from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, PluginError
 from gpuprof.estimators.builtin import make_estimator
@@ -55,6 +58,22 @@ class Numbers(Sound):
         return 5.0
 
 
+class Changed(Sound):
+    """Says what a test sets."""
+
+    fields: ClassVar[dict[str, Any]] = {}
+    answers: ClassVar[dict[str, Any]] = {}
+
+    def estimate(self, *asked: Any) -> Estimate:
+        return replace(super().estimate(*asked), **self.fields)
+
+    def batches(self, *_: object) -> Any:
+        return self.answers["batches"]
+
+    def shares(self, *_: object) -> Any:
+        return self.answers["shares"]
+
+
 class Unmade(Sound):
     """Cannot be made."""
 
@@ -92,6 +111,52 @@ def test_what_it_raises_is_said_in_one_line_and_is_not_taken_for_a_model_that_it
 def test_what_is_no_estimate_is_refused() -> None:
     with pytest.raises(PluginError, match="returned a float and no Estimate"):
         make_estimator(f"{__name__}:Numbers", None).estimate("net", _V100, 4, Share())
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"latency_ms": Figure(math.nan, "own")}, "latency_ms must be a number above 0 but is nan"),
+        ({"latency_ms": Figure(math.inf, "own")}, "latency_ms must be a number above 0 but is inf"),
+        ({"latency_ms": Figure(-5.0, "own")}, "latency_ms must be a number above 0 but is -5.0"),
+        ({"latency_ms": Figure(0.0, "own")}, "latency_ms must be a number above 0 but is 0.0"),
+        ({"latency_ms": "5"}, "latency_ms must be a Figure with a source but is '5'"),
+        ({"latency_ms": None}, "latency_ms must be a Figure with a source but is None"),
+        ({"latency_ms": Figure(5.0, None)}, "latency_ms must be a Figure with a source"),  # type: ignore[arg-type]
+        ({"latency_ms": Figure("5", "own")}, "latency_ms must be a number above 0 but is '5'"),  # type: ignore[arg-type]
+        (
+            {"latency_ms": Figure(5.0, "own", 9.0, 1.0)},
+            "latency_ms must be within its interval, 9.0 to 1.0, but is 5.0",
+        ),
+        ({"latency_ms": Figure(5.0, "own", math.nan, 9.0)}, "latency_ms must be a number above 0"),
+        ({"memory_bytes": Figure(-1.0, "own")}, "memory_bytes must be a number from 0 but is -1.0"),
+        ({"memory_bytes": Figure(math.nan, "own")}, "memory_bytes must be a number from 0 but is nan"),
+        ({"latency_cv": -1.0}, "latency_cv must be a number from 0 but is -1.0"),
+        ({"latency_cv": math.nan}, "latency_cv must be a number from 0 but is nan"),
+    ],
+)
+def test_an_estimate_with_values_that_none_can_have_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], rule: str
+) -> None:
+    monkeypatch.setattr(Changed, "fields", fields)
+    estimator = make_estimator(f"{__name__}:Changed", None)
+    questions: list[Callable[[], object]] = [lambda: estimator.estimate("net", _V100, 4, Share())]
+    if "latency_ms" in fields:
+        questions.append(lambda: batch_times(estimator, "net", _V100, (1, 4), Share(), 1))
+    for question in questions:
+        with pytest.raises(PluginError) as raised:
+            question()
+        assert f"the estimator {f'{__name__}:Changed'!r} is wrong: {rule}" in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", [(0, 1), (1.5,), ("a",), (-1,)])
+def test_batches_and_shares_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, wrong: tuple[object]) -> None:
+    monkeypatch.setattr(Changed, "answers", {"batches": wrong, "shares": (50,)})
+    estimator = make_estimator(f"{__name__}:Changed", None)
+    with pytest.raises(PluginError, match="a batch size must be a whole number from 1 but is"):
+        estimator.batches("net", _V100, Share())
+    with pytest.raises(PluginError, match="a share must be a Share but is 50"):
+        estimator.shares("net", _V100)
 
 
 def test_one_that_cannot_be_made_says_why() -> None:
