@@ -51,6 +51,21 @@ def test_the_client_of_triton_finds_everything_it_asks_for(null_server: RunningS
     client.close()
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(("model", "size"), [("small", 1), ("large", 150_000)])
+def test_the_client_of_triton_may_compress_its_requests(
+    null_server: RunningServer, algorithm: str, binary: bool, model: str, size: int
+) -> None:
+    client = triton.InferenceServerClient(null_server.address)
+    array = np.random.default_rng(0).standard_normal((1, size), np.float32)
+    tensor = triton.InferInput("INPUT0", [1, size], "FP32")
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    result = client.infer(model, [tensor], request_compression_algorithm=algorithm)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    client.close()
+
+
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 @pytest.mark.parametrize(("model", "size"), [("small", 1), ("large", 150_000)])

@@ -12,26 +12,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
+from gpuprof.serving.transport.inflating import Inflater, is_compressed
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.memory import private_bytes, return_free_memory
 
 #: Weighed so often while messages may take more memory than there is.
 WEIGH_S = 0.05
 _TRIM_S = 1.0
-_INFLATED_AT_ONCE = 2
-#: Deflate makes a byte of at most so many (zlib.net/zlib_tech.html).
-_MOST_RATIO = 1032
-_PIECE_BYTES = 1 << 16
-#: zlib recognises the header, that of gzip or its own: 15 bits of window + 32 (zlib.h, inflateInit2).
-_ANY_HEADER = 47
 #: What those headers begin with; no other message is looked into.
 _FIRST_BYTES = (b"\x1f", b"\x78")
 
@@ -64,7 +57,7 @@ class MessageReader:
         self._empty_bytes = private_bytes()
         self._trimming: asyncio.Future[None] | None = None
         self._trimmed_at = -math.inf
-        self._inflating = asyncio.Semaphore(_INFLATED_AT_ONCE)
+        self._inflater = Inflater(self, max_message_bytes, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def read_message(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
         """Return the next message of a call, None where the client sends no more; `release` must be called for it.
@@ -94,8 +87,14 @@ class MessageReader:
             del self._receiving[task]
         if not isinstance(message, bytes):
             return None
-        self._charge(len(message))
-        return await self._inflate(message) if message[:1] in _FIRST_BYTES and _is_compressed(message) else message
+        self.charge(len(message))
+        return await self._inflate(message) if message[:1] in _FIRST_BYTES and is_compressed(message) else message
+
+    def charge(self, size: int) -> None:
+        """Count a message of ``size`` bytes. Raises `RefusedError` when there is no memory for it."""
+        if not self._arena.charge(size):
+            raise out_of_memory()
+        self._charged += size
 
     def release(self, size: int) -> None:
         """Count a message no longer that had ``size`` bytes, or a part of one."""
@@ -133,11 +132,6 @@ class MessageReader:
         if not self._receiving and not self._charged:
             self._empty_bytes = private_bytes()
 
-    def _charge(self, size: int) -> None:
-        if not self._arena.charge(size):
-            raise out_of_memory()
-        self._charged += size
-
     def _trim(self) -> bool:
         """Have free memory returned, which the system still counts, unless that was done just now."""
         if self._trimming is not None and not self._trimming.done():
@@ -160,52 +154,7 @@ class MessageReader:
 
     async def _inflate(self, message: bytes) -> Buffer:
         """Return what a message was compressed from; charged is what is returned, as for any message."""
-        most = min(self._max_message_bytes, _MOST_RATIO * len(message))
-        inflated: bytearray | RefusedError = bytearray()
         try:
-            async with self._inflating:
-                self._charge(most)
-                try:
-                    inflated = await asyncio.to_thread(_inflate, message, self._max_message_bytes)
-                finally:
-                    self.release(most - (0 if isinstance(inflated, RefusedError) else len(inflated)))
+            return await self._inflater.inflate(message)
         finally:
             self.release(len(message))
-        if isinstance(inflated, RefusedError):
-            raise inflated
-        return bytes(inflated) if len(inflated) <= INLINE_BYTES else inflated
-
-
-def _is_compressed(message: bytes) -> bool:
-    """Return whether a message begins as gzip or zlib do; no message of the services here has a field like that."""
-    if message[:2] == b"\x1f\x8b":
-        return True
-    # RFC 1950, 2.2: Deflate with 32 KiB of window, and both bytes as one number a multiple of 31.
-    return message[:1] == b"\x78" and len(message) > 1 and int.from_bytes(message[:2], "big") % 31 == 0
-
-
-def _inflate(message: bytes, most: int) -> bytearray | RefusedError:
-    """Return what a message was compressed from, or why not: raising would keep what there is of it.
-
-    It is done piece by piece: one large piece is copied once more, and nobody else runs Python meanwhile.
-    """
-    inflater = zlib.decompressobj(_ANY_HEADER)
-    inflated = bytearray()
-    try:
-        for begin in range(0, len(message), _PIECE_BYTES):
-            piece = message[begin : begin + _PIECE_BYTES]
-            while piece and not inflater.eof:
-                inflated += inflater.decompress(piece, _PIECE_BYTES)
-                if len(inflated) > most:
-                    text = f"the message is larger than {most} bytes"
-                    return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-                piece = inflater.unconsumed_tail
-            if inflater.eof and (inflater.unused_data or begin + _PIECE_BYTES < len(message)):
-                break
-        else:
-            inflated += inflater.flush()
-            if inflater.eof and len(inflated) <= most:
-                return inflated
-    except zlib.error as error:
-        return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the message cannot be inflated: {error}")
-    return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, "the message is not compressed as one piece")

@@ -22,20 +22,22 @@ from gpuprof.serving.protocol.http_message import (
     CONTENT_JSON,
     HttpHead,
     find_authorization,
+    find_coding,
     is_own_host,
 )
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
-from gpuprof.serving.protocol.incoming_request import KnownHead
+from gpuprof.serving.protocol.incoming_request import KnownHead, find_json_length
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
-from gpuprof.serving.router.infer_request import InferRequest, read_urgency
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_urgency
 from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
+from gpuprof.serving.transport.inflating import Inflater, is_compressed
 from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
@@ -97,6 +99,7 @@ class HttpApi:
         self._descriptions = HttpDescriptions(router, self._refusals, self._count_turned_away, stalls)
         self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
+        self._inflater = Inflater(self, max_body_bytes, HTTPStatus.BAD_REQUEST)
         self._admits = admits
         self._routes: dict[tuple[bytes, bytes], Route] = {}
 
@@ -171,6 +174,14 @@ class HttpApi:
 
     def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         slots = [] if received.slot is None else [received.slot]
+        if find_coding(head) is not None:
+            if not is_compressed(received.body.data):
+                self._refuse(connection, bad_request("the body is not compressed as its headers say"), slots)
+                return
+            gone: list[bool] = []
+            connection.on_disconnect = lambda: gone.append(True)
+            self._start_task(self._infer_compressed(model, connection, head, received, gone))
+            return
         try:
             refuse_long_text(received.body.json_bytes)
             if received.body.json_bytes > ON_LOOP_BYTES:
@@ -243,6 +254,49 @@ class HttpApi:
                 self.arena.give_back(slot)
         else:
             self._submit(model, connection, head, placed, own_slots, received.arrived)
+
+    async def _infer_compressed(
+        self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody, gone: list[bool]
+    ) -> None:
+        """Submit a request whose body is compressed; ``gone`` is not empty once its client has disconnected."""
+        size = 0
+        try:
+            data = await self._inflate(received)
+            size = len(data)
+            body = RequestBody(data, find_json_length(head, size))
+            refuse_long_text(body.json_bytes)
+            if body.json_bytes > ON_LOOP_BYTES:
+                request = await self.pool.run(read_large_request, model.spec, bytes(data), body.json_bytes)
+            else:
+                request = model.read_request(body)
+            placed, slots = place_inputs(request, self.arena)
+        except RefusedError as refusal:
+            connection.refuse(refusal)
+            return
+        finally:
+            self.release(size)
+        if gone:
+            for slot in slots:
+                self.arena.give_back(slot)
+        else:
+            self._submit(model, connection, head, placed, slots, received.arrived)
+
+    async def _inflate(self, received: ReceivedBody) -> Buffer:
+        """Return what a body was compressed from, and give its own memory back."""
+        try:
+            return await self._inflater.inflate(received.body.data)
+        finally:
+            if received.slot is not None:
+                self.arena.give_back(received.slot)
+
+    def charge(self, size: int) -> None:
+        """Count ``size`` bytes that were inflated. Raises `RefusedError` when there is no memory for them."""
+        if not self.arena.charge(size):
+            raise out_of_memory()
+
+    def release(self, size: int) -> None:
+        """Count ``size`` bytes no longer that were inflated."""
+        self.arena.discharge(size)
 
     def _answer_request(
         self,

@@ -19,6 +19,8 @@ _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 _GIVEN_ONCE = frozenset(
     b"authorization content-encoding content-length host inference-header-content-length transfer-encoding".split()
 )
+#: How bodies may be compressed, as Content-Encoding says it: zlib tells which of them it is.
+COMPRESSIONS = frozenset((b"gzip", b"x-gzip", b"deflate"))
 #: Header lines of a request; each costs more than the rest of a short one.
 _MAX_LINES = 256
 _MOST_DIGITS = 18
@@ -99,6 +101,12 @@ class ChunkedBody:
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self.is_complete = True
+
+
+def find_coding(head: HttpHead) -> bytes | None:
+    """Return how the body of a request is compressed, in lower case; None: it is not."""
+    coding = head.headers.get(b"content-encoding", b"identity").lower()
+    return None if coding == b"identity" else coding
 
 
 def read_head(text: bytes) -> HttpHead:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 import httptools
 
 from gpuprof.serving.protocol.http_message import (
+    COMPRESSIONS,
     MAX_KNOWN_BYTES,
     MOST_KNOWN,
     ChunkedBody,
     HttpHead,
     explain_parser_error,
+    find_coding,
     make_chunk_parser,
     too_large_refusal,
 )
@@ -30,6 +32,8 @@ _FIRST_GROWTH = 4
 _FIRST_BYTES = 1 << 15
 _LARGE_BYTES = 1 << 20
 _JSON_LENGTH = b"inference-header-content-length"
+#: Heads with one of these are not cached: a request with one takes more steps than its body.
+_UNCACHED = frozenset((b"expect", b"content-encoding"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +87,20 @@ class IncomingRequest:
             When the body is too large or compressed.
         """
         self.route = route
-        if self.head.headers.get(b"content-encoding", b"identity") != b"identity":
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
+        coding = find_coding(self.head)
+        if coding is not None:
+            if coding not in COMPRESSIONS or not route.reads_body:
+                text = "only the bodies of inference requests may be compressed, by gzip or deflate"
+                raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+            # What it asks is known when it has been inflated.
+            self.route = replace(route, refuse_early=None, lifo_after_s=math.inf)
         if self.head.chunked:
             body = ChunkedBody(route.max_body, route.reads_body)
             self._chunks = (make_chunk_parser(body), body)
             return
         if self.length > route.max_body:
             raise too_large_refusal(route.max_body)
-        self._json_bytes = _find_json_length(self.head, self.length)
+        self._json_bytes = self._find_json_length()
         self._is_undecided = route.reads_body and self.length > INLINE_BYTES
 
     def remember_head(self, text: bytes, known: dict[bytes, KnownHead]) -> None:
@@ -100,7 +109,8 @@ class IncomingRequest:
         An equal head has the same framing, address and token, so that the result of all checks is the same.
         """
         is_small = not self.head.chunked and self.length <= INLINE_BYTES and len(text) <= MAX_KNOWN_BYTES
-        if self.route.reads_body and is_small and b"expect" not in self.head.headers:
+        headers = self.head.headers
+        if self.route.reads_body and is_small and not headers.keys() & _UNCACHED:
             if len(known) >= MOST_KNOWN:
                 known.clear()
             known[text] = KnownHead(self.head, self.route, self.length, self._json_bytes)
@@ -235,6 +245,10 @@ class IncomingRequest:
         self._start = slot.offset + -self._json_bytes % ALIGNMENT
         self.view = arena.view(self._start, size)
 
+    def _find_json_length(self) -> int:
+        """Return how much of the body is JSON; of a compressed one the header speaks of what it was compressed from."""
+        return self.length if find_coding(self.head) is not None else find_json_length(self.head, self.length)
+
     def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes, arena: Arena) -> bool:
         parser, body = chunks
         before = len(body.data)
@@ -255,7 +269,7 @@ class IncomingRequest:
         """Move a complete chunked body to where one of a known length would be."""
         self.length = len(data)
         try:
-            self._json_bytes = _find_json_length(self.head, self.length)
+            self._json_bytes = self._find_json_length()
             if self.route.reads_body and self.length > INLINE_BYTES:
                 self.release(arena)
                 self._reserve(self.length, arena)
@@ -269,7 +283,8 @@ class IncomingRequest:
         self._charged = 0
 
 
-def _find_json_length(head: HttpHead, length: int) -> int:
+def find_json_length(head: HttpHead, length: int) -> int:
+    """Return how much of a body of ``length`` bytes is JSON. Raises `RefusedError`: 400, where that makes no sense."""
     text = head.headers.get(_JSON_LENGTH)
     if text is None:
         return length

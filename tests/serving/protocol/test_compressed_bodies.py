@@ -1,0 +1,154 @@
+"""Compressed bodies of HTTP: read as what they were compressed from, and never more than there is memory for."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from gpuprof.serving.protocol.http_api import HttpApi
+from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.loop_turns import LoopTurns
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import OutputTensor
+from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
+from tests.serving.protocol.test_remembered_requests import RememberingModel
+
+Compress = Callable[[bytes], bytes]
+COMPRESS: list[tuple[str, Compress]] = [("gzip", gzip.compress), ("X-GZIP", gzip.compress), ("deflate", zlib.compress)]
+WIDTH = 50_000
+MAX_BODY_BYTES = 1 << 20
+
+
+class EchoModel(RememberingModel):
+    """Gives back its input, a large tensor in the arena, where nothing else lies."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__("m", "1", WIDTH, remembers=True)
+        self._arena = arena
+
+    def refuse_early(self, *_: object) -> None:
+        raise AssertionError("what a compressed body asks is not known before it has been inflated")
+
+    def answer(self) -> None:
+        while self.waiting:
+            inference = self.waiting.pop()
+            (tensor,) = inference.inputs
+            assert isinstance(tensor.data, tuple)
+            assert self._arena.charged == 0 and self._arena.used == sum(slot.size for slot in inference.slots)
+            value = bytes(self._arena.view(*tensor.data))
+            inference.release(self._arena)
+            inference.on_done(inference, [OutputTensor(0, tensor.shape, value)], None)
+
+
+class Site:
+    """A server of one model, and one connection to it."""
+
+    def __init__(self, buffer_bytes: int = 1 << 23) -> None:
+        self.arena = Arena(buffer_bytes, poison=True)
+        router = Router(self.arena)
+        self.api = HttpApi(router, MAX_BODY_BYTES)
+        self.api.turns = LoopTurns(lambda begin_turn: begin_turn())
+        self.model = EchoModel(self.arena)
+        router.publish(cast(Any, [self.model]))
+        self.connection, self.transport = HttpConnection(self.api), HeldTransport()
+        self.connection.connection_made(self.transport)
+
+    async def ask(self, body: bytes, *lines: str, is_chunked: bool = False) -> bytes:
+        """Return the answer to a request, sent in pieces."""
+        began = len(self.transport.written)
+        framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(body)}"
+        head = "\r\n".join(["POST /v2/models/m/infer HTTP/1.1", "Host: x", *lines, framing, "", ""]).encode()
+        send_bytes(self.connection, head)
+        send_bytes(self.connection, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body)
+        while len(self.transport.written) == began:
+            await asyncio.sleep(0.001)
+            self.model.answer()
+        self.transport.send(self.connection)
+        return self.transport.written[began:]
+
+
+#: Values that hardly shrink, so that the body is received in the arena, and some that shrink to little.
+RANDOM, VALUES = Random(0).randbytes(4 * WIDTH), bytes(range(250)) * (4 * WIDTH // 250)
+ENTRY = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "parameters": {"binary_data_size": len(VALUES)}}
+TEXT = json.dumps({"inputs": [ENTRY], "parameters": {"binary_data_output": True}}).encode()
+HEADER = f"Inference-Header-Content-Length: {len(TEXT)}"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("coding", "compress"), COMPRESS)
+def test_a_compressed_body_is_read_as_what_it_was_compressed_from(
+    coding: str, compress: Compress, is_chunked: bool
+) -> None:
+    async def scene() -> None:
+        site = Site()
+        for times in range(1, 4):
+            values = (VALUES, RANDOM)[times % 2]
+            body = compress(TEXT + values)
+            answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER, is_chunked=is_chunked)
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(values)
+            assert len(site.model.noted) == times and site.arena.used == 0
+            if is_chunked:  # which ends the connection
+                return
+
+    asyncio.run(scene())
+
+
+BOMB = bytes(MAX_BODY_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "text"),
+    [
+        ("gzip", gzip.compress(BOMB), 413, b"larger than"),
+        ("gzip", gzip.compress(bytes(100)) * 2, 400, b"not compressed as one piece"),
+        ("gzip", gzip.compress(VALUES)[:-9], 400, b"not compressed as one piece"),
+        ("deflate", zlib.compress(VALUES)[:2] + bytes(9), 400, b"cannot be inflated"),
+        ("gzip", TEXT + VALUES, 400, b"not compressed as its headers say"),
+        ("gzip", gzip.compress(TEXT[:-5]), 400, b"at most Content-Length"),
+        ("br", gzip.compress(TEXT + VALUES), 415, b"by gzip or deflate"),
+        ("gzip, gzip", gzip.compress(gzip.compress(TEXT + VALUES)), 415, b"by gzip or deflate"),
+    ],
+)
+def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
+    coding: str, body: bytes, status: int, text: bytes
+) -> None:
+    async def scene() -> None:
+        site = Site()
+        answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER)
+        assert answer.startswith(b"HTTP/1.1 %d" % status) and text in answer
+        assert site.arena.used == 0 and not site.model.noted
+
+    asyncio.run(scene())
+
+
+def test_only_so_much_is_inflated_at_a_time_as_there_is_memory_for() -> None:
+    async def scene() -> None:
+        site = Site(buffer_bytes=MAX_BODY_BYTES)
+        assert site.arena.charge(1 << 19)
+        answer = await site.ask(gzip.compress(TEXT + VALUES), "Content-Encoding: gzip", HEADER)
+        assert answer.startswith(b"HTTP/1.1 503") and b"no memory" in answer
+        assert site.arena.used == 1 << 19
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_goes_while_its_body_is_inflated_leaves_nothing() -> None:
+    async def scene() -> None:
+        site = Site()
+        body = gzip.compress(TEXT + VALUES)
+        head = ["POST /v2/models/m/infer HTTP/1.1", "Host: x", "Content-Encoding: gzip", HEADER]
+        send_bytes(site.connection, "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        site.connection.connection_lost(None)
+        while site.api._parsing:
+            await asyncio.sleep(0.001)
+        assert site.arena.used == 0 and not site.model.waiting
+
+    asyncio.run(scene())
