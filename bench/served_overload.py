@@ -174,7 +174,7 @@ def _serve(deployment: DeploymentMap) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Configuration:
+class ReplicaSet:
     """Replicas of one model, and how long requests come."""
 
     batch: int
@@ -242,14 +242,14 @@ class Configuration:
         return (1.0 - _WARMUP) * self.duration_s * self.capacity_rps
 
 
-def show_load(case: Configuration, load: float, protocol: str, seed: int) -> bool:
+def show_load(case: ReplicaSet, load: float, protocol: str, seed: int) -> bool:
     """Print one load, served and simulated."""
     served = case.serve(case.arrivals(load, seed), protocol)
     parts = case.part_in_time(served.requests, served.took_ms), case.simulate(served.requests, served.overhead_ms)
     return _show(f"{case.batch:5d} {case.replicas:8d} {load:5g}  {protocol:4s}", [parts], served)
 
 
-def show_parts(case: Configuration, kind: str, protocol: str, seed: int) -> bool:
+def show_parts(case: ReplicaSet, kind: str, protocol: str, seed: int) -> bool:
     """Print two priorities or two clients, together at twice the capacity; served, and in virtual time."""
     if kind == "priorities":
         groups = [case.arrivals(0.5, seed), case.arrivals(1.5, seed + 1, priority=1)]
@@ -294,7 +294,7 @@ def main() -> int:
     print("batch replicas  load  over  served simulated, % of the capacity in time; difference; ms outside, sent late")
     good = True
     for batch, replicas in product(map(int, said.batches.split(",")), map(int, said.replicas.split(","))):
-        case = Configuration(batch, replicas, said.seconds)
+        case = ReplicaSet(batch, replicas, said.seconds)
         for protocol in said.protocols.split(","):
             for kind in KINDS if said.only is None else (said.only,):
                 if kind == "loads":

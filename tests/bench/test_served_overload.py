@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.served_overload import PROTOCOLS, Configuration
+from bench.served_overload import PROTOCOLS, ReplicaSet
 from bench.virtual_server import VirtualRequest, serve_requests
 
 
 @pytest.mark.parametrize("load", [0.5, 1.5, 3.0])
 def test_the_simulator_and_the_router_in_virtual_time_answer_the_same_part_in_time(load: float) -> None:
-    case = Configuration(8, 2, 24.0)
+    case = ReplicaSet(8, 2, 24.0)
     requests = case.arrivals(load, 3)
     routed = serve_requests(case.replica_list(), requests, slo_ms=case.slo_ms)
     part = case.part_in_time(requests, routed.took_ms)
@@ -19,7 +19,7 @@ def test_the_simulator_and_the_router_in_virtual_time_answer_the_same_part_in_ti
 
 
 def test_only_what_comes_after_the_warm_up_and_is_answered_within_the_slo_counts() -> None:
-    case = Configuration(1, 1, 10.0)
+    case = ReplicaSet(1, 1, 10.0)
     requests = [
         VirtualRequest(at_ms, priority) for at_ms, priority in ((1999.0, 0), (2000.0, 0), (3000.0, 1), (4000.0, 1))
     ]
@@ -32,6 +32,6 @@ def test_only_what_comes_after_the_warm_up_and_is_answered_within_the_slo_counts
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_requests_of_both_clients_are_answered_over_either_protocol(protocol: str) -> None:
-    served = Configuration(1, 1, 1.0).serve([VirtualRequest(0.0, 1), VirtualRequest(500.0, client="light")], protocol)
+    served = ReplicaSet(1, 1, 1.0).serve([VirtualRequest(0.0, 1), VirtualRequest(500.0, client="light")], protocol)
     assert [took is not None for took in served.took_ms] == [True, True]
     assert [one.client for one in served.requests] == ["", "light"]

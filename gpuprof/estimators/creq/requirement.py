@@ -9,8 +9,9 @@ import numpy as np
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.creq.launch_model import LaunchModel
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, host_seconds
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode
+from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
 from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
 

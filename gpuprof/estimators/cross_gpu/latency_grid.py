@@ -11,14 +11,9 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import (
-    CrossGpuModel,
-    KernelsByBatch,
-    UnmeasuredModel,
-    only_batch_of,
-    shipped_model,
-)
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, UnmeasuredModel, only_batch_of, shipped_model
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 

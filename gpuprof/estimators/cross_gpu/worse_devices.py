@@ -7,7 +7,8 @@ from functools import cache
 
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.device import Device
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
 
 _UNLIMITED = float("inf")

@@ -79,3 +79,13 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
 
 def _cost(problem: Problem, placement: Placement) -> float:
     return sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+
+
+def choose_better(problem: Problem, improved: Placement, first: Placement) -> Placement:
+    """Return the better of what was searched for and the quick plan, with the higher bound on the cost."""
+    best = update_incumbent(problem, improved, first, str(first.found_by))
+    if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
+        return best
+    cost = max(best.lower_bound_cost_per_hour or 0.0, first.lower_bound_cost_per_hour)
+    gpus = max(best.lower_bound_gpus or 0, first.lower_bound_gpus or 0)
+    return clip_bounds(problem, replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))

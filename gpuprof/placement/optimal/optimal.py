@@ -17,6 +17,7 @@ from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.demand_classes import is_of_few_classes
 from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.incumbent import (
+    choose_better,
     clip_bounds,
     is_proven_optimal,
     objective_value,
@@ -41,8 +42,8 @@ from gpuprof.placement.optimal.program_plan import (
 )
 from gpuprof.placement.optimal.queue_bound import start_queue_bound
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
-from gpuprof.placement.optimal.spare_capacity import SpareCapacity
-from gpuprof.placement.optimal.warm_start import balance_rates, make_warm_start
+from gpuprof.placement.optimal.spare_capacity import SpareCapacity, distribute_spare
+from gpuprof.placement.optimal.warm_start import make_warm_start
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
@@ -120,7 +121,7 @@ class Optimal:
         if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
             return self._place_pruned(problem, None, whole, quick)
         first = replace(first, policy="optimal", found_by=first.policy)
-        return _better_of_two(problem, self._place_pruned(problem, first, whole, quick), first)
+        return choose_better(problem, self._place_pruned(problem, first, whole, quick), first)
 
     def _place_pruned(self, problem: Problem, first: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
         """Return the placement for pools on the kinds of devices that may be worth it, from a first map if it helps."""
@@ -159,14 +160,14 @@ class Optimal:
         if whole.seconds and not limit.is_over and not (first and is_proven_optimal(problem, first)):
             first = planner.plan_by_tables(first, standing)
         if first is not None and is_proven_optimal(problem, first):
-            spread = _distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
+            spread = distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
             settled = planner.settle(spread)
             return first if settled.unplaced else replace(settled, found_by=first.found_by)
         if first is not None and limit.is_over:
             return replace(self._first_plan(problem, segments, first, whole, quick), stopped=True)
         split = self._place_split(problem, segments, first, whole, quick)
         found = planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
-        return found if first is None else _better_of_two(problem, found, first)
+        return found if first is None else choose_better(problem, found, first)
 
     def _solve_pooled(
         self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
@@ -194,10 +195,10 @@ class Optimal:
             for improved in self._improving_plans(problem, segments, limit):
                 plan = improved
         if not limit.is_over:
-            return _better_of_two(problem, plan, first)
+            return choose_better(problem, plan, first)
         if known is None and not whole.is_over and not is_of_few_classes(problem, segments):
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
-        return replace(_better_of_two(problem, plan, first), stopped=True)
+        return replace(choose_better(problem, plan, first), stopped=True)
 
     def _search_classes(
         self, problem: Problem, segments: Segments, first: Placement, limit: Limit, process: BoundProcess | None
@@ -250,14 +251,14 @@ class Optimal:
         planned = self._plan(problem, segments, limit)
         yield planned
         spare = SpareCapacity(problem, segments, limit)
-        spread = _distribute_spare(problem, segments, spare, planned)
+        spread = distribute_spare(problem, segments, spare, planned)
         yield spread
         if problem.previous is None:
             return
         kept = []
         with suppress(TimeUpError):
             for one in self._keep_running(problem, segments, planned, limit):
-                kept.append(_distribute_spare(problem, segments, spare, one))
+                kept.append(distribute_spare(problem, segments, spare, one))
         yield _prefer(problem, spare, [*kept, spread])
 
     def _plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
@@ -382,22 +383,6 @@ def _pattern_solutions(search: PatternSearch) -> Iterator[tuple[str, PatternSolu
 
 def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:
     return with_unplaced(problem, segments, Placement("optimal", gpus))
-
-
-def _better_of_two(problem: Problem, improved: Placement, first: Placement) -> Placement:
-    """Return the better of what was searched for and the quick plan, with the higher bound on the cost."""
-    best = update_incumbent(problem, improved, first, str(first.found_by))
-    if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
-        return best
-    cost = max(best.lower_bound_cost_per_hour or 0.0, first.lower_bound_cost_per_hour)
-    gpus = max(best.lower_bound_gpus or 0, first.lower_bound_gpus or 0)
-    return clip_bounds(problem, replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))
-
-
-def _distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity, placement: Placement) -> Placement:
-    """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
-    gpus = spare.distribute(placement.gpus)
-    return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))
 
 
 def _prefer(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:

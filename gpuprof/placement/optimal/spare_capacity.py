@@ -17,7 +17,8 @@ from gpuprof.domain.mig import MigPlacement, legal_starts, make_placement
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.optimal.warm_start import balance_rates
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 
@@ -171,3 +172,9 @@ def _covers(instance: MigPlacement, slices: int, partition: PlacedPartition) -> 
     """Whether an instance stands where the smaller one stood."""
     start = partition.start or 0
     return set(range(start, start + slices)) <= set(instance.memory_slices)
+
+
+def distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity, placement: Placement) -> Placement:
+    """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
+    gpus = spare.distribute(placement.gpus)
+    return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))

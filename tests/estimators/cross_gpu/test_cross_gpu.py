@@ -14,7 +14,7 @@ from bench.published_ops import MeasuredOps, attention_table, product_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import (
     bound_times,
@@ -23,6 +23,7 @@ from gpuprof.estimators.cross_gpu.features import (
     regressor_names,
 )
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.estimators.cross_gpu.cross_gpu import host_seconds
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES
 from gpuprof.graph.op_costs import cost_of
 

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
 from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
 from gpuprof.graph.load import load_graph

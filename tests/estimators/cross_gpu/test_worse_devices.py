@@ -10,8 +10,9 @@ import pytest
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
 from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes, list_worse
 from gpuprof.graph.load import load_graph

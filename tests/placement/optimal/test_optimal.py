@@ -12,7 +12,8 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.device_assignment import assign_devices
-from gpuprof.placement.optimal.optimal import Optimal, _better_of_two
+from gpuprof.placement.optimal.incumbent import choose_better
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem
@@ -318,6 +319,6 @@ def test_of_two_maps_the_higher_bound_holds_for_the_better() -> None:
         low = replace(improved, lower_bound_gpus=0, lower_bound_cost_per_hour=0.1)
         high = replace(first, lower_bound_gpus=len(small.gpus), lower_bound_cost_per_hour=0.5)
         for one, other in ((low, high), (replace(low, lower_bound_cost_per_hour=None, lower_bound_gpus=None), high)):
-            best = _better_of_two(given, one, other)
+            best = choose_better(given, one, other)
             assert best.gpus == small.gpus
             assert (best.lower_bound_gpus, best.lower_bound_cost_per_hour) == (len(small.gpus), 0.5)

@@ -1,0 +1,140 @@
+"""The kernels of a model at every batch, and what the host takes to launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.domain.model import ModelGraph
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.op_table import OpTable
+
+#: Of a kernel: of the host, which goes ahead and is waited for where the kernels are shorter: PyTorch's dispatcher
+#: takes about 9 us an op, a runtime with a ready plan 4. What cuDNN does takes longer to set up: so much that ResNets,
+#: DenseNet and MobileNet at batch 1 and 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100)
+#: and of ParvaGPU (A100).
+_HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6}
+_EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
+#: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
+_DENSE = 4
+_DOUBLINGS = tuple(1 << power for power in range(2, 20))
+_LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
+
+
+class KernelsByBatch:
+    """The kernels of a model at any batch, from its graph at two of them where all is in proportion."""
+
+    def __init__(self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode) -> None:
+        self._graph_at = graph_at
+        self.precision = precision  #: The type that products are computed in.
+        self.runtime = runtime  #: How nodes become kernels.
+        self._known: dict[int, KernelList] = {}
+        self._linear: bool | None = None
+        self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._grids: dict[int, tuple[int, ...]] = {}
+        self._lists: dict[int, tuple[int, ...]] = {}
+        self._host_s: dict[int, float] = {}
+
+    def list_grid(self, most: int) -> tuple[int, ...]:
+        """Return the batches up to ``most`` that are predicted."""
+        if most not in self._lists:  # asked for with every batch under every share
+            points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
+            taken = (one for one in sorted(points) if one <= most and (self._is_linear() or self._is_taken(one)))
+            self._lists[most] = tuple(taken)
+        return self._lists[most]
+
+    def _is_taken(self, batch: int) -> bool:
+        """Return whether the model takes a batch: of a fixed one it takes no other."""
+        try:
+            self.at(batch)
+        except InputError:
+            return False
+        return True
+
+    def find_distinct(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of the kernels at ``batch`` that are unlike all before them, and which of them each is."""
+        like = 0 if self._linear else batch  # kernels that are alike at two batches are so at all
+        if like not in self._distinct:
+            tables = [self.at(1).ops, self.at(2).ops] if like == 0 else [self.at(batch).ops]
+            self._distinct[like] = find_distinct_rows(tables)
+        return self._distinct[like]
+
+    def grid(self, batch: int) -> tuple[int, ...]:
+        """Return ``batch``, or the two batches between which its time lies on a line.
+
+        Predicted are all batches up to four, then two in each doubling; where kernels are not in proportion to the
+        batch, so that each takes a graph of its own, one in each, unless the model refuses it.
+        """
+        if batch not in self._grids:  # a plan asks for every batch under every share
+            self._grids[batch] = self._find_grid(batch)
+        return self._grids[batch]
+
+    def _find_grid(self, batch: int) -> tuple[int, ...]:
+        steps = self._list_steps(1 << ((batch - 1).bit_length() - 1)) if batch > _DENSE else (batch,)
+        if batch in steps:
+            return (batch,)
+        ends = next(pair for pair in pairwise(steps) if batch < pair[1])
+        return ends if self._is_linear() or all(map(self._is_taken, ends)) else (batch,)
+
+    def _list_steps(self, low: int) -> tuple[int, ...]:
+        """Return the batches that are predicted from a power of two to the next."""
+        return (low, low + low // 2, 2 * low) if self._is_linear() else (low, 2 * low)
+
+    def host_seconds(self, batch: int) -> float:
+        """Return `host_seconds` of the kernels at ``batch``."""
+        like = 0 if self._linear else batch  # as many kernels at every batch
+        if like not in self._host_s:
+            self._host_s[like] = host_seconds(self.at(batch), self.runtime)
+        return self._host_s[like]
+
+    def at(self, batch: int) -> KernelList:
+        """Return the kernels at ``batch``."""
+        if batch not in self._known:
+            self._known[batch] = self._between(batch) if batch > 4 and self._is_linear() else self._list_kernels(batch)
+        return self._known[batch]
+
+    def _list_kernels(self, batch: int) -> KernelList:
+        return list_kernels(self._graph_at(batch), self.precision, self.runtime)
+
+    def _is_linear(self) -> bool:
+        if self._linear is None:
+            try:
+                one, two, four = self.at(1), self.at(2), self.at(4)
+            except InputError:
+                self._linear = False
+                return False
+            # On the line through batches 1 and 2, batch 4 is at 3 · two - 2 · one.
+            same = one.op_types == two.op_types == four.op_types and one.count == two.count == four.count
+            self._linear = same and all(
+                np.allclose(getattr(four.ops, name), 3 * getattr(two.ops, name) - 2 * getattr(one.ops, name), rtol=1e-9)
+                for name in _LINEAR_COLUMNS
+            )
+        return self._linear
+
+    def _between(self, batch: int) -> KernelList:
+        one, two = self.at(1), self.at(2)
+        columns = {
+            name: getattr(one.ops, name) + (batch - 1) * (getattr(two.ops, name) - getattr(one.ops, name))
+            for name in _LINEAR_COLUMNS
+        }
+        return replace(one, ops=OpTable(family=one.ops.family, **columns))
+
+
+def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of each kind of rows that agree in all tables, and the kind of every row."""
+    keys = np.column_stack([getattr(one, field.name) for one in tables for field in fields(OpTable)])
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    # NumPy 2.0 gives the inverse of a unique along an axis another shape than the versions before and after.
+    return first, inverse.reshape(-1)
+
+
+def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
+    """Return what the host takes to launch all kernels."""
+    own = {**(_EAGER_HOST_S if runtime is LaunchMode.EAGER else {}), PART_OF_CONVOLUTION: 0.0}
+    pairs = zip(kernels.count, kernels.op_types, strict=True)
+    return sum(count * own.get(op_type, _HOST_S[runtime]) for count, op_type in pairs)
