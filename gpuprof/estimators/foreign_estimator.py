@@ -9,7 +9,15 @@ from numbers import Integral, Real
 from typing import TypeVar
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
+from gpuprof.domain.estimate import (
+    MOST_VARIATION,
+    Estimate,
+    Estimator,
+    Figure,
+    SlowingEstimator,
+    Workload,
+    batch_times,
+)
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, PluginError
@@ -42,11 +50,20 @@ class ForeignEstimator:
         said = self._ask(lambda: self._estimator.estimate(model, device, batch, share, beside, processes))
         if not isinstance(said, Estimate):
             raise PluginError(f"the estimator {self._name!r} returned a {type(said).__name__} and no Estimate")
+        asked = Workload(model, batch, share, processes)
+        if said.workload != asked:
+            raise self._wrong("workload", f"the one that was asked for, {asked},", said.workload)
+        if said.device != device.name:
+            raise self._wrong("device", repr(device.name), said.device)
         self._require_figure("latency_ms", said.latency_ms, above_zero=True)
         if said.memory_bytes is not None:
             self._require_figure("memory_bytes", said.memory_bytes, above_zero=False)
-        if not _is_number(said.latency_cv) or not 0.0 <= said.latency_cv < math.inf:
-            raise self._wrong("latency_cv", "a number from 0", said.latency_cv)
+        for name, value in (("latency_cv", said.latency_cv), ("pause_cv", said.pause_cv)):
+            is_left_out = name == "pause_cv" and value is None
+            if not is_left_out and not (_is_number(value) and 0.0 <= float(value or 0.0) <= MOST_VARIATION):
+                raise self._wrong(name, f"a number from 0 to {MOST_VARIATION:g}", value)
+        if not _is_number(said.pause_factor) or not 0.0 < said.pause_factor < math.inf:
+            raise self._wrong("pause_factor", "a number above 0", said.pause_factor)
         return said
 
     def batch_times(

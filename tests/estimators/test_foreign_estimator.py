@@ -131,8 +131,16 @@ def test_what_is_no_estimate_is_refused() -> None:
         ({"latency_ms": Figure(5.0, "own", math.nan, 9.0)}, "latency_ms must be a number above 0"),
         ({"memory_bytes": Figure(-1.0, "own")}, "memory_bytes must be a number from 0 but is -1.0"),
         ({"memory_bytes": Figure(math.nan, "own")}, "memory_bytes must be a number from 0 but is nan"),
-        ({"latency_cv": -1.0}, "latency_cv must be a number from 0 but is -1.0"),
-        ({"latency_cv": math.nan}, "latency_cv must be a number from 0 but is nan"),
+        ({"latency_cv": -1.0}, "latency_cv must be a number from 0 to 10 but is -1.0"),
+        ({"latency_cv": math.nan}, "latency_cv must be a number from 0 to 10 but is nan"),
+        ({"latency_cv": 1e9}, "latency_cv must be a number from 0 to 10 but is 1000000000.0"),
+        ({"pause_cv": 11.0}, "pause_cv must be a number from 0 to 10 but is 11.0"),
+        ({"pause_factor": 0.0}, "pause_factor must be a number above 0 but is 0.0"),
+        ({"device": "t4"}, "device must be 'v100' but is 't4'"),
+        (
+            {"workload": Workload("net", 8, Share())},
+            "workload must be the one that was asked for, Workload(model='net', batch=4",
+        ),
     ],
 )
 def test_an_estimate_with_values_that_none_can_have_is_refused_in_one_line(

@@ -139,9 +139,9 @@ def _are_figures_measured(problem: Problem) -> bool:
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
             for share in problem.estimator.shares(demand.model, entry.device)[-1:]:
-                batch = problem.estimator.batches(demand.model, entry.device, share)[0]
-                if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
-                    return False
+                for batch in problem.estimator.batches(demand.model, entry.device, share)[:1]:
+                    if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
+                        return False
     return True
 
 
@@ -153,9 +153,9 @@ def has_fast_late_bounds(problem: Problem) -> bool:
             return False
         for entry in problem.fleet.entries:
             for share in problem.estimator.shares(first.model, entry.device)[-1:]:
-                batch = problem.estimator.batches(first.model, entry.device, share)[0]
-                workload = Workload(first.model, batch, share)
-                if tabulate_interference(problem.estimator, entry.device, [workload]) is None:
+                batches = problem.estimator.batches(first.model, entry.device, share)[:1]
+                workloads = [Workload(first.model, batch, share) for batch in batches]
+                if tabulate_interference(problem.estimator, entry.device, workloads) is None:
                     return False
         return True
     return False

@@ -155,9 +155,8 @@ class GrpcServer:
 def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tuple[str, Any]]:
     """Return the arguments of the C core: what one connection, and all together, may cost.
 
-    A connection whose peer acknowledges no ping is closed, and by TCP's own timeout (TCP_USER_TIMEOUT, which these
-    settings turn on) one whose peer reads nothing. Of a message that is not waited for only so much is received: the
-    window does not grow with the speed of the line.
+    A connection whose peer acknowledges no ping is closed; one whose client reads nothing the relay closes. Of a
+    message that is not waited for only so much is received: the window does not grow with the speed of the line.
     """
     stall_ms = int(1000 * stall_s)
     return [

@@ -13,6 +13,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import evidence, plain_device
@@ -74,3 +75,15 @@ def test_of_many_demands_by_queues_whose_neighbours_act_through_sums_igniter_has
     assert not quick.unplaced
     assert objective_value(given, found) <= objective_value(given, quick)
     assert check(to_map(given, found), evidence(given)) == ()
+
+
+class _NoBatchEstimator(CurvedEstimator):
+    """The curved one, which says that no batch fits."""
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        return ()
+
+
+def test_where_no_batch_fits_nothing_is_placed_with_a_limit_as_without() -> None:
+    given = replace(queued_problem(3, 2, 40.0, 2.0), estimator=_NoBatchEstimator())
+    assert [one.model for one in Optimal().place(given).unplaced] == ["m0", "m1"]
