@@ -47,8 +47,9 @@ _NEVER_FOLDED = {
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
 #: What makes more than so many bytes, and so many times what it is given, is counted as an op: zeros of a shape take
-#: memory wherever they are made, though the file holds a few bytes.
-_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH = 2**28, 8
+#: memory wherever they are made, though the file holds a few bytes. Less is a weight: networks with made-up weights
+#: fill the matrix of a large layer so, which has hundreds of megabytes.
+_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH = 2**31, 8
 
 
 class UnknownShapeError(InputError):
