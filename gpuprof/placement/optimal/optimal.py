@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.bound_process import BoundProcess, start_bound_process
 from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
@@ -42,7 +41,7 @@ from gpuprof.placement.optimal.program_plan import (
 )
 from gpuprof.placement.optimal.queue_bound import start_queue_bound
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
-from gpuprof.placement.optimal.spare_capacity import SpareCapacity, distribute_spare
+from gpuprof.placement.optimal.spare_capacity import SpareCapacity, choose_least_risky, distribute_spare
 from gpuprof.placement.optimal.warm_start import make_warm_start
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.pooled_segment import PooledSegments
@@ -97,13 +96,14 @@ class Optimal:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        With a time limit the quick policies' maps of few demands whose figures are predicted come first, since those
-        take seconds; which of them the limit ended is in the placement's ``unfinished``.
-        Then come quick maps of few kinds of devices; kinds of which one alone costs as much are left out, and where
-        one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' plans are made
-        next, of which none is lost, and a quick one; as much time as they took is kept back for what is done with the
-        plan afterwards. By queues, the plan for streams of their own is where those of pools begin; where it is told
-        at once who is late, that is the quickest policy's, which is not stopped, and then one by tables of queues.
+        Quick maps of few kinds of devices come first; kinds of which one alone costs as much are left out, and where
+        one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' maps of few
+        demands whose figures are predicted come then, on one kind of device before all else: they take seconds, and
+        which of them the limit ended is in the placement's ``unfinished``. With a time limit the quick policies' plans
+        are made next, of which none is lost, and a quick one; as much time as they took is kept back for what is done
+        with the plan afterwards. By queues, the plan for streams of their own is where those of pools begin; where it
+        is told at once who is late, that is the quickest policy's, which is not stopped, and then one by tables of
+        queues.
         """
         whole, quick = Limit(problem.options.time_limit_s), QuickPolicies()
         found = with_reasons(problem, self._place_within(problem, whole, quick), whole.with_least(_LEAST_REASONS_S))
@@ -117,17 +117,23 @@ class Optimal:
             return self._place_split(problem, Segments(problem), None, whole, quick)
         if whole.seconds and len(problem.fleet.entries) == 1 and has_fast_late_bounds(problem):
             return self._place_pooled(problem, None, whole, quick)  # its first map is the quickest policy's
+        pruned = None
+        if whole.seconds and len(problem.fleet.entries) > 1:
+            pruned = _prune(problem, whole)
+            if pruned.known is not None and is_proven_optimal(problem, pruned.known):
+                return self._place_pruned(problem, pruned, None, whole, quick)
         first = quick.find_predicted(problem, whole)
         if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
-            return self._place_pruned(problem, None, whole, quick)
+            return self._place_pruned(problem, pruned, None, whole, quick)
         first = replace(first, policy="optimal", found_by=first.policy)
-        return choose_better(problem, self._place_pruned(problem, first, whole, quick), first)
+        return choose_better(problem, self._place_pruned(problem, pruned, first, whole, quick), first)
 
-    def _place_pruned(self, problem: Problem, first: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
+    def _place_pruned(
+        self, problem: Problem, pruned: PrunedFleet | None, first: Placement | None, whole: Limit, quick: QuickPolicies
+    ) -> Placement:
         """Return the placement for pools on the kinds of devices that may be worth it, from a first map if it helps."""
-        pruned = PrunedFleet(problem)
-        if first is None or not whole.is_over:
-            pruned = prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
+        if pruned is None:
+            pruned = PrunedFleet(problem) if first is not None and whole.is_over else _prune(problem, whole)
         known = [one for one in (pruned.known, first) if one is not None and not one.unplaced]
         start = min(known, key=partial(objective_value, problem), default=None)
         if problem.previous is not None:
@@ -259,7 +265,7 @@ class Optimal:
         with suppress(TimeUpError):
             for one in self._keep_running(problem, segments, planned, limit):
                 kept.append(distribute_spare(problem, segments, spare, one))
-        yield _prefer(problem, spare, [*kept, spread])
+        yield choose_least_risky(problem, spare, [*kept, spread])
 
     def _plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
@@ -356,6 +362,10 @@ class Optimal:
             freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
 
 
+def _prune(problem: Problem, whole: Limit) -> PrunedFleet:
+    return prune_fleet(problem, whole.keeping(_AFTER_PRUNING * (whole.seconds or 0.0)))
+
+
 def _search_patterns(problem: Problem, segments: Segments, best: Placement, search: PatternSearch) -> Placement:
     """Return the best of a map and those that are assembled from patterns, with a bound if that is exact."""
     for name, one in _pattern_solutions(search) if best.lower_bound_cost_per_hour is not None else ():
@@ -383,14 +393,3 @@ def _pattern_solutions(search: PatternSearch) -> Iterator[tuple[str, PatternSolu
 
 def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:
     return with_unplaced(problem, segments, Placement("optimal", gpus))
-
-
-def _prefer(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:
-    """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
-    devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-
-    def rank(placement: Placement) -> tuple[object, ...]:
-        moves = 0 if problem.previous is None else assign_devices(placement.gpus, problem.previous, devices).moves
-        return *objective_value(problem, placement), round(spare.worst_risk(placement.gpus), 1), moves
-
-    return min(placements, key=rank)

@@ -16,7 +16,9 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.mig import MigPlacement, legal_starts, make_placement
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.optimal.warm_start import balance_rates
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import MEANS, Problem
@@ -178,3 +180,14 @@ def distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity,
     """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
     gpus = spare.distribute(placement.gpus)
     return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))
+
+
+def choose_least_risky(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:
+    """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
+    devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
+
+    def rank(placement: Placement) -> tuple[object, ...]:
+        moves = 0 if problem.previous is None else assign_devices(placement.gpus, problem.previous, devices).moves
+        return *objective_value(problem, placement), round(spare.worst_risk(placement.gpus), 1), moves
+
+    return min(placements, key=rank)
