@@ -116,6 +116,8 @@ BOMB = bytes(MAX_BODY_BYTES + 1)
         ("br", gzip.compress(TEXT + VALUES), 415, b"by gzip or deflate"),
         ("gzip, gzip", gzip.compress(gzip.compress(TEXT + VALUES)), 415, b"by gzip or deflate"),
     ],
+    # What is compressed holds the time at which it was.
+    ids=["bomb", "two pieces", "cut off", "no deflate", "no gzip", "too short", "br", "twice"],
 )
 def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
     coding: str, body: bytes, status: int, text: bytes
