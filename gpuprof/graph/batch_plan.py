@@ -123,6 +123,7 @@ class _BatchWalk:
 
     @classmethod
     def of(cls, file: OnnxFile) -> _BatchWalk:
+        """Return a walk over ``file``, standing before the first node."""
         graph, name = file.model.graph, file.path.name
         infos = [info for info in graph.input if info.name not in file.weights]
         declared = {info.name: declared_dims(info) or () for info in infos}

@@ -74,6 +74,7 @@ class _Candidates:
     two: CommonBlock = EMPTY
 
     def add(self, other: _Candidates) -> None:
+        """Add the candidates from other neighbours."""
         for displacement, count in other.larger.items():
             if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
                 self.larger[displacement] = self.larger.get(displacement, 0) + count
@@ -94,6 +95,7 @@ class _Search:
         self.best: dict[Pair, CommonBlock] = {}
 
     def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
+        """Return the largest common block of each wanted pair."""
         distinct = {self._distinct(i, j) for i, j in wanted}
         left = sorted(pair for pair in distinct if not self._solve_trivial_pair(pair))
         self._search_pool(left)

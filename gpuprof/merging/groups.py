@@ -60,6 +60,7 @@ class _Grouper:
         self._result = Grouping([], {})
 
     def run(self) -> Grouping:
+        """Return every node in its group."""
         for model in range(len(self._sources)):
             matched = self._match(model)
             producers: dict[str, tuple[int, int]] = {}

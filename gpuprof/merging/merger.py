@@ -45,6 +45,7 @@ class _Builder:
         self._outputs: dict[tuple[int, str], str] = {}
 
     def build(self) -> tuple[ModelProto, MergedModel]:
+        """Return the merged model, and its description of the models in it."""
         sources = self.plan.sources
         for m, source in enumerate(sources):
             for name in source.inputs:

@@ -126,6 +126,7 @@ class _Originals:
         self._answers: dict[tuple[int, int, int], tuple[dict[str, Array], dict[str, Array]]] = {}
 
     def run(self, model: int, batch: int, seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return (inputs, outputs) of one model by name."""
         key = (model, batch, seed)
         if key not in self._answers:
             source = self.sources[model]
@@ -138,6 +139,7 @@ class _Originals:
         return self._answers[key]
 
     def takes_nothing(self, model: int, described: MergedModel) -> bool:
+        """Return whether a model can be run with an empty batch."""
         source, member = self.sources[model], described.members[model]
         empty = replace(member, absent_rows=0).nothing()
         fed = {value.name: empty[value.merged] for value in member.inputs}

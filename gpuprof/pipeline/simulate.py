@@ -213,6 +213,7 @@ class _Run:
         sample: int | None = 0,
         interference: Interference | None = None,
     ) -> SimulationOutcome:
+        """Simulate the requests on a map, all of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
         if not is_compiled():
             self._notes.add("compiling the simulator for this machine, once: about a minute")

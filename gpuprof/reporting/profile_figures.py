@@ -61,6 +61,7 @@ class _TimedOp:
 
     @property
     def tip(self) -> str:
+        """Tooltip of this op."""
         return (
             f"{self.op.name} ({self.op.op_type}): {show_number(self.gflops)} GFLOP/s, "
             f"{self.intensity:.4g} FLOP/byte, {show_number(self.duration_us)} µs"

@@ -194,9 +194,12 @@ class _PositionalWrapper:
 
     @staticmethod
     def of(model: torch.nn.Module, spec: ExportedArchitecture) -> torch.nn.Module:
+        """Return the module around a model."""
         import torch
 
         class Positional(torch.nn.Module):  # type: ignore[misc] # torch is not there for every check
+            """The model, called by position."""
+
             def __init__(self) -> None:
                 super().__init__()
                 self.model = model

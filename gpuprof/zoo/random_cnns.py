@@ -42,6 +42,7 @@ class _RandomCnn:
         self.normalised = self.random.random() < 0.8
 
     def pick(self, *values: int) -> int:
+        """Return one of the values."""
         return int(self.random.choice(values))
 
     def conv(
@@ -60,6 +61,7 @@ class _RandomCnn:
         return self.activate(made) if active else made
 
     def activate(self, x: _FeatureMap) -> _FeatureMap:
+        """Apply the network's activation."""
         if self.activation == "silu":
             return replace(x, name=self.net.add("Mul", x.name, self.net.add("Sigmoid", x.name)))
         if self.activation == "Clip":
@@ -73,6 +75,7 @@ class _RandomCnn:
         return _FeatureMap(self.net.add(op_type, x.name, **window), x.channels, (x.side - 1) // stride + 1)
 
     def add(self, x: _FeatureMap, y: _FeatureMap) -> _FeatureMap:
+        """Add two maps of one shape."""
         return replace(x, name=self.net.add("Add", x.name, y.name))
 
     def concat(self, *maps: _FeatureMap) -> _FeatureMap:

@@ -24,6 +24,7 @@ class _RandomSequenceNet:
         self.biased = self.random.random() < 0.8
 
     def pick(self, *values: int) -> int:
+        """Return one of the values."""
         return int(self.random.choice(values))
 
     def dense(self, x: str, features: int, outputs: int) -> str:

@@ -53,6 +53,7 @@ class _SoloMeasurement(_MeasuredWorkload):
 
     @property
     def copied_bytes(self) -> int:
+        """Bytes to and from the device for one batch."""
         return self.h2d_bytes + self.d2h_bytes
 
 

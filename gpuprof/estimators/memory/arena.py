@@ -100,6 +100,7 @@ class _Arena:
             self._release_buffer(buffer)
 
     def release(self, buffer: int) -> None:
+        """Count a read."""
         self._waiting[buffer] -= 1
         if self._waiting[buffer] == 0:
             self._release_buffer(buffer)

@@ -41,10 +41,12 @@ class _Gpu:
 
     @property
     def replicas(self) -> tuple[PlacedReplica, ...]:
+        """All that stand on it so far."""
         return tuple(one for let in self.lets for one in let)
 
     @property
     def partition(self) -> PlacedPartition:
+        """The whole device with the replicas that it has so far."""
         return PlacedPartition(self.replicas)
 
 

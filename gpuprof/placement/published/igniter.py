@@ -97,9 +97,11 @@ class _Cluster:
 
     @property
     def most_units(self) -> int:
+        """Units in the whole device."""
         return int(100.0 / self.unit_pct + 1e-9)
 
     def number(self, task: _Task) -> int:
+        """Return the class of a task."""
         key = (*self._equivalence_key(task.demand), task.rate_rps)
         if key not in self._class_of:
             self._class_of[key] = len(self.classes)
@@ -113,6 +115,7 @@ class _Cluster:
         return (content, demand.slo)
 
     def tasks(self, demand: Demand) -> list[_Task]:
+        """Return the demand, split into the fewest equal parts of which each fits a device; none when nothing does."""
         most, fails, works = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS), 0, 1
         while works < most and self._task(demand, demand.rate_rps / works) is None:
             fails, works = works, min(2 * works, most)
@@ -205,6 +208,7 @@ class _Cluster:
             return False
 
     def replica(self, task: _Task, units: int) -> PlacedReplica:
+        """Return the task as a replica with a share of ``units``."""
         share = self._workload(task.demand.model, task.batch, units).share
         return PlacedReplica(
             task.demand.model, task.batch, 1, share, task.rate_rps, memory_bytes=task.memory_bytes or None
@@ -257,6 +261,7 @@ class _Devices:
         insort(self._equal.setdefault(state, []), index)
 
     def to_gpus(self, device: str) -> tuple[PlacedGpu, ...]:
+        """Return what stands on each device."""
         gpus = []
         for state, tasks in zip(self._states, self._tasks, strict=True):
             waiting = {number: list(own) for number, own in tasks.items()}

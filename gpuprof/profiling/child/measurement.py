@@ -56,6 +56,7 @@ class _Sample:
 
     @property
     def end_ns(self) -> int:
+        """When the last batch ended."""
         return self.starts_ns[-1] + self.latencies_ns[-1]
 
 
