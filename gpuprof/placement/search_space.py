@@ -1,6 +1,6 @@
 """The search space of every policy: batch sizes, numbers of processes and shares of a replica.
 
-One rule for all of them, so that a bound over what is on the menu is a bound on what any policy can reach.
+One rule for all of them, so that a bound over the search space is a bound on what any policy can reach.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bound of maps by queues that accounts for interference: `NeighbourBound` of what replicas do at most.
 
-No map of the menu beats it, by these estimates. Proof: let a map serve a class within its SLO. Of each of its replicas,
+By these estimates no map in the search space beats it. Proof: let a map serve a class within its SLO. Of each replica,
 let n be the batch in time that does most for its time S among the neighbours that it has: it serves no more than
 r = n / S at a time in batches that are in time, smaller ones included. By `waiting_bound` the r of all replicas of a
 demand add up to what Poisson requests need at least, pools and single replicas alike, and whoever gets which request;

@@ -25,7 +25,7 @@ _WHOLE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Where a replica may run, at any batch of the menu."""
+    """Where a replica may run, at any batch of the search space."""
 
     share: Share
     processes: int

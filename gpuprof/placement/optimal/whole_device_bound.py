@@ -1,9 +1,9 @@
 """A lower bound for several kinds of devices with integer numbers of devices and, for few demands, of replicas.
 
 Of a kind of device a demand takes at least a certain part: its rate times the smallest part of a device per request a
-second, over all replicas on the menu (`replica_options`), at what none of them exceeds whatever stands beside it.
+second, over all in the search space (`replica_options`), at what none of them exceeds whatever stands beside it.
 Demands may be divided among kinds at will, devices may not: an integer program with a column for each kind and one for
-each demand on each kind. Every map of the menu is a solution of it, so none costs less.
+each demand on each kind. Every map in the search space is a solution of it, so none costs less.
 
 Of few demands the replicas are counted next: a column for each that a demand may have, which takes its part and serves
 no more than it can; that one of them serves the whole demand alone is verified by its queue where the program rests on

@@ -25,11 +25,11 @@ from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.listening import stop_listening
 from gpuprof.serving.protocol.client_account import ClientAccount
 from gpuprof.serving.protocol.peer_counts import find_client
-from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, Newcomer, Poller, RelayedConnection
+from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, PendingConnection, Poller, RelayedConnection
 
 #: What the router says, once, and what it is answered.
 STOP, STOPPED = b"stop", "stopped"
-#: Events of connections in a turn, and of those that have not greeted: each may be a TLS handshake, a millisecond.
+#: Events of connections in a turn, and of those without the preface yet: each may be a TLS handshake, a millisecond.
 _EVENTS, _NEW_EVENTS = 128, 4
 _ACCEPTED_AT_ONCE = 16
 _TICK_S = 0.1
@@ -69,9 +69,9 @@ class Relay:
         self._poller, self._new_poller = Poller(), Poller()
         self._buffer = memoryview(bytearray(PIECE_BYTES))
         self._accounts: dict[str, ClientAccount] = {}
-        #: With when they must have greeted, and their addresses.
-        self._newcomers: dict[Newcomer, tuple[float, str]] = {}
-        self._undialed: list[Newcomer] = []
+        #: With when they must have sent the preface, and their addresses.
+        self._pending: dict[PendingConnection, tuple[float, str]] = {}
+        self._waiting_for_grpcio: list[PendingConnection] = []
         self._connections: dict[RelayedConnection, str] = {}
         self._turned_away = self._told = 0
         self._ends_by = 0.0
@@ -82,12 +82,12 @@ class Relay:
         """Relay until the router has gone and clients have been told what it said last."""
         for end in (*self._listening, self._router):
             end.setblocking(False)
-        self._poller.watch(self._new_poller, 1, self._take_newcomers)
+        self._poller.watch(self._new_poller, 1, self._dispatch_pending)
         self._poller.watch(self._router, 1, self._hear_router)
         self._accept_from_now()
         ticked = 0.0
         while not self._ends_by or (self._connections and time.monotonic() < self._ends_by):
-            is_busy = self._newcomers or self._connections or self._accounts
+            is_busy = self._pending or self._connections or self._accounts
             self._poller.dispatch(_TICK_S if is_busy else None, _EVENTS)
             if (now := time.monotonic()) > ticked + _TICK_S:
                 self._tick(now)
@@ -97,7 +97,7 @@ class Relay:
         for listener in self._listening:
             self._new_poller.watch(listener, 1, partial(self._accept, listener))
 
-    def _take_newcomers(self, _: int) -> None:
+    def _dispatch_pending(self, _: int) -> None:
         self._new_poller.dispatch(0.0, _NEW_EVENTS)
 
     def _accept(self, listener: socket.socket, _: int) -> None:
@@ -113,7 +113,7 @@ class Relay:
     def _admit(self, client: socket.socket, host: str, port: int) -> None:
         key = find_client(host)
         account = self._accounts.get(key)
-        count = len(self._newcomers) + len(self._connections)
+        count = len(self._pending) + len(self._connections)
         if count >= self._order.connections or (account and account.connections >= self._order.per_peer):
             client.close()
             self._turned_away += 1
@@ -124,30 +124,30 @@ class Relay:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        newcomer = Newcomer(self._new_poller, client, self._context, self._welcome, self._leave)
-        self._newcomers[newcomer] = time.monotonic() + _HANDSHAKE_S, peer
+        pending = PendingConnection(self._new_poller, client, self._context, self._start_relaying, self._on_closed)
+        self._pending[pending] = time.monotonic() + _HANDSHAKE_S, peer
 
-    def _leave(self, newcomer: Newcomer) -> None:
-        _, peer = self._newcomers.pop(newcomer)
+    def _on_closed(self, pending: PendingConnection) -> None:
+        _, peer = self._pending.pop(pending)
         self._count_off(peer)
 
-    def _welcome(self, newcomer: Newcomer) -> None:
-        """Relay a client that has greeted."""
-        _, peer = self._newcomers[newcomer]
+    def _start_relaying(self, pending: PendingConnection) -> None:
+        """Relay a client that has sent the preface and its settings."""
+        _, peer = self._pending[pending]
         try:
-            upstream = self._dial(peer)
+            upstream = self._connect_upstream(peer)
         except BlockingIOError:  # more wait for grpcio than the system lets
-            self._undialed.append(newcomer)
+            self._waiting_for_grpcio.append(pending)
             return
         except OSError:
-            newcomer.close()
+            pending.close()
             return
-        del self._newcomers[newcomer]
+        del self._pending[pending]
         account = self._accounts[_client_of(peer)]
-        connection = RelayedConnection(self._poller, self._buffer, newcomer, upstream, account, self._forget)
+        connection = RelayedConnection(self._poller, self._buffer, pending, upstream, account, self._forget)
         self._connections[connection] = peer
 
-    def _dial(self, peer: str) -> socket.socket:
+    def _connect_upstream(self, peer: str) -> socket.socket:
         """Return a connection to grpcio, which takes its name for the address of the client."""
         upstream = socket.socket(socket.AF_UNIX)
         try:
@@ -189,14 +189,14 @@ class Relay:
 
     def _tick(self, now: float) -> None:
         """Do what is a matter of time."""
-        for newcomer, (deadline, _) in list(self._newcomers.items()):
+        for pending, (deadline, _) in list(self._pending.items()):
             if now < deadline:
                 break
-            newcomer.close()
-        undialed, self._undialed = self._undialed, []
-        for newcomer in undialed:
-            if newcomer in self._newcomers:
-                self._welcome(newcomer)
+            pending.close()
+        waiting, self._waiting_for_grpcio = self._waiting_for_grpcio, []
+        for pending in waiting:
+            if pending in self._pending:
+                self._start_relaying(pending)
         for connection in list(self._connections):
             connection.check(now, self._order.stall_s)
         for client in [client for client, account in self._accounts.items() if account.is_needless(now)]:

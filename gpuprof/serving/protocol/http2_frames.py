@@ -26,7 +26,7 @@ class FrameError(Exception):
     """What a client sends is not HTTP/2, or more of one thing than it may send."""
 
 
-def find_greeting(data: bytes | bytearray) -> int:
+def find_preface_end(data: bytes | bytearray) -> int:
     """Return the length of what a client must send first, the preface and its settings; 0 while it is not whole.
 
     Raises
@@ -47,7 +47,7 @@ def find_greeting(data: bytes | bytearray) -> int:
 
 
 class ClientFrames:
-    """Follows the frames of a client behind its greeting, without its first acknowledgement of settings.
+    """Follows the frames of a client behind preface and settings, without its first acknowledgement of settings.
 
     The head of a call that comes in several frames is held back until it is whole: grpcio takes also what a connection
     that is closed leaves of one for a call.

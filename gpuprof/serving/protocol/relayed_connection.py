@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gpuprof.serving.protocol.client_account import ClientAccount
-from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, ClientFrames, FrameError, find_greeting
+from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, ClientFrames, FrameError, find_preface_end
 
 #: So much is read at once; a piece of TLS is never longer than the least.
 PIECE_BYTES, _LEAST_BYTES = 1 << 16, 1 << 14
@@ -63,7 +63,7 @@ class Poller:
                 handler(events)
 
 
-class Newcomer:
+class PendingConnection:
     """A client that has not yet said what it must say first: that costs no more than a socket.
 
     Parameters
@@ -73,9 +73,9 @@ class Newcomer:
         Non-blocking.
     context : SSLContext or None
         For TLS, which begins when the client says something.
-    welcome : callable
-        Told when the client has greeted.
-    leave : callable
+    on_ready : callable
+        Told when the client has sent the preface and its settings.
+    on_closed : callable
         Told when it is given up.
 
     Attributes
@@ -91,11 +91,11 @@ class Newcomer:
         poller: Poller,
         client: socket.socket,
         context: ssl.SSLContext | None,
-        welcome: Callable[[Newcomer], None],
-        leave: Callable[[Newcomer], None],
+        on_ready: Callable[[PendingConnection], None],
+        on_closed: Callable[[PendingConnection], None],
     ) -> None:
         self._poller, self.client, self._context = poller, client, context
-        self._welcome, self._leave = welcome, leave
+        self._on_ready, self._on_closed = on_ready, on_closed
         self.frames = ClientFrames()
         self.begin = self.carried = b""
         self._said = bytearray()
@@ -105,7 +105,7 @@ class Newcomer:
         """Close the connection."""
         self._poller.unwatch(self.client)
         self.client.close()
-        self._leave(self)
+        self._on_closed(self)
 
     def _handle(self, _: int) -> None:
         try:
@@ -113,12 +113,12 @@ class Newcomer:
                 self._begin_tls(self._context)
             while more := self.client.recv(_LEAST_BYTES):
                 self._said += more
-                if length := find_greeting(self._said):
+                if length := find_preface_end(self._said):
                     rest = memoryview(self._said[length:])
                     passed, self.carried = self.frames.follow(rest, len(rest))
                     self.begin = bytes(self._said[:length]) + ACKNOWLEDGEMENT + rest[:passed]
                     self._poller.unwatch(self.client)
-                    self._welcome(self)
+                    self._on_ready(self)
                     return
             self.close()
         except _AGAIN:
@@ -143,8 +143,8 @@ class RelayedConnection:
     poller : Poller
     buffer : memoryview
         Of `PIECE_BYTES`, for what is being read; between two calls it holds nothing.
-    newcomer : Newcomer
-        The client, which has greeted.
+    pending : PendingConnection
+        The client, which has sent the preface and its settings.
     upstream : socket
         The connection to grpcio.
     account : ClientAccount
@@ -177,15 +177,15 @@ class RelayedConnection:
         self,
         poller: Poller,
         buffer: memoryview,
-        newcomer: Newcomer,
+        pending: PendingConnection,
         upstream: socket.socket,
         account: ClientAccount,
         forget: Callable[[RelayedConnection], None],
     ) -> None:
         self._poller, self._buffer, self._account, self._forget = poller, buffer, account, forget
-        self._client, self._upstream = newcomer.client, upstream
+        self._client, self._upstream = pending.client, upstream
         #: Until grpcio has sent its settings nothing is sent to it.
-        self._begin, self._carried, self._frames = newcomer.begin, newcomer.carried, newcomer.frames
+        self._begin, self._carried, self._frames = pending.begin, pending.carried, pending.frames
         #: What could not be passed on yet, to grpcio and to the client.
         self._up = self._down = _NOTHING
         self._is_client_ended = self._is_discarding = self._is_paused = False

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, PREFACE, ClientFrames, FrameError, find_greeting
+from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, PREFACE, ClientFrames, FrameError, find_preface_end
 
 DATA, HEADERS, SETTINGS, PING, CONTINUATION = 0, 1, 4, 6, 9
 END_STREAM, END_HEADERS = 1, 4
@@ -26,14 +26,14 @@ def pass_on(pieces: list[bytes]) -> tuple[bytes, int]:
     return passed, frames.cost
 
 
-def test_a_greeting_is_whole_with_the_last_byte_of_its_settings_and_nothing_else_is_one() -> None:
-    greeting = PREFACE + frame(SETTINGS, 0, bytes(18), 0)
-    assert [find_greeting(greeting[:size]) for size in range(len(greeting))] == [0] * len(greeting)
-    assert find_greeting(greeting + b"more") == len(greeting)
+def test_a_preface_is_whole_with_the_last_byte_of_its_settings_and_nothing_else_is_one() -> None:
+    preface = PREFACE + frame(SETTINGS, 0, bytes(18), 0)
+    assert [find_preface_end(preface[:size]) for size in range(len(preface))] == [0] * len(preface)
+    assert find_preface_end(preface + b"more") == len(preface)
     wrong = [b"GET / HTTP/1.1\r\n", PREFACE + frame(PING, 0, bytes(8), 0), PREFACE + ACKNOWLEDGEMENT]
     for text in [*wrong, PREFACE + frame(SETTINGS, 0, bytes(6000), 0)]:
         with pytest.raises(FrameError):
-            find_greeting(text)
+            find_preface_end(text)
 
 
 @pytest.mark.parametrize("size", [*range(1, 40), 100, 150])
