@@ -66,12 +66,15 @@ def open_turns(group: str) -> Iterator[Turn]:
     try:
         yield Turn(file)
     finally:
+        # Released before it is asked for alone: of two that leave at once each would see the other's lock for ever.
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, _USERS)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _USERS)
         except OSError:
-            pass  # others use it
+            pass  # others use it, or the last of them is about to remove it
         else:
-            path.unlink(missing_ok=True)
+            if os.fstat(file).st_nlink:  # else removed, and what has its name now is another's
+                path.unlink()
         os.close(file)
 
 

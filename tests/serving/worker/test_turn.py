@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -55,6 +56,33 @@ def test_one_runs_at_a_time_and_nobody_has_two_turns_while_another_waits(tmp_pat
     # One that the machine stops between two turns asks late, which four rounds in a row tell of.
     assert sum(one != set(names) for one in rounds) <= len(rounds) // 8
     assert list(tmp_path.glob("gpuprof-turns-*")) == []  # the last has removed it
+
+
+def _leave_together(together: Any) -> None:
+    lockf = fcntl.lockf
+
+    def ask_together(file: int, kind: int, *rest: int) -> Any:
+        if kind != fcntl.LOCK_EX | fcntl.LOCK_NB:
+            return lockf(file, kind, *rest)
+        together.wait(30.0)
+        try:
+            return lockf(file, kind, *rest)
+        finally:
+            together.wait(30.0)
+
+    with open_turns("group"):
+        fcntl.lockf = ask_together  # type: ignore[assignment]
+
+
+def test_one_of_several_that_leave_at_once_removes_the_file(tmp_path: Path) -> None:
+    together = _FORK.Barrier(3)
+    children = [_FORK.Process(target=_leave_together, args=(together,)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60.0)
+        assert child.exitcode == 0
+    assert list(tmp_path.glob("gpuprof-turns-*")) == []
 
 
 def _hold(asks: Any, entered: Any) -> None:
