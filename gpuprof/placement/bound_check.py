@@ -32,7 +32,7 @@ def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     most = predicted.upper_bound_goodput_rps
     if most is not None and rate_rps > most * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield _make_violation(
-            f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}"
+            f"its bound is {most:.4g} requests/s served by any map, but this one serves {rate_rps:.4g}"
         )
     if not _serves_all(deployment):
         return
@@ -41,7 +41,7 @@ def check_bounds(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         yield _make_violation(f"the lower bound of {predicted.lower_bound_gpus} GPUs is above the {used} used")
     least, cost = predicted.lower_bound_cost_per_hour, _sum_cost(deployment, evidence)
     if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
-        yield _make_violation(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
+        yield _make_violation(f"its lower bound is {least:.4g} $/h for any map, but this one costs {cost:.4g}")
     yield from _check_interval_ends(deployment, used)
     if evidence.demands is None and not deployment.merges:
         yield from _check_without_one(deployment, evidence, used)
@@ -77,7 +77,7 @@ def _check_interval_ends(deployment: DeploymentMap, used: int) -> Iterator[Viola
         for of, gpus in plans:
             if bound is not None and gpus is not None and bound > gpus and (name or of):
                 yield _make_violation(
-                    f"{name or 'the map'} needs at least {bound} devices, and {of or 'the map'} has {gpus}"
+                    f"{name or 'the map'} needs at least {bound} devices, but {of or 'the map'} has {gpus}"
                 )
 
 
@@ -98,7 +98,9 @@ def _check_without_one(deployment: DeploymentMap, evidence: Evidence, used: int)
                 return
             if _is_sufficient(_remove_device(deployment, number, gpu), evidence):
                 where = f"{node.name} gpu {gpu.index}"
-                yield _make_violation(f"no map is said to need less, and without {where} the others serve everything")
+                yield _make_violation(
+                    f"the lower bound allows no fewer devices, but without {where} the others serve everything"
+                )
                 return
 
 

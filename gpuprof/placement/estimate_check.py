@@ -44,20 +44,20 @@ def check_estimates(location: Location, evidence: Evidence) -> Iterator[str]:
         ("pause_cv", predicted.pause_cv, known.latency_cv if known.pause_cv is None else known.pause_cv),
     ):
         if value is not None and true is not None and not is_rounded_to(value, true):
-            yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
+            yield f"{name} is {value:.4g} in the map but {true:.4g} by the estimator"
     yield from _check_turn(replica, replica_workload(partition, replica, replica.batch), beside, device, evidence)
     yield from _check_intervals(predicted, known, merged=bool(replica.merged))
     yield from _check_memory(replica, known, evidence)
     yield from _check_compute(replica, device, evidence.estimator)
     if predicted.source and predicted.source != known.latency_ms.source:
-        yield f"its time is called {predicted.source!r} and is {known.latency_ms.source!r}"
+        yield f"the map calls its time {predicted.source!r}, the estimator {known.latency_ms.source!r}"
     if replica.batch_latency_ms is None:
         return
     for size, value in enumerate(replica.batch_latency_ms[: replica.batch], 1):
         smaller = ask(size)
         if smaller is not None and not is_rounded_to(value, smaller.latency_ms.value + evidence.host.handover_ms):
             true = smaller.latency_ms.value
-            yield f"batch_latency_ms of {size} is {value:.4g} ms in the map and {true:.4g} ms by the estimator"
+            yield f"batch_latency_ms of {size} is {value:.4g} ms in the map but {true:.4g} ms by the estimator"
             return
 
 
@@ -70,7 +70,7 @@ def _check_turn(
     at_once = [one for one in beside if one.turns != replica.turns]
     true_ms = ask_estimator(evidence.estimator, device, workload, at_once).latency_ms.value
     if not is_rounded_to(replica.turn_ms, true_ms):
-        yield f"turn_ms is {replica.turn_ms:.4g} in the map and {true_ms:.4g} by the estimator"
+        yield f"turn_ms is {replica.turn_ms:.4g} in the map but {true_ms:.4g} by the estimator"
 
 
 def _check_intervals(predicted: ReplicaPrediction, known: Estimate, *, merged: bool) -> Iterator[str]:
@@ -80,12 +80,12 @@ def _check_intervals(predicted: ReplicaPrediction, known: Estimate, *, merged: b
     ):
         if interval is None:
             if figure.low is not None and figure.high is not None and not merged:
-                yield f"{name}_interval is not said, and is {figure.low:.4g} to {figure.high:.4g} by the estimator"
+                yield f"{name}_interval is missing, but {figure.low:.4g} to {figure.high:.4g} by the estimator"
         elif figure.low is None or figure.high is None:
-            yield f"{name}_interval is said, and nothing is known of its error"
+            yield f"the map has a {name}_interval, but the estimator knows nothing of the error"
         elif not (is_rounded_to(interval[0], figure.low) and is_rounded_to(interval[1], figure.high)):
             told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{figure.low:.4g} to {figure.high:.4g}"
-            yield f"{name}_interval is {told} in the map and {true} by the estimator"
+            yield f"{name}_interval is {told} in the map but {true} by the estimator"
 
 
 def _check_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Iterator[str]:
@@ -94,14 +94,14 @@ def _check_memory(replica: Replica, known: Estimate, evidence: Evidence) -> Iter
     held_bytes, needed = predicted.memory_bytes, predicted.mreq
     if memory is None:
         if held_bytes is not None or needed is not None:
-            yield "a memory is said, and nothing is known of it by the estimator"
+            yield "the map gives its memory, of which the estimator knows nothing"
         return
     planned = upper_ms(memory, evidence.confidence) * replica.processes
     if held_bytes is not None and abs(held_bytes - planned) > RELATIVE_ROUNDING * planned + replica.processes:
-        yield f"it is said to hold {held_bytes / 2**30:.4g} GiB, and holds {planned / 2**30:.4g} GiB by the estimator"
+        yield f"it holds {held_bytes / 2**30:.4g} GiB in the map but {planned / 2**30:.4g} GiB by the estimator"
     if needed is not None and not is_rounded_to(needed.bytes, memory.value * replica.processes):
         told, true = needed.bytes / 2**30, memory.value * replica.processes / 2**30
-        yield f"it is said to require {told:.4g} GiB, and requires {true:.4g} GiB by the estimator"
+        yield f"it requires {told:.4g} GiB in the map but {true:.4g} GiB by the estimator"
 
 
 def _check_compute(replica: Replica, device: Device, estimator: Estimator) -> Iterator[str]:
@@ -115,6 +115,6 @@ def _check_compute(replica: Replica, device: Device, estimator: Estimator) -> It
         return
     known = alone.creq(creq.metric)
     if known is not None and not is_rounded_to(creq.pct, known.value):
-        yield f"a compute requirement of {creq.pct:.4g}% is said, and it is {known.value:.4g}% by the estimator"
+        yield f"its compute requirement is {creq.pct:.4g}% in the map but {known.value:.4g}% by the estimator"
     elif known is not None and creq.source != known.source:
-        yield f"its compute requirement is called {creq.source!r} and is {known.source!r}"
+        yield f"the map calls its compute requirement {creq.source!r}, the estimator {known.source!r}"

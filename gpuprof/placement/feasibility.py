@@ -123,7 +123,7 @@ def _check_devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vi
     for name, count in used.items():
         there = evidence.counts.get(name, 0) if evidence.counts else None
         if there is not None and count > there:
-            yield Violation("fleet", name, f"{count} devices are used and the fleet has {there}")
+            yield Violation("fleet", name, f"{count} devices are used, but the fleet has {there}")
 
 
 def _check_gpu(where: str, gpu: Gpu, evidence: Evidence) -> Iterator[Violation]:
@@ -226,14 +226,14 @@ def _check_share_and_limit(
     """Find a share that cannot be enforced, and a memory limit below what the replica needs."""
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
     if replica.sm_share_pct < least * (1.0 - _TOLERANCE):
-        yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, and the least is {least:g}%")
+        yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, but the least is {least:g}%")
     needed = _needed_bytes(partition, replica, device, evidence)
     limit = replica.memory_limit_bytes
     if limit is not None and limit < _LEAST_LIMIT_BYTES:
-        yield Violation("memory", where, f"{replica.model} may hold {limit} bytes, and the least is 1 MiB")
+        yield Violation("memory", where, f"{replica.model} may hold {limit} bytes, but the least is 1 MiB")
     elif limit is not None and limit < needed * (1.0 - _TOLERANCE) - 1.0:
         yield Violation(
-            "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB and needs {needed / 2**30:.3g} GiB"
+            "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB but needs {needed / 2**30:.3g} GiB"
         )
 
 
@@ -249,19 +249,21 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         named[unplaced.model] += unplaced.rate_rps
     for name, missing_rps in named.items():
         if not missing_rps > 0.0:
-            yield Violation("rate", name, "is said to be left unplaced, and nothing of it is left")
+            yield Violation("rate", name, "is listed as unplaced, but all of it is placed")
         elif name not in deployment.models:
-            yield Violation("rate", name, "is left unplaced and is not among the map's models")
+            yield Violation("rate", name, "is listed as unplaced but is not among the map's models")
         elif planned[name] + missing_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
             asked = deployment.models[name].rate_rps
             yield Violation(
-                "rate", name, f"{planned[name]:g} requests/s are served, {missing_rps:g} left, {asked:g} asked for"
+                "rate",
+                name,
+                f"{planned[name]:g} requests/s are served and {missing_rps:g} unplaced, but {asked:g} asked for",
             )
     for name, rate_rps in planned.items():
         if name not in named and rate_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
             asked = deployment.models[name].rate_rps
             yield Violation(
-                "rate", name, f"replicas are planned for {rate_rps:g} requests/s and {asked:g} are asked for"
+                "rate", name, f"replicas are planned for {rate_rps:g} requests/s, but {asked:g} are asked for"
             )
     for demand in _list_demands(deployment, evidence):
         served = planned[demand.model] + (0.0 if evidence.demands is not None else named[demand.model])
@@ -312,7 +314,7 @@ def _check_slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viola
         arrivals = Arrivals(math.fsum(replica.rate_rps for replica, _ in replicas))
         most_rps = math.fsum(server.capacity_rps for _, server in replicas)
         if arrivals.rate_rps >= most_rps:  # of each alone the map's rate says nothing: the router gives it by the means
-            said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
+            said = f"the replicas get {arrivals.rate_rps:.4g} requests/s but serve at most {most_rps:.4g}"
             yield Violation("rate", model, said)
             continue
         whole = queue_of(evidence.queueing, model).pool(arrivals, [server for _, server in replicas]).whole
@@ -349,7 +351,7 @@ def _check_budget(
 
 
 def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
-    return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {most_rps:.4g}"
+    return f"{replica.model} gets {replica.rate_rps:.4g} requests/s but serves at most {most_rps:.4g}"
 
 
 def _check_percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
@@ -361,7 +363,7 @@ def _check_percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) 
             "slo",
             demand.model,
             f"{100.0 * within / total:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
-            f"{demand.slo.percentile:g}% must be",
+            f"but {demand.slo.percentile:g}% must be",
         )
 
 

@@ -48,7 +48,7 @@ def map_servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServ
 def _make_server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
     """Return the replica as a queue, or why nothing can be said of it."""
     if replica.batch > MOST_BATCH:
-        return f"{replica.model} takes batches of {replica.batch}, which nothing can be said of above {MOST_BATCH}"
+        return f"{replica.model} takes batches of {replica.batch}, but no queue is computed above {MOST_BATCH}"
     if evidence.estimator is None:
         if not replica.predicted.latency_ms:
             return f"the map predicts no time for a batch of {replica.model}"
@@ -60,11 +60,11 @@ def _make_server(partition: Partition, replica: Replica, device: Device, evidenc
             least = min(least, times[size - 1])
             if times[size - 1] > _MOST_LONGER * least:
                 return (
-                    f"{size} requests of {replica.model} take {times[size - 1]:.4g} ms, and more of them {least:.4g} ms"
+                    f"{size} requests of {replica.model} take {times[size - 1]:.4g} ms, but more of them {least:.4g} ms"
                 )
         said = replica.predicted
         if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
-            return f"the time of {replica.model} is said to vary by more than {MOST_VARIATION:g} times itself"
+            return f"the coefficient of variation of the time of {replica.model} is above {MOST_VARIATION:g}"
         return _make_queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
     beside = neighbour_workloads(partition, replica)
     try:

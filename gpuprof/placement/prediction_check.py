@@ -59,32 +59,32 @@ def _check_consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
         return
     each_ms = predicted.latency_ms - predicted.overlapped_ms
     if predicted.overlapped_ms > _MOST_OVERLAPPED * predicted.latency_ms:
-        yield f"{predicted.overlapped_ms:.4g} of {predicted.latency_ms:.4g} ms of a batch are said to overlap another"
+        yield f"{predicted.overlapped_ms:.4g} of {predicted.latency_ms:.4g} ms of a batch overlap another in the map"
     elif not is_rounded_to(predicted.throughput_rps, 1000.0 * replica.batch * replica.processes / each_ms):
         throughput, latency = f"{predicted.throughput_rps:.4g}/s", f"{each_ms:.4g} ms"
-        yield f"a throughput of {throughput} does not follow from {latency} a batch of {replica.batch}"
+        yield f"a throughput of {throughput} does not follow from {latency} for a batch of {replica.batch}"
     if predicted.goodput_rps > replica.rate_rps * (1.0 + RELATIVE_ROUNDING) + ABSOLUTE_ROUNDING:
         yield f"a goodput of {predicted.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
     if max(predicted.latency_cv, predicted.pause_cv or 0.0) > MOST_VARIATION:
-        yield f"its time is said to vary by {max(predicted.latency_cv, predicted.pause_cv or 0.0):.4g} times itself"
+        yield f"its time has a coefficient of variation of {max(predicted.latency_cv, predicted.pause_cv or 0.0):.4g}"
     times = replica.batch_latency_ms
     yield from _check_utilization(replica)
     if times is not None:
         if len(times) != replica.batch or min(times) <= 0.0:
             yield f"batch_latency_ms must hold {replica.batch} times above 0"
         elif not is_rounded_to(times[-1], predicted.latency_ms + evidence.host.handover_ms):
-            yield f"batch_latency_ms ends at {times[-1]:.4g} ms and a batch takes {predicted.latency_ms:.4g} ms"
+            yield f"batch_latency_ms ends at {times[-1]:.4g} ms but a batch takes {predicted.latency_ms:.4g} ms"
     percentiles = [value for value in (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) if value is not None]
     if percentiles != sorted(percentiles):
         yield "its percentiles fall"
     limit, held = replica.memory_limit_bytes, predicted.memory_bytes
     if limit is not None and held is not None and limit < held * (1.0 - RELATIVE_ROUNDING):
-        yield f"it may hold {limit / 2**30:.4g} GiB and is said to hold {held / 2**30:.4g} GiB"
+        yield f"it may hold {limit / 2**30:.4g} GiB but holds {held / 2**30:.4g} GiB"
     creq, mreq = predicted.creq, predicted.mreq
     if creq is not None and creq.interval_pct is not None and not _is_within(creq.pct, creq.interval_pct):
-        yield f"a compute requirement of {creq.pct:.4g}% is outside of its interval"
+        yield f"a compute requirement of {creq.pct:.4g}% lies outside its interval"
     if mreq is not None and mreq.interval_bytes is not None and not _is_within(mreq.bytes, mreq.interval_bytes):
-        yield f"a memory requirement of {mreq.bytes:.4g} bytes is outside of its interval"
+        yield f"a memory requirement of {mreq.bytes:.4g} bytes lies outside its interval"
     yield from _check_required_memory(predicted)
     yield from _check_intervals(predicted)
 
@@ -108,13 +108,13 @@ def _check_required_memory(predicted: ReplicaPrediction) -> Iterator[str]:
     if needed.interval_bytes is not None and not math.isfinite(needed.interval_bytes[1]):
         yield "its memory requirement has an interval without an end"
     if held is not None and needed.bytes > held * (1.0 + RELATIVE_ROUNDING) + 1.0:
-        yield f"it requires {needed.bytes / 2**30:.4g} GiB and is said to hold {held / 2**30:.4g} GiB"
+        yield f"it requires {needed.bytes / 2**30:.4g} GiB but holds {held / 2**30:.4g} GiB"
     if (
         held is not None
         and needed.interval_bytes is None
         and held > needed.bytes * (1.0 + RELATIVE_ROUNDING) + _MOST_PROCESSES
     ):
-        yield f"it is said to hold {held / 2**30:.4g} GiB and requires {needed.bytes / 2**30:.4g} GiB"
+        yield f"it holds {held / 2**30:.4g} GiB but requires {needed.bytes / 2**30:.4g} GiB"
 
 
 def _check_utilization(replica: Replica) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _check_utilization(replica: Replica) -> Iterator[str]:
     least = replica.rate_rps * min(each_ms / 1000.0 / replica.processes, 1.0 / predicted.throughput_rps)
     if not least * (1.0 - _SIMULATED) - ABSOLUTE_ROUNDING <= predicted.utilization <= 1.0 + _SIMULATED:
         busy = f"{predicted.utilization:.4g}"
-        yield f"it is said to be busy for {busy} of its time, and its requests take {least:.4g} of it"
+        yield f"its utilization is {busy} in the map, but its requests alone make it {least:.4g}"
 
 
 def _check_intervals(predicted: ReplicaPrediction) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _check_intervals(predicted: ReplicaPrediction) -> Iterator[str]:
         if not (math.isfinite(low) and math.isfinite(high) and 0.0 <= low <= high):
             yield f"{name}_interval is none: {low:g} to {high:g}"
         elif value is not None and not low * (1.0 - relative) <= value <= high * (1.0 + relative) + ABSOLUTE_ROUNDING:
-            yield f"{name} of {value:.4g} is outside of its interval"
+            yield f"{name} of {value:.4g} lies outside its interval"
 
 
 def _check_limits(deployment: DeploymentMap, replica: Replica) -> Iterator[str]:
@@ -164,7 +164,9 @@ def _check_models(deployment: DeploymentMap) -> Iterator[Violation]:
         served = math.fsum(replica.goodputs().get(name, 0.0) for replica in own[name])
         if not is_rounded_to(predicted.goodput_rps, served):
             yield Violation(
-                "figures", name, f"goodput {predicted.goodput_rps:.4g}/s is said and its replicas' is {served:.4g}/s"
+                "figures",
+                name,
+                f"its goodput is {predicted.goodput_rps:.4g}/s in the map but {served:.4g}/s over its replicas",
             )
         percentiles = [value for value in (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) if value is not None]
         if percentiles != sorted(percentiles):
@@ -182,7 +184,7 @@ def _check_model_percentiles(replicas: Sequence[Replica], name: str, predicted: 
         if value is None or not parts or len(parts) < len(replicas):
             continue
         if not min(parts) * (1.0 - _SIMULATED) <= value <= max(parts) * (1.0 + _SIMULATED):
-            message = f"{label} is said to be {value:.4g} and is {min(parts):.4g} to {max(parts):.4g} of its replicas"
+            message = f"{label} is {value:.4g} in the map but {min(parts):.4g} to {max(parts):.4g} of its replicas"
             yield Violation("figures", name, message)
 
 
@@ -191,7 +193,9 @@ def _check_map(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
     replicas = [replica for *_, replica in deployment.places()]
     goodput = math.fsum(replica.predicted.goodput_rps for replica in replicas)
     if not is_rounded_to(predicted.goodput_rps, goodput):
-        yield _make_violation(f"goodput {predicted.goodput_rps:.4g}/s is said and the replicas' is {goodput:.4g}/s")
+        yield _make_violation(
+            f"goodput is {predicted.goodput_rps:.4g}/s in the map but {goodput:.4g}/s over its replicas"
+        )
     for name, value in (
         ("internal_slack", predicted.internal_slack),
         ("outside shares", predicted.external_fragmentation),
@@ -199,20 +203,20 @@ def _check_map(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
         if value is not None and value > 1.0 + RELATIVE_ROUNDING:
             yield _make_violation(f"{name} is {value:g}, more than all")
     if predicted.moves is not None and predicted.moves > len(replicas):
-        yield _make_violation(f"{predicted.moves} replicas are said to move, and there are {len(replicas)}")
+        yield _make_violation(f"{predicted.moves} replicas move, but there are {len(replicas)}")
     yield from _check_cost(deployment, evidence)
     yield from _check_interval_ends(deployment, evidence)
     if predicted.external_fragmentation is not None:
         left = _compute_unused_part(deployment, evidence)
         if abs(predicted.external_fragmentation - left) > ABSOLUTE_ROUNDING:
             yield _make_violation(
-                f"{predicted.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is"
+                f"{predicted.external_fragmentation:.3g} is outside shares in the map but {left:.3g} by its partitions"
             )
     if predicted.internal_slack is not None:
         idle = _compute_idle_part(deployment, evidence)
         if abs(predicted.internal_slack - idle) > _SIMULATED:
             yield _make_violation(
-                f"shares are said to be idle for {predicted.internal_slack:.3g} of their time, and are for {idle:.3g}"
+                f"internal slack is {predicted.internal_slack:.3g} in the map but {idle:.3g} by its replicas"
             )
 
 
@@ -227,9 +231,9 @@ def _check_cost(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viola
     if cost is None:
         return
     if len(known) < len(prices):
-        yield _make_violation(f"a cost of {cost:.4g} $/h is said, and a device of the map has no price")
+        yield _make_violation(f"the map gives a cost of {cost:.4g} $/h, but one of its devices has no price")
     elif not is_rounded_to(cost, math.fsum(known)):
-        yield _make_violation(f"a cost of {cost:.4g} $/h is said, and the devices cost {math.fsum(known):.4g} $/h")
+        yield _make_violation(f"the cost is {cost:.4g} $/h in the map but {math.fsum(known):.4g} $/h over its devices")
 
 
 def _check_interval_ends(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -242,13 +246,13 @@ def _check_interval_ends(deployment: DeploymentMap, evidence: Evidence) -> Itera
         if plan is None:
             continue
         if plan.served_rps > asked * (1.0 + RELATIVE_ROUNDING):
-            yield _make_violation(f"{name} serves {plan.served_rps:.4g} requests/s, and {asked:.4g} are asked for")
+            yield _make_violation(f"{name} serves {plan.served_rps:.4g} requests/s, but {asked:.4g} are asked for")
         if plan.gpus is not None and plan.gpus > most:
-            yield _make_violation(f"{name} has {plan.gpus} devices, and the fleet has {most:g}")
+            yield _make_violation(f"{name} has {plan.gpus} devices, but the fleet has {most:g}")
         if plan.gpus == 0 and plan.served_rps > 0.0:
             yield _make_violation(f"{name} serves {plan.served_rps:.4g} requests/s by no device")
         if plan.gpus is not None and plan.lower_bound_gpus is not None and plan.lower_bound_gpus > plan.gpus:
-            yield _make_violation(f"{name} needs at least {plan.lower_bound_gpus} devices and has {plan.gpus}")
+            yield _make_violation(f"{name} needs at least {plan.lower_bound_gpus} devices but has {plan.gpus}")
 
 
 def _compute_unused_part(deployment: DeploymentMap, evidence: Evidence) -> float:

@@ -72,7 +72,7 @@ def _check_merged(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Vio
             in_time = one.rate_rps * law.fraction_within(deployment.models[one.model].slo_ms)
             if abs(one.goodput_rps - in_time) > _GOODPUT * one.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
                 messages.append(
-                    f"a goodput of {one.goodput_rps:.4g}/s of {one.model} is said, and it is {in_time:.4g}/s"
+                    f"the goodput of {one.model} is {one.goodput_rps:.4g}/s in the map but {in_time:.4g}/s by its queue"
                 )
         for message in messages:
             yield Violation("figures", f"{node.name} gpu {gpu.index}", f"{replica.model}: {message}")
@@ -88,10 +88,10 @@ def _check_alone(replica: Replica) -> Iterator[str]:
         return
     busy = replica.rate_rps / predicted.throughput_rps
     if predicted.utilization is not None and abs(predicted.utilization - busy) > _SIMULATED * busy + _ABSOLUTE:
-        yield f"it is said to be busy for {predicted.utilization:.4g} of its time, and is for {busy:.4g}"
+        yield f"its utilization is {predicted.utilization:.4g} in the map but {busy:.4g} by its rate"
     most = min(replica.rate_rps, predicted.throughput_rps)
     if abs(predicted.goodput_rps - most) > _GOODPUT * replica.rate_rps + _ABSOLUTE:
-        yield f"a goodput of {predicted.goodput_rps:.4g}/s is said, and it is {most:.4g}/s"
+        yield f"its goodput is {predicted.goodput_rps:.4g}/s in the map but {most:.4g}/s by its rate"
 
 
 def _check_pools(deployment: DeploymentMap, evidence: Evidence) -> Mapping[str, list[_Member]]:
@@ -130,11 +130,11 @@ def _at_ends(members: Sequence[_Member]) -> list[list[BatchServer]]:
 def _check_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo_ms: float) -> Iterator[str]:
     predicted, law = replica.predicted, part.sojourn
     if abs(replica.rate_rps - part.rate_rps) > _SIMULATED * max(replica.rate_rps, part.rate_rps) + _ABSOLUTE:
-        yield f"it is said to get {replica.rate_rps:.4g} requests/s, and the router gives it {part.rate_rps:.4g}"
+        yield f"it gets {replica.rate_rps:.4g} requests/s in the map but {part.rate_rps:.4g} from the router"
     yield from _check_percentiles(law, {name: getattr(predicted, name) for name in _PERCENTILES})
     in_time = part.rate_rps * law.fraction_within(slo_ms)
     if abs(predicted.goodput_rps - in_time) > _GOODPUT * part.rate_rps + _SIMULATED * in_time + _ABSOLUTE:
-        yield f"a goodput of {predicted.goodput_rps:.4g}/s is predicted, and it is {in_time:.4g}/s"
+        yield f"its goodput is {predicted.goodput_rps:.4g}/s in the map but {in_time:.4g}/s by its queue"
     yield from _busy(predicted.utilization, law)
     if not ends:
         return
@@ -146,12 +146,12 @@ def _check_part(replica: Replica, part: ServedPart, ends: Sequence[Sojourn], slo
         interval, low, high = getattr(predicted, f"{name}_interval"), min(values), max(values)
         if interval is not None and not (_is_about(interval[0], low) and _is_about(interval[1], high)):
             told, true = f"{interval[0]:.4g} to {interval[1]:.4g}", f"{low:.4g} to {high:.4g}"
-            yield f"{name}_interval is {told} in the map and {true} by the interval of its batches' time"
+            yield f"{name}_interval is {told} in the map but {true} by the interval of its batches' time"
 
 
 def _busy(utilization: float | None, law: Sojourn) -> Iterator[str]:
     if utilization is not None and abs(utilization - law.utilization) > _SIMULATED * law.utilization + _ABSOLUTE:
-        yield f"it is said to be busy for {utilization:.4g} of its time, and is for {law.utilization:.4g}"
+        yield f"its utilization is {utilization:.4g} in the map but {law.utilization:.4g} by its queue"
 
 
 def _check_law(deployment: DeploymentMap, model: str, law: Sojourn) -> Iterator[Violation]:
@@ -169,7 +169,7 @@ def _check_percentiles(law: Sojourn, predicted: Mapping[str, float | None]) -> I
         little = _BEYOND * (1.0 - part)
         below, above = law.fraction_within(value * (1.0 - _SIMULATED)), law.fraction_within(value * (1.0 + _SIMULATED))
         if above < part - little or below > part + little:
-            yield f"{name} is {value:.4g} in the map and {law.percentile(100.0 * part):.4g} by its queue"
+            yield f"{name} is {value:.4g} in the map but {law.percentile(100.0 * part):.4g} by its queue"
 
 
 def _is_about(value: float, true: float) -> bool:

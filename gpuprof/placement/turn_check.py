@@ -20,7 +20,7 @@ def check_turns(where: str, partition: Partition) -> Iterator[Violation]:
         groups[replica.turns].append(replica)
     for replica in groups.pop(0, []):
         if replica.turn_ms is not None:
-            yield Violation("share", where, f"{replica.model} takes no turns, and a turn of it has a time")
+            yield Violation("share", where, f"{replica.model} takes no turns, but has a turn_ms")
     for number, replicas in groups.items():
         yield from _check_group(where, f"turns {number}", replicas, unshared=partition.unshared)
 
@@ -38,15 +38,15 @@ def _check_group(where: str, name: str, replicas: Sequence[Replica], *, unshared
             yield Violation("share", where, f"{replica.model} takes {name} with {what}: it must be one process of one")
     turns_ms = [replica.turn_ms for replica in replicas if replica.turn_ms]
     if len(turns_ms) < len(replicas):
-        yield Violation("figures", where, f"{models} take {name}, and a turn of one of them has no time")
+        yield Violation("figures", where, f"{models} take {name}, but one of them has no turn_ms")
         return
     cycle_ms = math.fsum(turns_ms)
     for replica in replicas:
         said_ms = replica.predicted.latency_ms
         if abs(said_ms - cycle_ms) > _RELATIVE * cycle_ms + _ABSOLUTE:
-            said = f"{replica.model} waits and runs for {said_ms:.4g} ms at most, and {name} take {cycle_ms:.4g} ms"
+            said = f"{replica.model} waits and runs for {said_ms:.4g} ms at most, but {name} take {cycle_ms:.4g} ms"
             yield Violation("figures", where, said)
         least_ms = (replica.batch_latency_ms or (cycle_ms,))[0]
         if least_ms < replica.wait_for_turn_ms * (1.0 - _RELATIVE):
             waits = f"its turn comes after {replica.wait_for_turn_ms:.4g} ms"
-            yield Violation("figures", where, f"{replica.model} answers one request in {least_ms:.4g} ms, and {waits}")
+            yield Violation("figures", where, f"{replica.model} answers one request in {least_ms:.4g} ms, but {waits}")

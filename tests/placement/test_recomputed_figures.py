@@ -98,7 +98,7 @@ def test_memory_of_which_the_estimator_knows_nothing_cannot_be_said() -> None:
             return replace(GuessedMemory.estimate(self, *asked, **more), memory_bytes=None)
 
     known = replace(evidence(given), estimator=Silent(start_ms=8.0))
-    assert "nothing is known of it" in check(DeploymentMap.model_validate(content), known)[0].message
+    assert "of which the estimator knows nothing" in check(DeploymentMap.model_validate(content), known)[0].message
 
 
 def test_what_a_map_leaves_unsaid_counts_at_the_planned_end_when_memory_is_added_up() -> None:

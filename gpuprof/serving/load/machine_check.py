@@ -53,8 +53,8 @@ class MachineCheck:
             )
         if self.late_ms > LATE_MS:
             yield (
-                f"one of a hundred wake-ups comes {self.late_ms:.1f} ms late on this machine before anything is sent: "
-                "every request waits for several"
+                f"1% of the wake-ups on this machine are {self.late_ms:.1f} ms late or more before anything is sent: "
+                "every request needs several of them"
             )
         if (remark := describe_stolen(self.stolen)) is not None:
             yield f"before anything was sent, {remark}"
@@ -63,7 +63,7 @@ class MachineCheck:
                 word = "longer" if factor > 1.0 else "less"
                 yield (
                     f"{model}: a batch of one takes {100.0 * abs(factor - 1.0):.0f}% {word} than when it was profiled: "
-                    "the machine's speed is another now, and all latencies with it"
+                    "the machine's speed has changed, and all latencies with it"
                 )
 
 
@@ -72,8 +72,8 @@ def describe_stolen(part: float | None) -> str | None:
     if part is None or part <= STOLEN_PART:
         return None
     return (
-        f"the hypervisor gave {100.0 * part:.1f}% of this machine's time to others: whoever was due then waited for "
-        "milliseconds, which nothing predicts and p99 shows first"
+        f"the hypervisor gave {100.0 * part:.1f}% of this machine's time to others: what was due then waited "
+        "for milliseconds, which no prediction covers and which p99 shows first"
     )
 
 

@@ -48,7 +48,7 @@ def test_a_machine_that_is_slower_than_its_profile_or_busy_is_told_of() -> None:
 
 def test_a_machine_that_wakes_up_late_or_whose_hypervisor_takes_time_is_told_of() -> None:
     late, stolen = MachineCheck(0.0, {}, 10.5, 0.018).notes()
-    assert late.startswith("one of a hundred wake-ups comes 10.5 ms late on this machine")
+    assert late.startswith("1% of the wake-ups on this machine are 10.5 ms late or more")
     assert stolen.startswith("before anything was sent, the hypervisor gave 1.8% of this machine's time to others")
     assert not list(MachineCheck(0.0, {}, 0.3, 0.002).notes())
 
