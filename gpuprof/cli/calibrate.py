@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices, complete_models
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.cli.output_path import output_option
@@ -35,7 +36,7 @@ class MeasuringOptions:
     """How MODELs are measured."""
 
     collector: CollectorOption = "auto"
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Longest time in seconds to measure one row.")] = 5.0
+    time_limit: Annotated[float, duration_option("--time-limit", "Longest time to measure one row.", least_s=0.1)] = 5.0
     keep_unstable: KeepUnstableOption = False
 
 

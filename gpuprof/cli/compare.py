@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -91,7 +92,8 @@ class PolicyListOptions:
         ),
     ] = "all"
     time_limit: Annotated[
-        float | None, typer.Option(help="Longest search of each policy in seconds; default: 30, with --by gpu 5.")
+        float | None,
+        duration_option("--time-limit", "Longest search of each policy; default: 30s, with --by gpu 5s."),
     ] = None
     seed: PolicySeedOption = 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.shared_options import PolicySeedOption
 from gpuprof.domain.named_values import collect_distinct
@@ -32,7 +33,9 @@ class PolicyOptions:
     ] = None
     time_limit: Annotated[
         float | None,
-        typer.Option(help="Seconds for reading and search; the best map so far is taken; with --gpus any 3."),
+        duration_option(
+            "--time-limit", "Time for reading and search; the best map so far is taken; with --gpus any 3s."
+        ),
     ] = None
     seed: PolicySeedOption = 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.option_groups import fill_settings
 from gpuprof.cli.shared_options import DeviceFileOption, OptionalDbOption, PrecisionOption, RuntimeOption, StrictOption
 from gpuprof.domain.demand import Demand, read_demands
@@ -87,7 +88,12 @@ class PlanningRuleOptions:
     ] = None
     overhead_ms: Annotated[
         float | None,
-        typer.Option(help="Time in ms that a request spends outside its replica; default: as profile measured it."),
+        duration_option(
+            "--overhead-ms",
+            "Time in ms that a request spends outside its replica; default: as profile measured it.",
+            least_s=0.0,
+            unit="ms",
+        ),
     ] = None
 
     precision: PrecisionOption = None

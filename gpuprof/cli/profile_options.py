@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.data_files import parse_data_files
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.shared_options import CollectorOption, InputDataOption, KeepUnstableOption, RayAddressOption
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
@@ -90,10 +91,13 @@ class MeasurementOptions:
         typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know, for --from-report."),
     ] = None
     time_limit: Annotated[
-        float, typer.Option(min=0.1, max=86400.0, help="Longest time in seconds to measure one row.")
+        float, duration_option("--time-limit", "Longest time to measure one row.", least_s=0.1, most_s=86400.0)
     ] = 10.0
     profiler_limit: Annotated[
-        float, typer.Option(min=1.0, max=86400.0, help="Seconds after which a profiler counts as hung and is ended.")
+        float,
+        duration_option(
+            "--profiler-limit", "Time after which a profiler counts as hung and is ended.", least_s=1.0, most_s=86400.0
+        ),
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure again what is in the database already.")] = False
     keep_unstable: KeepUnstableOption = False

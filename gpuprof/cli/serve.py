@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import say, say_note
 from gpuprof.cli.shared_options import RayAddressOption, RoutingOption
@@ -62,10 +63,12 @@ class LimitOptions:
         int, typer.Option(help="Memory in MiB for the tensors of all requests in progress.", min=1)
     ] = 1024
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64
-    hang_s: Annotated[float, typer.Option(help="Time in seconds after which a silent worker is replaced.", min=0.1)] = (
-        5.0
+    hang_s: Annotated[
+        float, duration_option("--hang-s", "Time after which a silent worker is replaced.", least_s=0.1)
+    ] = 5.0
+    drain_s: Annotated[float, duration_option("--drain-s", "Time for the last answers after Ctrl-C.", least_s=0.0)] = (
+        30.0
     )
-    drain_s: Annotated[float, typer.Option(help="Time in seconds for the last answers after Ctrl-C.", min=0.0)] = 30.0
     connections_per_peer: Annotated[
         int, typer.Option(help="Connections, and calls of gRPC, that one address may have.", min=1)
     ] = 2048
@@ -82,7 +85,9 @@ class AdaptOptions:
         bool,
         typer.Option("--adapt", help="Plan a new map when rates or latencies leave what this one was planned for."),
     ] = False
-    adapt_period: Annotated[float, typer.Option(help="Time in seconds over which --adapt measures.", min=0.1)] = 5.0
+    adapt_period: Annotated[
+        float, duration_option("--adapt-period", "Time over which --adapt measures.", least_s=0.1)
+    ] = 5.0
     adapt_output: Annotated[
         Path | None, typer.Option(help="File for the maps of --adapt; default: MAP.adapted.json.")
     ] = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.option_groups import fill_settings
 from gpuprof.cli.shared_options import ArrivalsOption, RateScaleOption, ReplayedTraceOption, RoutingOption
 from gpuprof.errors import InputError
@@ -59,14 +60,26 @@ class ServiceOptions:
     batch_timeout: Annotated[
         str | None, typer.Option(help="Time that every batch waits to fill, such as 100ms; default: the map's.")
     ] = None
-    router_ms: Annotated[float, typer.Option(help="Time in ms that the router takes for a request.", min=0.0)] = 0.0
+    router_ms: Annotated[
+        float, duration_option("--router-ms", "Time in ms that the router takes for a request.", least_s=0.0, unit="ms")
+    ] = 0.0
     overhead_ms: Annotated[
         float | None,
-        typer.Option(help="Time in ms that a request spends outside router and replica; default: the map's.", min=0.0),
+        duration_option(
+            "--overhead-ms",
+            "Time in ms that a request spends outside router and replica; default: the map's.",
+            least_s=0.0,
+            unit="ms",
+        ),
     ] = None
     host_ms: Annotated[
         float | None,
-        typer.Option(help="CPU time in ms of router and clients for a request; default: the map's.", min=0.0),
+        duration_option(
+            "--host-ms",
+            "CPU time in ms of router and clients for a request; default: the map's.",
+            least_s=0.0,
+            unit="ms",
+        ),
     ] = None
     network: Annotated[
         str, typer.Option(help="Network model: none, thesis, or a CSV file of payload_bytes,latency_ms to fit.")
