@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Protocol
 
 from gpuprof.domain.sizes import Sizes, sized_name
 
@@ -84,6 +85,14 @@ class Op:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
 
+class HashedContent(Protocol):
+    """Content of a file whose hash may still be computed."""
+
+    @property
+    def sha256(self) -> str:
+        """In hexadecimal digits. Raises `InputError` if the file can no longer be read."""
+
+
 # No slots: ``cached_property`` keeps what it has computed in the instance's ``__dict__``.
 @dataclass(frozen=True)
 class ModelGraph:
@@ -100,8 +109,10 @@ class ModelGraph:
         Of the graph, without its weights.
     weights : tuple of Tensor
     opset : int
-    path, sha256 : str
-        The file it was read from and the hash of its content (external data included).
+    path : str
+        The file it was read from.
+    content : HashedContent or str
+        What it holds (external data included), or the hash of that.
     sizes : tuple of (str, int)
         Of the free dimensions of its inputs beside the batch, sorted.
     assumed : tuple of str
@@ -121,11 +132,19 @@ class ModelGraph:
     weights: tuple[Tensor, ...]
     opset: int
     path: str
-    sha256: str
+    content: HashedContent | str
     sizes: Sizes = ()
     assumed: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
     unread: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the content, which gigabytes of weights are to be waited for.
+
+        Raises `InputError` if the file can no longer be read.
+        """
+        return self.content if isinstance(self.content, str) else self.content.sha256
 
     @property
     def sized_name(self) -> str:

@@ -78,11 +78,10 @@ class DatabaseEstimator:
         self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
-        cross_gpu = CrossGpuLatencies(
-            execution or Execution(), self.known.bind_graph, lambda device: timed(device.name)
-        )
+        execution = execution or Execution()
+        cross_gpu = CrossGpuLatencies(execution, self.known.bind_graph, lambda device: timed(device.name))
         self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
-        self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)))
+        self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)), execution)
         self._unprofiled = UnprofiledRequirements(cross_gpu)
         # Caches of this object: on the methods themselves they would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, Figure, Workload
+from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+from gpuprof.estimators.cross_gpu.held_graph import hold_graph
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
 from gpuprof.estimators.memory.reserved_memory import predict_reserved
+from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import source_of
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
@@ -23,12 +27,19 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
 class ModelMemory:
     """Peak memory of one process of a model, from the best source that there is for each.
 
-    ``learned``: device → regressors trained for it, or None; asked before weights and activations are added up.
+    ``learned``: device → regressors trained for it, or None; asked before weights and activations are added up;
+    ``execution``: in which precision models run on GPUs of which nothing was measured.
     """
 
-    def __init__(self, known: KnownModels, learned: Callable[[Device], LearnedModel | None]) -> None:
-        self._known, self._learned = known, learned
-        self._reserved: dict[tuple[str, int], Figure] = {}
+    def __init__(
+        self,
+        known: KnownModels,
+        learned: Callable[[Device], LearnedModel | None],
+        execution: Execution | None = None,
+    ) -> None:
+        self._known, self._learned, self._execution = known, learned, execution or Execution()
+        self._held: dict[tuple[str, str], WorkByBatch] = {}
+        self._reserved: dict[tuple[str, str, int], Figure] = {}
 
     def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
@@ -64,10 +75,24 @@ class ModelMemory:
         if device.kind != "gpu":
             at = work.at(batch)
             return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
-        if (known.name, batch) not in self._reserved:  # a plan asks for each batch under dozens of shares
-            at = work.at(batch)
-            self._reserved[known.name, batch] = predict_reserved(at.weight_bytes, at.activation_bytes)
-        return self._reserved[known.name, batch]
+        precision = self._execution.rate_name(device, type_of_weights(work.graph))
+        key = known.name, precision, batch
+        if key not in self._reserved:  # a plan asks for each batch under dozens of shares
+            at = self._hold(known, work, precision).at(batch)
+            self._reserved[key] = predict_reserved(at.weight_bytes, at.activation_bytes, self._execution.precision)
+        return self._reserved[key]
+
+    def _hold(self, known: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
+        """Return the work of a model with what is in memory in ``precision``."""
+        key = known.name, precision
+        if key not in self._held:
+            retyped = self._execution.precision is not None
+
+            def read(batch: int) -> ModelGraph:
+                return hold_graph(self._known.bind_graph(known, batch), precision, retyped=retyped)
+
+            self._held[key] = WorkByBatch(read, work.smallest_batch)
+        return self._held[key]
 
     def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""

@@ -24,6 +24,8 @@ class ContentHash:
         if sum(path.stat().st_size for path in self._paths) > _SMALL_BYTES:
             self._thread = threading.Thread(target=self._compute, name="hash", daemon=True)
             self._thread.start()
+        else:
+            self._compute()  # a file that changes afterwards is not what was read
 
     def wait_for_digest(self) -> str:
         """Return the hash in hexadecimal digits, waiting until it is computed.
@@ -33,7 +35,7 @@ class ContentHash:
         if self._thread is not None:
             self._thread.join()
         if self._found is None:
-            self._compute()  # of small files, and in a process that was forked from that with the thread
+            self._compute()  # in a process that was forked from that with the thread
         if self._found is None:
             raise self._error or OSError("no hash")
         return self._found

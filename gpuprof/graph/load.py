@@ -87,7 +87,7 @@ def load_runnable(
             weights=(),
             opset=next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1),
             path=str(file.path),
-            sha256=file.sha256,
+            content=file,
             **_record_sizes(file, inputs, tuple((dims or {}).items())),
             unread=error.message,
         )
@@ -241,7 +241,7 @@ def _load(
         weights=_list_used_weights(ops, graph, shapes),
         opset=opsets.get("", 1),
         path=str(path),
-        sha256=file.sha256,
+        content=file,
         **_record_sizes(file, inputs, dims),
     )
 

@@ -226,8 +226,9 @@ class KnownModels:
         path = (self._copies and copy_with_free_batch(path, self._copies)) or path
         graph = load_runnable(path, read_fixed_batch(path) or 1, dims=dict(sizes))
         weight_bytes = None if graph.unread else graph.weight_bytes
-        file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)
-        same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == graph.sha256}
+        # Hashing gigabytes takes longer than all the rest, and tells only what was measured of the same content.
+        file = MeasuredModel(name, str(path), graph.sha256 if self.measured else None, weight_bytes)
+        same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == file.sha256}
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
 
 
@@ -258,7 +259,7 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
         work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), read_fixed_batch(path))
     except InputError:
         return None
-    return work if known.sha256 in (None, work.graph.sha256) else None
+    return work if known.sha256 is None or known.sha256 == work.graph.sha256 else None
 
 
 def require_readable(known: MeasuredModel) -> None:
@@ -270,5 +271,5 @@ def require_readable(known: MeasuredModel) -> None:
     from gpuprof.graph.load import load_graph, read_fixed_batch
 
     path = Path(known.path or "")
-    if path.is_file() and known.sha256 in (None, read_onnx(path).sha256):
+    if path.is_file() and (known.sha256 is None or known.sha256 == read_onnx(path).sha256):
         load_graph(path, read_fixed_batch(path) or 1, dims=dict(known.sizes))

@@ -32,7 +32,7 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
     if not file.is_file():
         return None
     graph = load_runnable(file, read_fixed_batch(file) or 1, dims=dict(sizes))
-    return graph if sha256 in (None, graph.sha256) else None
+    return graph if sha256 is None or sha256 == graph.sha256 else None
 
 
 def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:

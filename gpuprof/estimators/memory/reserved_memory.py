@@ -20,7 +20,11 @@ _WEIGHTS, _ACTIVATIONS = 1.34, 1.63
 _LOW, _HIGH = 0.49, 3.07
 
 
-def predict_reserved(weight_bytes: float, activation_bytes: float) -> Figure:
-    """Return what a process reserves, its CUDA context left out, with its interval; the weights are in it at least."""
+def predict_reserved(weight_bytes: float, activation_bytes: float, precision: str | None = None) -> Figure:
+    """Return what a process reserves, its CUDA context left out, with its interval; the weights are in it at least.
+
+    ``precision``: what the source says that the bytes are counted in; left out, the types of the file.
+    """
     value = _WEIGHTS * weight_bytes + _ACTIVATIONS * activation_bytes
-    return Figure(value, SOURCE, max(weight_bytes, _LOW * value), _HIGH * value)
+    source = SOURCE if precision is None else f"{SOURCE}, in {precision}"
+    return Figure(value, source, max(weight_bytes, _LOW * value), _HIGH * value)

@@ -52,9 +52,8 @@ class WorkByBatch:
 
     def __init__(self, graph_at: Callable[[int], ModelGraph], only: int | None = None) -> None:
         self._graph_at = graph_at
-        self._least = only or 1
-        #: The work at the smallest batch that it takes: 1 unless it fixes another.
-        self.smallest = work_of(graph_at(self._least))
+        self.smallest_batch = only or 1  #: That it takes: 1 unless it fixes another.
+        self.smallest = work_of(graph_at(self.smallest_batch))
         self._two: GraphWork | None = None
         self._linear = True
         self._by_batch: dict[int, GraphWork] = {}  # a placement asks for each batch under dozens of shares
@@ -62,11 +61,11 @@ class WorkByBatch:
     @property
     def graph(self) -> ModelGraph:
         """The graph at the smallest batch that it takes: 1 unless it fixes another."""
-        return self._graph_at(self._least)
+        return self._graph_at(self.smallest_batch)
 
     def at(self, batch: int) -> GraphWork:
         """Return the work at ``batch``. Raises `InputError` when the model's batch is fixed at another size."""
-        if batch == self._least:
+        if batch == self.smallest_batch:
             return self.smallest
         if batch not in self._by_batch:
             self._by_batch[batch] = self._at(batch)

@@ -1,0 +1,55 @@
+"""What of a graph lies in memory in a precision: the types of its tensors, and no scores of attention that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, NodeGroups
+
+#: Types that a runtime changes to the precision that it is asked for; narrower ones and whole numbers stay.
+_CHANGED = frozenset({"float64", "float32", "float16", "bfloat16"})
+#: Catalogue's name of a precision → type of activations and other weights, and of what products multiply by.
+_TYPES = {
+    "float64": ("float64", "float64"),
+    "float32": ("float32", "float32"),
+    "tfloat32": ("float32", "float32"),
+    "float16": ("float16", "float16"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "float8": ("float16", "float8e4m3fn"),
+    "int8": ("float16", "int8"),
+}
+_NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
+
+
+def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
+    """Return the graph with what is in memory when its products are computed in ``precision``.
+
+    ``retyped``: whether the precision is another than the file's, so that weights and activations change their types.
+    """
+    ops = _join_attention(graph.ops) if precision in _NARROW else graph.ops
+    if not retyped:
+        return replace(graph, ops=ops)
+    general, operand = _TYPES[precision]
+    multiplied = {weight.name for op in ops if op.op_type in PRODUCTS | CONVOLUTIONS for weight in op.weights}
+
+    def retype(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        types = ((one, operand if one.name in multiplied and len(one.shape) > 1 else general) for one in tensors)
+        return tuple(replace(one, dtype=dtype) if one.dtype in _CHANGED else one for one, dtype in types)
+
+    changed = (replace(op, inputs=retype(op.inputs), outputs=retype(op.outputs)) for op in ops)
+    inputs, outputs = retype(graph.inputs), retype(graph.outputs)
+    return replace(graph, ops=tuple(changed), inputs=inputs, outputs=outputs, weights=retype(graph.weights))
+
+
+def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the ops with each attention as one op that reads what the first of its ops do."""
+    joined: dict[int, Op] = {}
+    inside: set[int] = set()
+    for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():
+        made = {tensor.name for place in group for tensor in ops[place].outputs}
+        read = {t.name: t for place in sorted(group) for t in ops[place].inputs if t.name not in made}
+        joined[last] = replace(ops[last], inputs=tuple(read.values()))
+        inside.update(group)
+    return tuple(joined.get(place, op) for place, op in enumerate(ops) if place not in inside or place in joined)
