@@ -18,7 +18,10 @@ from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline.serve import MapServer, serve
 from gpuprof.pipeline.serve_settings import ServeSettings
-from tests.serving.running import eventually, map_of, replica
+from tests.reruns import serves_in_real_time
+from tests.serving.running import eventually, has_ended, map_of, replica
+
+pytestmark = serves_in_real_time
 
 ANY_PORT = ServeSettings(port=0)
 ONE = map_of({"m": "null:4"}, [replica("m")])
@@ -43,11 +46,11 @@ def test_a_map_is_served_while_the_context_lasts_and_no_longer() -> None:
         children = psutil.Process(server.pid).children(recursive=True)
         assert children
     assert not psutil.pid_exists(server.pid)
-    assert eventually(lambda: not any(child.is_running() for child in children))
+    assert eventually(lambda: all(has_ended(child) for child in children))
 
 
 def test_what_was_asked_is_answered_when_the_context_ends() -> None:
-    slow = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[700.0], latency_ms=700.0)], slo_ms=5000.0)
+    slow = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[700.0], latency_ms=700.0)], slo_ms=60_000.0)
     statuses: list[int] = []
     with serve(parse_map(slow, "the map"), ServeSettings(port=0, simulate=True)) as server:
         asking = [threading.Thread(target=lambda: statuses.append(infer(server))) for _ in range(4)]
@@ -99,9 +102,9 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     )
     with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        server = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
-    assert eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert eventually(lambda: has_ended(server))
 
 
 def test_settings_cross_to_the_servers_process_whole() -> None:

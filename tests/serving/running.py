@@ -123,6 +123,14 @@ def running(directory: Path, document: dict[str, Any], *options: str) -> Iterato
                 process.kill()
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether it is gone, or only its parent has not yet asked how it ended."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def eventually(holds: Callable[[], bool], limit_s: float = 20.0) -> bool:
     """Wait until ``holds``; whether it came to that."""
     deadline = time.monotonic() + limit_s

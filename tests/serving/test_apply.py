@@ -11,7 +11,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 from tests.serving.test_reliability import Askers
 
 pytestmark = serves_in_real_time
@@ -60,7 +60,7 @@ def test_real_workers_change_places_without_a_gap(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert askers.lost == askers.wrong == []
         assert set(askers.statuses) == {200}
-        assert not old.is_running()
+        assert eventually(lambda: has_ended(old))
         assert len(server.workers()) == 1
 
 

@@ -241,14 +241,14 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
 ) -> None:
     document = merged_map(files)
     for model in document["models"].values():
-        model["slo_ms"] = 80.0
+        model["slo_ms"] = 320.0
     (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 100.0}
-    one["predicted"]["latency_ms"] = 10.0
+    one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 25.0}
+    one["predicted"]["latency_ms"] = 40.0
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         assert "2 workers" in server.line
-        # 112 of the 100, then 125, that it can serve
-        streams = [RequestStream(model, 56.0, 80.0) for model in ("a", "b")]
+        # 28 of the 25, then 31, that it can serve
+        streams = [RequestStream(model, 14.0, 320.0) for model in ("a", "b")]
         results = send_until(lambda found: all(one.in_slo >= 0.95 * one.sent for one in found), server, streams)
         assert figure(server, "gpuprof_replica_share_ratio") == 2 * 0.5  # told for each of its models
         _, errors = server.stop()

@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.cgroup import quota_parent
 from gpuprof.machine.cpu_share import own_cores
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 
 pytestmark = serves_in_real_time
 
@@ -116,7 +115,7 @@ def test_a_worker_that_hangs_is_found_and_replaced_and_its_request_answered(
         for worker in (first := server.workers()):
             worker.suspend()
         assert server.infer("m", [3.0])[1]["outputs"][0]["data"] == [3.0]
-        assert eventually(lambda: not any(worker.is_running() for worker in first))
+        assert eventually(lambda: all(has_ended(worker) for worker in first))
         assert eventually(lambda: len(server.workers()) == 2)
 
 
@@ -132,14 +131,14 @@ def test_told_to_stop_the_server_answers_what_it_accepted_and_leaves_no_process(
         assert (code, errors) == (0, "drained\n")
         assert askers.wrong == askers.lost == []
         assert set(askers.statuses) == {200}
-        assert not any(psutil.pid_exists(worker.pid) and worker.is_running() for worker in workers)
+        assert eventually(lambda: all(has_ended(worker) for worker in workers))
 
 
 def test_workers_end_when_the_router_is_killed(tmp_path: Path, two_replicas: dict[str, Any]) -> None:
     with running(tmp_path, two_replicas) as server:
         workers = server.workers()
         server.process.kill()
-        assert eventually(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
+        assert eventually(lambda: all(has_ended(worker) for worker in workers))
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ from gpuprof.profiling.nsight.ncu_report import known_failure
 from gpuprof.profiling.nsight.tool_process import ask_tool, run_tool, tool_version
 from tests.profiling.fake_tools import write_program
 from tests.reruns import measures_in_real_time
+from tests.serving.running import eventually, has_ended
 
 pytestmark = measures_in_real_time
 
@@ -103,8 +103,8 @@ def test_children_that_a_tool_leaves_behind_are_ended(tmp_path: Path) -> None:
 
 
 def _wait_for_end(pid: int) -> bool:
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return True
+    return eventually(lambda: has_ended(process))

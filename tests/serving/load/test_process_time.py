@@ -3,18 +3,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
+from tests.serving.running import eventually
 
 
 def test_a_process_that_computes_takes_time_and_one_that_sleeps_takes_none() -> None:
-    before, own = cpu_seconds(os.getpid()), time.process_time()
-    while time.process_time() < own + 0.1:
-        pass
-    assert 0.05 < cpu_seconds(os.getpid()) - before < 5.0
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        before = cpu_seconds(busy.pid)
+        assert eventually(lambda: cpu_seconds(busy.pid) > before + 0.1, 60.0)
+        busy.kill()
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         first = cpu_seconds(sleeper.pid)
         assert cpu_seconds(sleeper.pid) - first < 0.1

@@ -18,7 +18,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.watch.process_name import PADDING
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 from tests.serving.test_reliability import Askers, figure
 
 pytestmark = serves_in_real_time
@@ -55,7 +55,7 @@ def test_a_killed_fork_server_costs_no_worker_and_another_forks_the_next(tmp_pat
         before = fork_server_of(server)
         with Askers(server, "m", 2) as askers:
             before.kill()
-            assert eventually(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
+            assert eventually(lambda: has_ended(before))
             assert server.infer("m", [1.0])[0] == 200
             assert worker.is_running()
             worker.kill()
@@ -64,7 +64,7 @@ def test_a_killed_fork_server_costs_no_worker_and_another_forks_the_next(tmp_pat
         assert fork_server_of(server).pid != before.pid
         assert askers.wrong == askers.lost == []
         assert server.stop()[0] == 0
-        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+        assert eventually(lambda: has_ended(worker))
 
 
 def test_the_end_of_a_forked_worker_is_seen_and_no_zombie_stays(fork_server: ForkServerLink) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 from tests.serving.test_reliability import Askers, figure
 
 pytestmark = serves_in_real_time
@@ -54,7 +54,7 @@ def test_a_killed_machine_loses_no_request_and_its_workers_are_taken_over(tmp_pa
         (restarted,) = server.workers()
         code, _ = server.stop()
         assert code == 0
-        assert not restarted.is_running()
+        assert eventually(lambda: has_ended(restarted))
 
 
 def test_workers_that_a_dead_machine_left_end_with_the_router(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_workers_that_a_dead_machine_left_end_with_the_router(tmp_path: Path) ->
         (worker,), (machine,) = server.workers(), machines(server)
         machine.kill()
         server.process.kill()
-        assert eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        assert eventually(lambda: has_ended(worker))
 
 
 def test_when_machine_and_worker_are_killed_at_once_the_accepted_are_answered_by_those_that_follow(
@@ -85,5 +85,5 @@ def test_a_machine_that_hangs_is_replaced_when_a_worker_is_missing(tmp_path: Pat
         (machine,) = machines(server)
         machine.suspend()
         server.workers()[0].kill()
-        assert eventually(lambda: not machine.is_running())
+        assert eventually(lambda: has_ended(machine))
         assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpuprof.serving.worker.turn import open_turns
+from tests.serving.running import eventually
 
 _FORK = get_context("fork")
 
@@ -30,13 +31,13 @@ def _take_turns(log: Path, name: str, times: int, asks: Any, ends: Any) -> None:
         asks.wait()
         for _ in range(times):
             with turn:
-                os.write(file.fileno(), f"{name} in\n".encode())
-                time.sleep(0.005)
-                os.write(file.fileno(), f"{name} out\n".encode())
+                os.write(file.fileno(), f"{name} {turn._number} in\n".encode())
+                time.sleep(0.002)
+                os.write(file.fileno(), f"{name} {turn._number} out\n".encode())
         ends.wait()
 
 
-def test_one_runs_at_a_time_and_nobody_has_two_turns_while_another_waits(tmp_path: Path) -> None:
+def test_one_runs_at_a_time_in_the_order_in_which_they_asked(tmp_path: Path) -> None:
     log, names, times = tmp_path / "log", "abcd", 25
     asks, ends = _FORK.Barrier(len(names)), _FORK.Barrier(len(names))
     children = [_FORK.Process(target=_take_turns, args=(log, name, times, asks, ends)) for name in names]
@@ -45,16 +46,10 @@ def test_one_runs_at_a_time_and_nobody_has_two_turns_while_another_waits(tmp_pat
     for child in children:
         child.join(60.0)
         assert child.exitcode == 0
-    lines = log.read_text().splitlines()
-    assert len(lines) == 2 * times * len(names)
-    entered = [line.split()[0] for line in lines[::2]]
-    assert all(line == f"{name} out" for name, line in zip(entered, lines[1::2], strict=True))
-    # Each asks again at once: from when all have come until the first has had all its turns they go round.
-    began = max(entered.index(name) for name in names)
-    ended = min(max(place for place, one in enumerate(entered) if one == name) for name in names)
-    rounds = [set(entered[place : place + len(names)]) for place in range(began, ended - len(names))]
-    # One that the machine stops between two turns asks late, which four rounds in a row tell of.
-    assert sum(one != set(names) for one in rounds) <= len(rounds) // 8
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [(name, number) for name, number, _ in lines[::2]] == [(name, number) for name, number, _ in lines[1::2]]
+    assert [what for *_, what in lines] == ["in", "out"] * (times * len(names))
+    assert [int(number) for _, number, _ in lines[::2]] == list(range(times * len(names)))
     assert list(tmp_path.glob("gpuprof-turns-*")) == []  # the last has removed it
 
 
@@ -85,21 +80,23 @@ def test_one_of_several_that_leave_at_once_removes_the_file(tmp_path: Path) -> N
     assert list(tmp_path.glob("gpuprof-turns-*")) == []
 
 
-def _hold(asks: Any, entered: Any) -> None:
-    with open_turns("group") as turn:
-        asks.set()
-        with turn:
-            entered.set()
-            time.sleep(60.0)
+def _hold(entered: Any) -> None:
+    with open_turns("group") as turn, turn:
+        entered.set()
+        time.sleep(60.0)
 
 
-def _start() -> tuple[Any, Any]:
+def _count_asked(directory: Path) -> int:
+    """Return how many have asked for their turns so far: who asks next comes after all of them."""
+    return sum(int.from_bytes(file.read_bytes()[:8], "little") for file in directory.glob("gpuprof-turns-*"))
+
+
+def _start(directory: Path) -> tuple[Any, Any]:
     """Start a process that asks for its turn and keeps it; return it with the event that it has it."""
-    asks, entered = _FORK.Event(), _FORK.Event()
-    child = _FORK.Process(target=_hold, args=(asks, entered))
+    before, entered = _count_asked(directory), _FORK.Event()
+    child = _FORK.Process(target=_hold, args=(entered,))
     child.start()
-    assert asks.wait(30.0)
-    time.sleep(0.2)  # it is in the queue
+    assert eventually(lambda: _count_asked(directory) > before)
     return child, entered
 
 
@@ -108,9 +105,9 @@ def _kill(child: Any) -> None:
     child.join(30.0)
 
 
-def test_the_turn_of_whoever_dies_goes_on_to_the_next() -> None:
-    (runs, its_turn), (waits, after), (last, at_last) = _start(), _start(), _start()
-    assert its_turn.is_set() and not after.is_set() and not at_last.is_set()
+def test_the_turn_of_whoever_dies_goes_on_to_the_next(tmp_path: Path) -> None:
+    (runs, its_turn), (waits, after), (last, at_last) = (_start(tmp_path) for _ in range(3))
+    assert its_turn.wait(30.0) and not after.is_set() and not at_last.is_set()
     _kill(runs)
     assert after.wait(30.0) and not at_last.is_set()
     _kill(waits)
@@ -118,8 +115,9 @@ def test_the_turn_of_whoever_dies_goes_on_to_the_next() -> None:
     _kill(last)
 
 
-def test_whoever_dies_while_it_waits_lets_nobody_in_beside_the_one_that_runs() -> None:
-    (runs, _), (waits, _), (last, at_last) = _start(), _start(), _start()
+def test_whoever_dies_while_it_waits_lets_nobody_in_beside_the_one_that_runs(tmp_path: Path) -> None:
+    (runs, its_turn), (waits, _), (last, at_last) = (_start(tmp_path) for _ in range(3))
+    assert its_turn.wait(30.0)
     _kill(waits)
     time.sleep(0.3)
     assert not at_last.is_set()
