@@ -98,7 +98,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
             }
         )
         return
-    print_rows(rows[:_MOST_ROWS] if chosen is Format.TABLE else rows, _COLUMNS, chosen)
+    if rows or chosen is Format.CSV:  # a heading says nothing to people where nothing was placed
+        print_rows(rows[:_MOST_ROWS] if chosen is Format.TABLE else rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
         if len(rows) > _MOST_ROWS:
             say_note(f"{count_of(len(rows) - _MOST_ROWS, 'replica')} more not shown (--json and --csv have everything)")

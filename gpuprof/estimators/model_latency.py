@@ -15,6 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.measured.calibration import Calibration
 from gpuprof.estimators.measured.envelope import LatencyEnvelope
+from gpuprof.estimators.measured.failures import require_success
 from gpuprof.estimators.measured.figures import blend_figures, figure_within, widen_by, widen_interval
 from gpuprof.estimators.measured.known_models import KnownModels, require_readable
 from gpuprof.estimators.measured.measured import MeasuredModel, Point
@@ -133,11 +134,7 @@ class ModelLatencies:
         """Return the times of batches of a model that was not measured on the device."""
         work = self._known.read_work(known)
         if work is None:
-            if failed := known.failures.get(device.name):
-                raise InputError(
-                    f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
-                    "profile it again, at a smaller batch or under a larger share",
-                )
+            require_success(known.name, device, known.failures.get(device.name, ()))
             require_readable(known)
             raise InputError(
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.estimate import MOST_VARIATION
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
@@ -18,6 +19,8 @@ from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import ClusterArrays
 
 _NS_PER_MS = 1e6
+#: Below it times count as constant: the shape of their gamma, 1 / cv², would have no number any more.
+_LEAST_VARIATION = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,8 @@ class PlacedInstance:
 def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     """Return all replicas, in the order of the file.
 
-    Raises `InputError` when there is none, when one is of a model that the map does not list, or when its batch times
-    are not as many as its batch is large.
+    Raises `InputError` when there is none, when one is of a model that the map does not list, when its batch times are
+    not as many as its batch is large, or when they vary by more than any can.
     """
     places = tuple(PlacedInstance(*where) for where in deployment.places())
     if not places:
@@ -101,6 +104,12 @@ def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
         if times is not None and len(times) != replica.batch:
             raise InputError(
                 f"{place.name}: {replica.model} must have {replica.batch} batch_latency_ms but has {len(times)}"
+            )
+        if max(replica.predicted.latency_cv, _pause_cv(replica)) > MOST_VARIATION:
+            raise InputError(
+                f"{place.name}: the time of {replica.model} is said to vary by more than {MOST_VARIATION:g} times "
+                "itself",
+                "gpuprof check MAP says more",
             )
     return places
 
@@ -144,9 +153,9 @@ def build_cluster(
         turns=turns,
         turn_ms=_turn_times(replicas, latency) if (turns >= 0).any() else latency,
         max_wait_ms=wait,
-        cv=np.array([replica.predicted.latency_cv for replica in replicas]),
+        cv=_drop_least(np.array([replica.predicted.latency_cv for replica in replicas])),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
-        pause_cv=np.array([_pause_cv(replica) for replica in replicas]),
+        pause_cv=_drop_least(np.array([_pause_cv(replica) for replica in replicas])),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
         router_ns=round(options.router_ms * _NS_PER_MS),
@@ -161,6 +170,10 @@ def build_cluster(
 def _pause_cv(replica: Replica) -> float:
     own = replica.predicted.pause_cv
     return replica.predicted.latency_cv if own is None else own
+
+
+def _drop_least(variations: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(variations < _LEAST_VARIATION, 0.0, variations)
 
 
 def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:

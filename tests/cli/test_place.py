@@ -89,6 +89,16 @@ def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(
     assert not (here / "map.json").exists()
 
 
+def test_where_nothing_is_placed_no_heading_stands_above_no_rows(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nother,5,3\n")
+    assert main(["place"]) == 1
+    assert capsys.readouterr().out.startswith("No devices")
+    assert main(["place", "--csv"]) == 1
+    assert capsys.readouterr().out.startswith("node,gpu,")
+
+
 def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
     assert main(["place", "--best-effort"]) == 1

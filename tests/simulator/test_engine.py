@@ -106,6 +106,19 @@ def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
     assert busy.stage_p99_ms["service"] == pytest.approx(4.0 * 1.024, rel=0.03)
 
 
+@pytest.mark.parametrize("cv", [1e-300, 1e-160, 1e-7])
+def test_times_that_hardly_vary_are_constant(cv: float) -> None:
+    assert outcome([replica("m", [5.0], cv=cv)], 0.0).mean_ms == 5.0
+
+
+@pytest.mark.parametrize("name", ["latency_cv", "pause_cv"])
+def test_times_that_vary_by_more_than_any_can_are_refused(name: str) -> None:
+    server = replica("m", [5.0])
+    wild = server.model_copy(update={"predicted": server.predicted.model_copy(update={name: 1e300})})
+    with pytest.raises(InputError, match="vary by more than 10 times itself"):
+        outcome([wild], 0.0)
+
+
 def test_the_router_is_one_server_for_all() -> None:
     seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=SimulationOptions(1.0, router_ms=1.0))
     assert seen.stage_mean_ms["router"] == 2.0

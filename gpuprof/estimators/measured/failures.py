@@ -46,6 +46,18 @@ def require_no_failure(device: Device, workload: Workload, failed: Iterable[Fail
     )
 
 
+def require_success(model: str, device: Device, failed: Sequence[FailedRun]) -> None:
+    """Do nothing where nothing failed on a device on which nothing was measured.
+
+    Raises `InputError` with the last failure.
+    """
+    if failed:
+        raise InputError(
+            f"every measurement of {model} on {device.name} failed, the last: {failed[-1]}",
+            "profile it again, at a smaller batch or under a larger share",
+        )
+
+
 def require_no_failed_group(device: Device, workload: Workload, beside: Sequence[Workload], tried: TriedRuns) -> None:
     """Do nothing where no workloads that failed together are among these, each asking for no less and with no more.
 

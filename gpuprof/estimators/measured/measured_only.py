@@ -10,6 +10,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.measured.failures import require_success
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.kernel_db.store import KernelDb
 
@@ -39,7 +40,7 @@ class MeasuredEstimator:
         Raises `InputError` when exactly this was not measured, or something runs beside it.
         """
         workload = Workload(model, batch, share, processes)
-        point = self._points_of(model, device).get((batch, share, processes))
+        point = self._require_points(model, device).get((batch, share, processes))
         if point is None:
             raise InputError(
                 f"{model} was not measured on {device.name} at batch {batch} with {processes} "
@@ -64,6 +65,13 @@ class MeasuredEstimator:
             raise InputError(
                 f"{workload.model} was measured alone and not beside {names}", "choose --estimator database"
             )
+
+    def _require_points(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
+        """Return what was measured. Raises `InputError` where all of it failed."""
+        points = self._points_of(model, device)
+        if not points:
+            require_success(model, device, self._find_model(model).failures.get(device.name, ()))
+        return points
 
     def _points_of(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
         key = (model, device.name)
@@ -103,7 +111,7 @@ class UsherEstimator(MeasuredEstimator):
         it requires more than the share.
         """
         workload = Workload(model, batch, share, processes)
-        points = self._points_of(model, device)
+        points = self._require_points(model, device)
         point = points.get((batch, share, processes))
         if point is not None:
             return _estimate_of_point(workload, device, point, MEASURED)

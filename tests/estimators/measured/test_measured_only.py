@@ -111,3 +111,11 @@ def test_no_estimator_answers_for_what_failed(db: KernelDb, name: str) -> None:
 def test_without_a_database_it_says_so() -> None:
     with pytest.raises(InputError, match="there is no database"):
         make_estimator("measured", None)
+
+
+@pytest.mark.parametrize("name", ["measured", "usher"])
+def test_where_everything_failed_one_line_says_so(tmp_path: Path, name: str) -> None:
+    row = ModelRow("r1", "net", GPU.name, 8, 100.0, None, 1, error="out of memory")
+    estimator = make_estimator(name, database(tmp_path / "db", [row]))
+    with pytest.raises(InputError, match=r"every measurement of net on gpu-test failed, the last: .* out of memory"):
+        estimator.estimate("net", GPU, 1, Share())
