@@ -10,7 +10,7 @@ from gpuprof.domain.estimate import EXTRAPOLATED, Figure, Workload
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
-from gpuprof.estimators.cross_gpu.held_graph import hold_graph
+from gpuprof.estimators.cross_gpu.held_graph import NARROW, hold_graph
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
@@ -84,9 +84,11 @@ class ModelMemory:
 
     def _hold(self, known: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
         """Return the work of a model with what is in memory in ``precision``."""
+        retyped = self._execution.precision is not None
+        if not (retyped or precision in NARROW):
+            return work
         key = known.name, precision
         if key not in self._held:
-            retyped = self._execution.precision is not None
 
             def read(batch: int) -> ModelGraph:
                 return hold_graph(self._known.bind_graph(known, batch), precision, retyped=retyped)

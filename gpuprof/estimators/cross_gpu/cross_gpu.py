@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -46,7 +46,8 @@ _LEAST_OF_EXPECTED = 0.8
 #: A wider type whose bound is so many times what a product takes is not quicker, nor with the changes of layout that a
 #: convolution saves by it.
 _NEAR = 2.0
-_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv", "attention")]
+_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv")]
+_ATTENTION, _HALF_BYTES = FAMILIES.index("attention"), 2.0
 
 
 class UnmeasuredModel(Protocol):
@@ -108,11 +109,11 @@ class CrossGpuModel:
         return latencies
 
     def time_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
-        """Return the seconds of batches on whole GPUs that run the same kernels.
+        """Return the seconds of batches on whole GPUs that run the same kernels on cores of the same kinds.
 
         Raises `InputError` when a device lacks the precision.
         """
-        ops, rates = self._stack_whole(kernels, asked)
+        ops, rates = self._stack_whole(kernels, asked, wider=True)
         times, wider, *_ = self._predict(ops, rates)
         ends = np.cumsum([len(kernels.find_distinct(batch)[0]) for _, batch in asked])[:-1]
         found = []
@@ -127,7 +128,7 @@ class CrossGpuModel:
 
         Raises `InputError` as `time_whole` does.
         """
-        least = _LEAST_OF_EXPECTED * bound_times(*self._stack_whole(kernels, asked)).expected_s
+        least = _LEAST_OF_EXPECTED * bound_times(*self._stack_whole(kernels, asked, wider=False)).expected_s
         ends = np.cumsum([len(kernels.find_distinct(batch)[0]) for _, batch in asked])[:-1]
         found = []
         for (_, batch), own in zip(asked, np.split(least, ends), strict=True):
@@ -136,10 +137,18 @@ class CrossGpuModel:
         return found
 
     @staticmethod
-    def _stack_whole(kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> tuple[OpTable, DeviceRates]:
-        """Return the distinct ops of every batch, one batch after another, and the rates of its device for each."""
+    def _stack_whole(
+        kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]], *, wider: bool
+    ) -> tuple[OpTable, DeviceRates]:
+        """Return the distinct ops of every batch, one batch after another, and the rates of its device for each.
+
+        ``wider``: also those of wider types, which all devices then have alike.
+        """
         tables = {batch: kernels.at(batch).ops.take(kernels.find_distinct(batch)[0]) for _, batch in asked}
-        rates = {device.name: rates_of(device, kernels.precision) for device, _ in asked}
+        each = {device.name: device for device, _ in asked}
+        rates = {name: rates_of(device, kernels.precision) for name, device in each.items()}
+        if not wider:
+            rates = {name: replace(one, instead=None) for name, one in rates.items()}
         stacked = stack_tables([tables[batch] for _, batch in asked])
         rows = [len(tables[batch]) for _, batch in asked]
         return stacked, stack_rates([rates[device.name] for device, _ in asked], rows)
@@ -201,16 +210,21 @@ class CrossGpuModel:
         return np.maximum(times * moved, bound_times(ops, rates).hard_s), wider * moved, left, kinds
 
     def _widened_times(self, ops: OpTable, rates: DeviceRates, narrow: Array) -> Array:
-        """Return the seconds of products in the wider type of the rates, of other kernels and of those that it makes
-        far slower than ``narrow`` infinity.
+        """Return the seconds of products in the quickest of the types wider than the rates', of other kernels and of
+        those that it makes far slower than ``narrow`` infinity.
         """
         times = np.full(len(ops), np.inf)
         if rates.instead is not None:
-            rows = np.flatnonzero(np.isin(ops.family, _PRODUCTS))
-            wider, its_rates = widen_products(ops.take(rows)), rates.instead.take(rows)
+            rows = np.flatnonzero(_may_widen(ops, rates, rates.instead))
+            its_rates = rates.instead.take(rows)
+            wider = widen_products(ops.take(rows), its_rates.width)
             bounds = bound_times(wider, its_rates)
-            near = np.flatnonzero(bounds.hard_s < _NEAR * narrow[rows])
-            times[rows[near]] = self.costs.kernel_times(wider.take(near), its_rates.take(near), bounds.take(near))
+            # In 16 bits a convolution saves no changes of layout by a wider type.
+            least = bounds.hard_s / _NEAR if rates.width > _HALF_BYTES else _LEAST_OF_EXPECTED * bounds.expected_s
+            near = np.flatnonzero(least < narrow[rows])
+            table, of_table = wider.take(near), its_rates.take(near)
+            found = self.costs.kernel_times(table, of_table, bounds.take(near))
+            times[rows[near]] = np.minimum(found, self._widened_times(table, of_table, found))
         return times
 
     def observe(
@@ -241,6 +255,12 @@ class CrossGpuModel:
         """Return the seconds of each kernel; alike ones are computed once."""
         first, place = find_distinct_rows([ops])
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
+
+
+def _may_widen(ops: OpTable, rates: DeviceRates, wider: DeviceRates) -> NDArray[np.bool_]:
+    """Return which ops have a kernel in a wider type; attention in 16 bits or fewer has none above 16."""
+    attention = np.max(wider.width) <= max(float(np.max(rates.width)), _HALF_BYTES)
+    return np.isin(ops.family, [*_PRODUCTS, _ATTENTION] if attention else _PRODUCTS)
 
 
 def _sum_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:

@@ -102,12 +102,18 @@ def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
     return np.clip(2.0 - 2.0 * used_between / rates.l2_bytes, 0.0, 1.0)
 
 
-def widen_products(ops: OpTable) -> OpTable:
-    """Return products whose operands have fewer than 16 bits as they are in 16 bits; all others as they are."""
-    narrow = ops.width < _HALF_BYTES
+def widen_products(ops: OpTable, width: float) -> OpTable:
+    """Return products whose operands have fewer than ``width`` bytes as they are in so many; all others as they are.
+
+    Up to 16 bits operands alone are narrow, activations have 16; beyond all that is moved is as wide.
+    """
     operands = ops.b * ops.k * (ops.m + ops.n)
-    more = np.where(narrow, (_HALF_BYTES - ops.width) * operands, 0.0)
-    return replace(ops, width=np.maximum(ops.width, _HALF_BYTES), read_bytes=ops.read_bytes + more)
+    half = np.maximum(np.minimum(_HALF_BYTES, width) - ops.width, 0.0) * operands
+    whole = np.maximum(width / np.maximum(ops.width, _HALF_BYTES), 1.0)
+    read, written = (ops.read_bytes + half) * whole, ops.written_bytes * whole
+    batched = (ops.family == FAMILIES.index("matmul")) & (ops.b > 1.0) & (whole > 1.0)  # marked in 32 bits alone
+    extra = np.where(batched, 1.0, ops.extra)
+    return replace(ops, width=np.maximum(ops.width, width), read_bytes=read, written_bytes=written, extra=extra)
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:

@@ -20,7 +20,8 @@ _TYPES = {
     "float8": ("float16", "float8e4m3fn"),
     "int8": ("float16", "int8"),
 }
-_NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
+#: Precisions in which attention is one kernel.
+NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
 
 
 def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
@@ -28,7 +29,7 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
 
     ``retyped``: whether the precision is another than the file's, so that weights and activations change their types.
     """
-    ops = _join_attention(graph.ops) if precision in _NARROW else graph.ops
+    ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
     if not retyped:
         return replace(graph, ops=ops)
     general, operand = _TYPES[precision]

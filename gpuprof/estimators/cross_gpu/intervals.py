@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.features import attention_kinds
+from gpuprof.estimators.cross_gpu.node_groups import RECURRENT
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 
 _VOLTA = 7.0
@@ -29,7 +30,7 @@ _FLOORS |= {"elementwise": "element-wise"}
 #: of a runtime may stay on the GPU for all steps or launch several kernels in each; sums of products, scattering and
 #: sampling depend on how they are written and on the data; sorting, counting and control flow make the host wait.
 _UNLIKE_MEASURED = dict.fromkeys(
-    ("LSTM", "GRU", "RNN", "Einsum", "Scatter", "ScatterElements", "ScatterND", "GridSample", "DeformConv", "DFT"), 4.0
+    (*RECURRENT, "Einsum", "Scatter", "ScatterElements", "ScatterND", "GridSample", "DeformConv", "DFT", "STFT"), 4.0
 ) | dict.fromkeys(("If", "Loop", "Scan", "TopK", "NonZero", "Unique", "Compress", "CumSum", "CumProd"), 10.0)
 #: Part of the time of a model from which on its source names such ops.
 _TOLD_PART = 0.1

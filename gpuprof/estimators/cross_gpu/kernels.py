@@ -30,6 +30,8 @@ _WIDTHS = {
     "int8": (2.0, 1.0),
     "float4": (2.0, 0.5),
 }
+#: Type in which images are put in order where nothing is fused.
+_REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
@@ -83,6 +85,12 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
     )
 
 
+def are_alike(one: str, other: str, runtime: LaunchMode) -> bool:
+    """Return whether ``runtime`` launches the same kernels in two precisions."""
+    reordered = {one, other} & {_REORDERED} and runtime is LaunchMode.EAGER
+    return one == other or (_WIDTHS.get(one) == _WIDTHS.get(other) and not reordered)
+
+
 class _Walk:
     """One pass over a graph: which nodes are launched, and with which traffic."""
 
@@ -94,11 +102,13 @@ class _Walk:
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
         self._fused = runtime is LaunchMode.FUSED
-        self._reorders = precision == "tfloat32" and runtime is LaunchMode.EAGER
+        self._reorders = precision == _REORDERED and runtime is LaunchMode.EAGER
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
         op = self._ops[place]
+        if _is_empty(op):
+            return
         if place in self._groups.attention:
             yield self._attention_row(place), 1
         elif self._groups.is_inside(place) or self._is_free(place):
@@ -295,6 +305,11 @@ class _Walk:
 
     def _bytes(self, tensor: Tensor) -> float:
         return self._width * tensor.elements if "float" in tensor.dtype else float(tensor.bytes)
+
+
+def _is_empty(op: Op) -> bool:
+    """Return whether a node has nothing to work on, some dimension being 0."""
+    return any(tensor.elements == 0 for tensor in (*op.inputs[:1], *op.outputs[:1]))
 
 
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, are_alike, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
 #: Of a kernel: of the host, which goes ahead and is waited for where the kernels are shorter: PyTorch's dispatcher
@@ -39,6 +40,14 @@ class KernelsByBatch:
         self._grids: dict[int, tuple[int, ...]] = {}
         self._lists: dict[int, tuple[int, ...]] = {}
         self._host_s: dict[int, float] = {}
+
+    def compute_in(self, precision: str) -> KernelsByBatch:
+        """Return the kernels of the same model and runtime in another precision, the same where they are alike."""
+        other = KernelsByBatch(self._graph_at, precision, self.runtime)
+        if are_alike(self.precision, precision, self.runtime):
+            other = copy(self)  # which shares what was found and what will be
+            other.precision = precision
+        return other
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the batches up to ``most`` that are predicted."""

@@ -9,12 +9,13 @@ from gpuprof.domain.model import Op
 from gpuprof.estimators.cross_gpu.norm_patterns import NormPattern, NormSearch
 
 PRODUCTS = frozenset({"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "MatMulNBits"})
+PRODUCTS |= {"QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GemmFastGelu"}
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"})
 NORMS = frozenset({"LayerNormalization", "SkipLayerNormalization", "RMSNormalization", "InstanceNormalization"})
 NORMS |= {"GroupNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
 SOFTMAXES = frozenset({"Softmax", "LogSoftmax"})
 ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
-RECURRENT = {"LSTM": 4.0, "GRU": 3.0, "RNN": 1.0}
+RECURRENT = {"LSTM": 4.0, "GRU": 3.0, "RNN": 1.0, "DynamicQuantizeLSTM": 4.0}
 #: Shapes change, no kernel runs; a transposition that a product reads is none either (strides of its operands).
 VIEWS = frozenset(
     {

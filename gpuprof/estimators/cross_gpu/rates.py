@@ -55,9 +55,11 @@ _CLOCK_MHZ = 1500.0
 KERNEL_S = _KERNEL_CYCLES / _CLOCK_MHZ / 1e6
 #: Type that a matrix product is computed in where the GPU lacks one.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
-#: Type → wider ones, of which a runtime computes a product in the first that the GPU has where that is quicker: TF32
-#: allows to round and does not ask for it, and whoever quantises keeps the layers wide that gain nothing.
-_WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
+#: Type → wider ones, of which a runtime computes a product in the first that the GPU has, or one wider still, where
+#: that is quicker: TF32 allows to round and does not ask for it, whoever quantises keeps the layers wide that gain
+#: nothing, and libraries have kernels that read 16 bits and compute in 32.
+_WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("float16", "bfloat16"), ("tfloat32", "float32"))
+_WIDER |= dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
 #: One figure for all ops, or one for each of N.
 Rate = float | NDArray[np.float64]
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
@@ -81,6 +83,7 @@ class DeviceRates:
     tensor: bool  #: Whether products run on tensor cores.
     kernel_s: Rate  #: What a kernel takes at least: latencies are a number of cycles.
     cycles_per_s: Rate  #: Of all SMs together, at the boost clock.
+    width: float  #: Bytes of an operand that products are computed in.
     #: Of the wider type that products are computed in where that is quicker; None: there is none.
     instead: DeviceRates | None = None
 
@@ -92,6 +95,8 @@ class DeviceRates:
 
 
 _NUMBERS = tuple(field.name for field in fields(DeviceRates) if field.name != "instead")
+#: Bytes of an operand of a type; of others 4.
+_BYTES = {"float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "float8": 1.0, "float4": 0.5}
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
@@ -105,7 +110,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         known = ", ".join(sorted(device.flops_per_s))
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {known}")
     fraction = device.fraction(share)
-    wider = next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
+    wider = wider_type(device, precision)
     return DeviceRates(
         units=max(1.0, device.compute_units * fraction),
         matrix_per_s=peak * fraction,
@@ -118,8 +123,14 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
         cycles_per_s=device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
+        width=_BYTES.get(precision, 4.0),
         instead=None if wider is None else rates_of(device, wider, share),
     )
+
+
+def wider_type(device: Device, precision: str) -> str | None:
+    """Return the next wider type of a GPU that products in ``precision`` may be computed in; None: there is none."""
+    return next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
 
 
 def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:

@@ -9,11 +9,13 @@ from gpuprof.domain.catalogue import devices
 from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
-from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
+from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of, wider_type
 
 _UNLIMITED = float("inf")
-#: Whether products run on tensor cores, in the precision and in the wider one that they may run in instead.
-_Kind = tuple[bool, bool | None]
+#: Of these a GPU of the catalogue that has them is compared in them alone, and with wider types kernel by kernel.
+_HALF_TYPES = frozenset({"float16", "bfloat16"})
+#: Whether products run on tensor cores, in the precision and in each wider one that they may run in instead.
+_Kind = tuple[bool, ...]
 
 
 class WholeTimes:
@@ -21,31 +23,46 @@ class WholeTimes:
 
     def __init__(self, kernels: KernelsByBatch, model: CrossGpuModel) -> None:
         self._kernels, self._model = kernels, model
+        self._wider: dict[str, WholeTimes] = {}
         self._known: dict[tuple[str, int], float] = {}
 
     def find_factors(self, device: Device, own_s: Mapping[int, float]) -> dict[int, float]:
         """Return for each batch what the time on ``device`` is multiplied by so that none that is worse is quicker.
 
-        ``own_s``: batch → seconds on all of the device.
+        A worse one may lack the precision: what it takes in a wider type is compared, too, since the device may run
+        that as well. ``own_s``: batch → seconds on all of the device.
 
         Raises `InputError` when the GPU lacks the precision of the kernels.
         """
-        worse = list_worse(device, self._kernels.precision)
-        least, pairs = dict(own_s), [(one, batch) for one in worse for batch in own_s]
-        if not pairs:
-            return dict.fromkeys(own_s, 1.0)
-        bounds = self._model.bound_whole(self._kernels, pairs)
+        least = {batch: one for batch, one in own_s.items() if one > self._kernels.host_seconds(batch)}
+        if least:
+            self._lower(least, list_worse(device, self._kernels.precision))
+        wider = wider_type(device, self._kernels.precision)
+        if least and wider is not None and self._kernels.precision not in _HALF_TYPES:
+            if wider not in self._wider:
+                self._wider[wider] = WholeTimes(self._kernels.compute_in(wider), self._model)
+            compared = {one.name for one in list_worse(device, self._kernels.precision)}  # no slower than in the wider
+            self._wider[wider]._lower(least, [one for one in list_worse(device, wider) if one.name not in compared])
+        return {batch: least.get(batch, one) / one if one > 0.0 else 1.0 for batch, one in own_s.items()}
+
+    def _lower(self, least: dict[int, float], worse: Sequence[Device]) -> None:
+        """Lower the seconds of each batch to those of the quickest of some devices."""
+        pairs = [(one, batch) for one in worse for batch in least]
+        bounds = self._model.bound_whole(self._kernels, pairs) if pairs else []
         near = [pair for pair, bound in zip(pairs, bounds, strict=True) if bound < least[pair[1]]]
         for (_, batch), seconds in zip(near, self._predict(near), strict=True):
             least[batch] = min(least[batch], seconds)
-        return {batch: least[batch] / one if one > 0.0 else 1.0 for batch, one in own_s.items()}
 
     def _predict(self, pairs: Sequence[tuple[Device, int]]) -> list[float]:
         keys = [(one.name, batch) for one, batch in pairs]
-        missing = [place for place, key in enumerate(keys) if key not in self._known]
-        if missing:
-            found = self._model.time_whole(self._kernels, [pairs[place] for place in missing])
-            self._known.update(zip([keys[place] for place in missing], found, strict=True))
+        kinds = {one.name: _kind_of(rates_of(one, self._kernels.precision)) for one, _ in pairs}
+        missing: dict[_Kind, list[int]] = {}
+        for place, (name, batch) in enumerate(keys):
+            if (name, batch) not in self._known:
+                missing.setdefault(kinds[name], []).append(place)
+        for places in missing.values():  # those whose products run on the same kinds of cores at once
+            found = self._model.time_whole(self._kernels, [pairs[place] for place in places])
+            self._known.update(zip([keys[place] for place in places], found, strict=True))
         return [self._known[key] for key in keys]
 
 
@@ -54,22 +71,19 @@ def list_worse(device: Device, precision: str) -> list[Device]:
 
     Raises `InputError` when the GPU lacks the precision.
     """
-    rates = rates_of(device, precision)
-    own = _list_rates(device, precision)
-    kind = _kind_of(rates)
-    return [one for one, its_kind, others in _list_gpus(precision) if its_kind == kind and _is_worse(others, own)]
+    tensor, own = rates_of(device, precision).tensor, _list_rates(device, precision)
+    return [one for one, its_tensor, others in _list_gpus(precision) if its_tensor == tensor and _is_worse(others, own)]
 
 
 @cache
-def _list_gpus(precision: str) -> tuple[tuple[Device, _Kind, tuple[float, ...]], ...]:
-    """Return each GPU that has the precision, what kernels it runs, and its rates."""
+def _list_gpus(precision: str) -> tuple[tuple[Device, bool, tuple[float, ...]], ...]:
+    """Return each GPU that has the precision, whether products run on tensor cores, and its rates."""
     found = [one for one in devices().values() if one.kind == "gpu" and precision in one.flops_per_s]
-    kinds = [_kind_of(rates_of(one, precision)) for one in found]
-    return tuple((one, kind, _list_rates(one, precision)) for one, kind in zip(found, kinds, strict=True))
+    return tuple((one, rates_of(one, precision).tensor, _list_rates(one, precision)) for one in found)
 
 
 def _kind_of(rates: DeviceRates) -> _Kind:
-    return rates.tensor, None if rates.instead is None else rates.instead.tensor
+    return (rates.tensor, *(() if rates.instead is None else _kind_of(rates.instead)))
 
 
 def _list_rates(device: Device, precision: str) -> tuple[float, ...]:

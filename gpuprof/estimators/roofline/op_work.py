@@ -21,7 +21,7 @@ MATRIX_OPS = frozenset(
 
 
 #: Op types that go through a sequence step by step.
-RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
+RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 
 _PER_ITEM = ("flops", "bytes_moved")
 

@@ -21,6 +21,7 @@ from gpuprof.estimators.cross_gpu.features import (
     preparation_names,
     preparation_part,
     regressor_names,
+    widen_products,
 )
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
@@ -260,6 +261,32 @@ def test_a_type_that_a_runtime_may_leave_is_no_slower_than_the_wider_one(
             rates = rates_of(device(name), precision)
             times[precision] = shipped_model().time_parts(kernels, rates, runtime).total_s
         assert times[narrow] <= times[wide] * (1.0 + 1e-3)
+
+
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wide", ["tfloat32", "float32"])
+@pytest.mark.parametrize("name", ["squeezenet", "mobilenet_v2"])
+def test_small_convolutions_in_half_precision_are_no_slower_than_in_wider_types(
+    tmp_path: Path, name: str, narrow: str, wide: str
+) -> None:
+    path = build(find_architecture(name), tmp_path / "network.onnx")
+    for gpu in ("rtx-3090", "rtx-5090", "b200", "a100-80"):
+        for batch in (1, 3):
+            times = {}
+            for precision in (narrow, wide):
+                kernels = list_kernels(load_graph(path, batch), precision, LaunchMode.FUSED)
+                parts = shipped_model().time_parts(kernels, rates_of(device(gpu), precision), LaunchMode.FUSED)
+                times[precision] = parts.kernels_s
+            assert times[narrow] <= times[wide] * (1.0 + 2e-3)
+
+
+def test_products_in_a_wider_type_are_those_of_the_wider_kernels(network: Path) -> None:
+    narrow, wide = (list_kernels(load_graph(network, 4), one, LaunchMode.EAGER) for one in ("float16", "tfloat32"))
+    products = [one.ops.take(one.ops.family == FAMILIES.index("matmul")) for one in (narrow, wide)]
+    widened = widen_products(products[0].take(products[0].b == 1.0), 4.0)
+    same = products[1].take(products[1].b == 1.0)
+    for column in ("m", "n", "k", "width", "flops", "read_bytes", "written_bytes"):
+        assert getattr(widened, column).tolist() == getattr(same, column).tolist(), column
 
 
 def test_a_convolution_in_float32_takes_no_changes_of_layout() -> None:

@@ -362,3 +362,20 @@ def test_quantising_is_part_of_what_is_quantised_where_a_runtime_fuses(runtime: 
     quantised = _op("QuantizeLinear", [H, scale], made, [scale])
     whole = _op("DequantizeLinear", [made, scale], _t("y", 8, 16, 64), [scale])
     assert len(list_kernels(_graph(weight, product, quantised, whole), "int8", runtime).ops) == kernels
+
+
+def test_quantised_products_and_recurrent_layers_of_the_runtime_are_products() -> None:
+    product = _op("MatMulIntegerToFloat", [X, W, _t("scale"), _t("other")], H, [W])
+    steps = _op("DynamicQuantizeLSTM", [_t("s", 20, 2, 32), _t("u", 1, 32, 256)], _t("o", 20, 1, 2, 64), hidden_size=64)
+    for op, counts in ((product, (1,)), (steps, (1, 20))):
+        kernels = list_kernels(_graph(op), "int8", LaunchMode.FUSED)
+        assert {FAMILIES[family] for family in kernels.ops.family} == {"matmul"} and kernels.count == counts
+
+
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_nothing_runs_for_tensors_without_elements(runtime: LaunchMode) -> None:
+    empty = _op("MatMul", [_t("x", 0, 16, 32), W], _t("h", 0, 16, 64), [W])
+    assert (
+        len(list_kernels(_graph(empty, _op("Relu", [_t("h", 0, 16, 64)], _t("y", 0, 16, 64))), "float16", runtime).ops)
+        == 0
+    )

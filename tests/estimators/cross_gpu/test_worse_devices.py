@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
@@ -18,6 +21,7 @@ from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes, list_worse
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
+from tests.small_models import write_model
 
 BATCHES = (1, 2, 3, 4, 6, 8, 16, 64, 256)
 
@@ -76,3 +80,28 @@ def test_a_gpu_that_the_catalogue_lacks_is_no_slower_than_the_one_that_it_better
             grid.series(Share(), BATCHES), _grid(kernels, name).series(Share(), BATCHES), strict=True
         ):
             assert one.value <= other.value * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow", "wide"),
+    [("rtx-3090", "tfloat32", "float32"), ("rtx-pro-6000", "float8", "float16"), ("l4", "int8", "float16")],
+)
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_a_narrow_type_is_no_slower_where_a_worse_gpu_without_it_is_quicker(
+    tmp_path: Path, name: str, narrow: str, wide: str, runtime: LaunchMode
+) -> None:
+    nodes = [helper.make_node("Gather", [f"table{place}", "ids"], [f"row{place}"]) for place in range(6)]
+    nodes += [
+        helper.make_node("Concat", [f"row{place}" for place in range(6)], ["rows"], axis=2),
+        helper.make_node("Softmax", ["rows"], ["soft"]),
+        helper.make_node("Transpose", ["soft"], ["y"], perm=[0, 2, 1]),
+    ]
+    tables = {f"table{place}": np.ones((2000, 64), np.float32) for place in range(6)}
+    types = {"ids": TensorProto.INT64}
+    path = write_model(tmp_path / "gathers.onnx", nodes, {"ids": ["batch", 256]}, {"y": None}, tables, types=types)
+    times = {}
+    for precision in (narrow, wide):
+        kernels = KernelsByBatch(partial(load_graph, path), precision, runtime)
+        times[precision] = _grid(kernels, name).series(Share(), BATCHES)
+    for one, other in zip(times[narrow], times[wide], strict=True):
+        assert one.value <= other.value * (1.0 + 1e-12)
