@@ -237,7 +237,8 @@ def _show_column(column: Column, values: Sequence[object]) -> list[str]:
 def _describe_common(texts: Sequence[ColumnText], layout: TableLayout) -> str:
     """Return what is the same in every row, without what no row has."""
     shown = ((position, texts[position].cells[0]) for position in layout.above)
-    return ", ".join(_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –"))
+    named = [_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –")]
+    return ("; " if any(", " in one for one in named) else ", ").join(named)
 
 
 def _name_cell(heading: str, cell: str) -> str:

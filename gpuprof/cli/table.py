@@ -94,12 +94,15 @@ def _lay_out(columns: Sequence[ColumnText], width: int, gap: int) -> TableLayout
 
 
 def _is_above(columns: Sequence[ColumnText], position: int) -> bool:
-    """Return whether a column is the same in every row and no figure; where there is one row, only its keys."""
+    """Return whether a column is the same in every row and no figure.
+
+    Where there is one row, only its keys, and texts that say more of a figure, such as where it is from.
+    """
     column = columns[position]
     if position == 0 and not any(one.role is ColumnRole.SUBJECT for one in columns):
         return False
     wanted = column.role is ColumnRole.KEY or (
-        not column.right and column.role is ColumnRole.FIGURE and len(column.cells) > 1
+        not column.right and column.role is ColumnRole.FIGURE and (column.joined or len(column.cells) > 1)
     )
     return wanted and len(set(column.cells)) == 1
 

@@ -149,3 +149,10 @@ def test_a_line_of_text_is_broken_between_words_in_a_terminal_and_nowhere_else(
     print_text(text)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60 and " ".join(line.strip() for line in lines) == text
+
+
+def test_where_the_only_row_is_from_goes_above_and_its_figure_stays() -> None:
+    model = ColumnText("model", ("net",), right=False, role=ColumnRole.SUBJECT)
+    latency, source = ColumnText("latency", ("0.73",)), ColumnText("from", ("learned",), right=False, joined=True)
+    assert lay_out_columns([model, latency, source], 40).above == ()
+    assert lay_out_columns([model, latency, source], 20).above == (2,)
