@@ -29,7 +29,7 @@ check: export PYTHONDONTWRITEBYTECODE :=
 # whatever starts servers, workers or profilers and waits for them.
 check:
 ifdef FAST
-	$(BIN)/pytest -n auto -m "not slow and not flaky"
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not flaky"
 else
 	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/serving/load tests/serving

@@ -71,6 +71,7 @@ def _make_measured_ops(factor: float, count: int = 600) -> MeasuredOps:
     return MeasuredOps("bmm", "float32", table, times, device, np.full(3 * count, "test"), kernels_only=False)
 
 
+@pytest.mark.slow
 def test_what_is_a_gpus_own_is_known_with_its_data_and_missed_without() -> None:
     part = _make_measured_ops(factor=3.0)
     known = predict_with_own_data([part])[0]
@@ -80,6 +81,7 @@ def test_what_is_a_gpus_own_is_known_with_its_data_and_missed_without() -> None:
     assert errors[0] < 0.5 * errors[1]
 
 
+@pytest.mark.slow
 def test_each_gpu_has_a_line_and_one_that_is_not_learned_from_says_so() -> None:
     part = replace(_make_measured_ops(factor=1.0, count=300), name="linear")
     part = replace(part, device=np.where(part.device == "t4", "p4", part.device))

@@ -19,6 +19,7 @@ def test_no_map_holds_a_configuration_that_failed_or_is_dominated_by_one() -> No
     assert {policy for policy, _, count, _ in found if count} == set(policy_names())
 
 
+@pytest.mark.slow
 def test_the_judge_sees_what_must_not_be_in_a_map() -> None:
     found = [broken for seed in (SHARED, CUT) for *_, broken in judge_maps(seed, ["ffd"], hides_failures=True)]
     assert sum(map(len, found)) > 3

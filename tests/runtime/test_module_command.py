@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_process_takes_no_file_of_the_working_directory_for_a_library_s(folder: Path) -> None:
     model = folder / "mlp.onnx"
     assert main(["zoo", "build", "mlp", "-o", str(model)]) == 0

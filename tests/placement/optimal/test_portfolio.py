@@ -65,7 +65,9 @@ def queued_problem(seed: int, count: int, most_rps: float, limit_s: float | None
     return Problem(demands, fleet, estimator, BatchQueue(), Options(time_limit_s=limit_s))
 
 
-@pytest.mark.parametrize(("seed", "count"), [(0, 50), (1, 50), (2, 12), (3, 35)])
+@pytest.mark.parametrize(
+    ("seed", "count"), [*(pytest.param(seed, 50, marks=pytest.mark.slow) for seed in (0, 1)), (2, 12), (3, 35)]
+)
 def test_of_many_demands_by_queues_whose_neighbours_act_through_sums_igniter_has_no_better_map(
     monkeypatch: pytest.MonkeyPatch, seed: int, count: int
 ) -> None:

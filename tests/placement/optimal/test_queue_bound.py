@@ -95,6 +95,7 @@ def test_no_bound_is_above_a_map_that_just_keeps_its_slos(seed: int) -> None:
     assert 0.75 < bound <= task.kinds[0].price * (1.0 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [True, False])
 def test_of_many_demands_a_map_says_the_bound_with_neighbours(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     estimator = SummedEstimator(disturbance=0.6, spread=0.0)

@@ -23,6 +23,7 @@ from gpuprof.placement.segment import Segments
 from tests.placement.optimal.test_portfolio import queued_problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "margin"), [(0, 1.0), (1, 1.0), (2, 1.3)])
 def test_a_map_from_tables_of_queues_is_sound_serves_everybody_and_costs_no_more_than_a_quick_policys(
     monkeypatch: pytest.MonkeyPatch, seed: int, margin: float
