@@ -56,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = deal_slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how each test failed that was tried again: a run that passes with one is not as good as one without."""
+    reports = terminalreporter.stats.get("rerun", [])
+    if reports:
+        terminalreporter.section("failed and tried again", yellow=True)
+    for report in reports:
+        terminalreporter.line(f"{report.nodeid} ({report.when})", yellow=True, bold=True)
+        terminalreporter.line(report.longreprtext)
+
+
 def deal_slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return the items so that each of ``workers`` equal parts begins with slow ones, dealt in turn.
 

@@ -1,8 +1,9 @@
 """Marks for the tests that are tried once more when they fail, each with its reason.
 
 Only what waits for other processes by the clock may be: where the whole machine stands still for seconds, and shared
-machines do, a sound program is late there. The summary counts each rerun, so that what needs them does not go unseen.
-A test that no mark is on fails the first time. ``tests/conftest.py`` refuses marks without a reason.
+machines do, a sound program is late there. The summary counts each rerun and shows how the first try failed, so that
+what needs them does not go unseen. A test that no mark is on fails the first time. ``tests/conftest.py`` refuses marks
+without a reason.
 """
 
 import pytest

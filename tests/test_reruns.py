@@ -34,17 +34,18 @@ def test_it():
 """
 
 
-def test_a_mark_with_a_reason_has_the_test_tried_again(tmp_path: Path) -> None:
+def test_a_mark_with_a_reason_has_the_test_tried_again_and_its_failure_shown(tmp_path: Path) -> None:
     code = _FAILS_ONCE.replace("MARK", "@pytest.mark.flaky(reruns=1, reason='waits by the clock')")
     status, said = run_tests(tmp_path, code)
     assert status == 0, said
     assert "1 rerun" in said
+    assert "failed and tried again" in said and "AssertionError: the first time" in said
 
 
 def test_what_is_not_marked_fails_the_first_time(tmp_path: Path) -> None:
     status, said = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", ""))
     assert status == 1, said
-    assert "rerun" not in said
+    assert "rerun" not in said and "tried again" not in said
 
 
 @pytest.mark.slow
