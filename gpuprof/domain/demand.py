@@ -28,7 +28,13 @@ _MAX_FILE_BYTES = 64 * 1024 * 1024
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A latency objective: ``percentile`` percent of the requests within ``latency_ms``."""
+    """A latency objective: ``percentile`` percent of the requests within ``latency_ms``.
+
+    Examples
+    --------
+    >>> Slo(50.0)
+    Slo(latency_ms=50.0, percentile=99.0)
+    """
 
     latency_ms: float
     percentile: float = 99.0
@@ -95,6 +101,16 @@ def read_demands(path: Path) -> DemandFile:
     InputError
         With the line number: a column that is missing or unknown, a number that is none, is not finite or
         has the wrong sign, the same model twice, no demand at all.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "slo.csv")
+    ...     _ = path.write_text("model,rate_rps,slo_ms\\nresnet50,100,50\\n")
+    ...     (demand,) = read_demands(path)
+    >>> demand.model, demand.rate_rps, demand.slo
+    ('resnet50', 100.0, Slo(latency_ms=50.0, percentile=99.0))
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:

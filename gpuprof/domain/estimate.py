@@ -62,6 +62,11 @@ class Figure:
         was), ``"roofline"``, ``"roofline, uncalibrated"``, or the name of the fitted model that predicted it.
     low, high : float or None
         90% interval; None where nothing is known of the error.
+
+    Examples
+    --------
+    >>> Figure(4.0, "roofline", low=3.0, high=6.0).scale_by(2.0)
+    Figure(value=8.0, source='roofline', low=6.0, high=12.0)
     """
 
     value: float

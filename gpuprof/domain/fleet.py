@@ -32,7 +32,14 @@ class FleetEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a placement may use."""
+    """What a placement may use.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> Fleet((FleetEntry(device("a100-80"), 8), FleetEntry(device("t4")))).is_elastic
+    True
+    """
 
     entries: tuple[FleetEntry, ...]
 

@@ -29,6 +29,11 @@ class Share:
     ------
     InputError
         When ``sm_pct`` is not in (0, 100].
+
+    Examples
+    --------
+    >>> print(Share(50.0), Share(mig="3g.40gb"), Share(50.0, mig="3g.40gb"))
+    50% 3g.40gb 3g.40gb:50%
     """
 
     sm_pct: float = 100.0
