@@ -286,9 +286,10 @@ def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int
         name = next(
             name for name, dims in declared.items() if dims and dims[0] == fixed and not _is_unbatched_image(dims)
         )
+        ask = f"ask for batch {fixed}, or " if fixed else ""
         raise InputError(
             f"{model}: input {name} fixes the batch at {fixed}, but {batch} is asked",
-            "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
+            f"{ask}make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
         )
 
 

@@ -255,7 +255,7 @@ def test_a_mask_over_a_cache_of_keys_is_as_long_as_the_past_and_the_new_tokens(t
 def test_another_batch_than_the_fixed_one_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [4, 3]}, {"y": [4, 3]})
     assert load_graph(path, 4).inputs[0].shape == (4, 3)
-    with pytest.raises(InputError, match=r"input x fixes the batch at 4, but 2 is asked \(.*zoo rebatch"):
+    with pytest.raises(InputError, match=r"fixes the batch at 4, but 2 is asked \(ask for batch 4, or .*zoo rebatch"):
         load_graph(path, 2)
 
 
