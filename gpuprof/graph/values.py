@@ -123,6 +123,14 @@ def _cast(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object
     return _require_input(x, 0).astype(tensor_dtype_to_np_dtype(_int_attribute(attributes, "to", 1)))
 
 
+def _one_hot(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
+    indices, depth, values = _require_input(x, 0), int(_require_input(x, 1).item()), _require_input(x, 2)
+    if indices.size * depth > MOST_ELEMENTS:
+        raise ValueError("too large to be a shape")
+    hot = np.arange(depth) == np.where(indices < 0, indices + depth, indices)[..., None]
+    return np.moveaxis(np.where(hot, values[1], values[0]), -1, _int_attribute(attributes, "axis", -1))
+
+
 def _range(x: Sequence[Array | None], _: Mapping[str, object]) -> object:
     start, limit, delta = (_require_input(x, i).item() for i in range(3))
     if (limit - start) / delta > MOST_ELEMENTS:
@@ -214,6 +222,7 @@ _RULES: dict[str, _Rule] = {
     "Concat": _concat,
     "Cast": _cast,
     "CastLike": lambda x, _: _require_input(x, 0).astype(_require_input(x, 1).dtype),
+    "OneHot": _one_hot,
     "Range": _range,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,

@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.graph.load import load_graph
+from tests.small_models import write_model
 
 #: Whose outputs are as large as the data says: the largest size stands for it.
 DATA_DECIDES = {"Unique", "Compress", "NonZero", "NonMaxSuppression"}
@@ -60,3 +61,14 @@ def test_a_weight_of_more_dimensions_than_an_array_may_have_is_refused(tmp_path:
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(InputError, match="'w' cannot be read"):
         load_graph(tmp_path / "m.onnx", 1)
+
+
+def test_copies_counted_by_a_one_hot_value_are_known(tmp_path: Path) -> None:
+    """As exporters write ``repeat_interleave``."""
+    nodes = [
+        helper.make_node("OneHot", ["places", "depth", "off_on"], ["repeats"]),
+        helper.make_node("Tile", ["x", "repeats"], ["y"]),
+    ]
+    weights = {"places": np.array(-2), "depth": np.array(3), "off_on": np.array([1, 4])}
+    graph = load_graph(write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", 8, 5]}, {"y": None}, weights), 2)
+    assert graph.outputs[0].shape == (2, 32, 5)
