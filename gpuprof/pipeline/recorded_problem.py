@@ -44,9 +44,9 @@ def restore_problem(
     """Return the problem that a located map answers, from what it says of it; its estimator unless another is named.
 
     Models that the database lacks are read from their files; where these are all there, no database is needed. Raises
-    `InputError` when the database is missing, or lacks a device of the map.
+    `InputError` when the database is missing, or lacks a device of the map; or when the map's demands are impossible.
     """
-    from gpuprof.domain.demand import Demand, Slo
+    from gpuprof.domain.demand import Demand, Slo, require_possible
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.builtin import DEFAULT
@@ -73,11 +73,14 @@ def restore_problem(
     graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
+    demands = tuple(
+        Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
+        for name, m in deployment.models.items()
+    )
+    for demand in demands:  # a map need not be one that place wrote
+        require_possible(demand)
     return Problem(
-        demands=tuple(
-            Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
-            for name, m in deployment.models.items()
-        ),
+        demands=demands,
         fleet=Fleet(
             tuple(FleetEntry(_with_price(resolve_device(one.device, database), one), one.count) for one in devices)
         ),

@@ -235,6 +235,13 @@ def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
         gpuprof.explain(two)
 
 
+def test_explain_refuses_a_rate_that_no_service_gets() -> None:
+    plan = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
+    asked = {name: model.model_copy(update={"rate_rps": 1e300}) for name, model in plan.models.items()}
+    with pytest.raises(InputError, match=r"rate_rps of 'a' must be a number from 1e-09 to 1e\+07 but got 1e\+300"):
+        gpuprof.explain(plan.model_copy(update={"models": asked}))
+
+
 def test_export_writes_its_files_below_a_folder(here: Path) -> None:
     found = gpuprof.export(gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment, "json")
     assert [row["path"] for row in found.rows()] == list(found.files)
