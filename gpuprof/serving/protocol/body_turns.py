@@ -15,6 +15,9 @@ from typing import Protocol
 
 #: Bodies that are received at a time. More make nothing quicker: the router receives with one thread.
 MOST_BODIES = 8
+#: While so many bodies of a lane wait, no more of its requests are read: the head and the beginning of one that is then
+#: refused, and its answer, take as long as half of a body.
+MOST_WAITING = 8
 #: A body that got fewer bytes in a turn of the loop waits for its client or its network, and gives up its turn: else
 #: eight clients that send a byte now and then would block all others. Where the loop is idle its turns are short, and
 #: more than a few bodies are received at a time, which does no harm there.
@@ -47,6 +50,11 @@ class BodyTurns:
     ----------
     call_soon : callable or None
         Schedules a callback in the next turn of the loop; None: the running loop's own.
+
+    Attributes
+    ----------
+    crowded : set
+        Lanes of which `MOST_WAITING` bodies wait.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
@@ -55,6 +63,7 @@ class BodyTurns:
         self._receiving: dict[BodyReader, int | None] = {}
         self._lanes: dict[Hashable, deque[tuple[float, float, BodyReader]]] = {}
         self._is_checking = self._is_giving = False
+        self.crowded = set[Hashable]()
 
     def begin(self, reader: BodyReader, lane: Hashable, lifo_after_s: float) -> bool:
         """Return whether the reader may go on receiving; else it is to pause until its `take_body_turn` is called.
@@ -65,7 +74,10 @@ class BodyTurns:
         if not self._lanes and len(self._receiving) < MOST_BODIES:
             self._receiving[reader] = None
             return True
-        self._lanes.setdefault(lane, deque()).append((time.monotonic(), lifo_after_s, reader))
+        waiting = self._lanes.setdefault(lane, deque())
+        waiting.append((time.monotonic(), lifo_after_s, reader))
+        if len(waiting) >= MOST_WAITING:
+            self.crowded.add(lane)
         self._check_later()
         return False
 
@@ -93,6 +105,7 @@ class BodyTurns:
         since, _, reader = waiting.pop() if now - first_since > lifo_after_s else waiting.popleft()
         if waiting:
             self._lanes[name] = waiting
+        self._notice_room(name, waiting)
         if not reader.drop_if_late(now - since):
             self._receiving[reader] = None
             reader.take_body_turn()
@@ -116,6 +129,11 @@ class BodyTurns:
                 waiting.popleft()
             if not waiting:
                 del self._lanes[name]
+            self._notice_room(name, waiting)
         self._give_turns()
         if self._lanes:
             self._check_later()
+
+    def _notice_room(self, name: Hashable, waiting: deque[tuple[float, float, BodyReader]]) -> None:
+        if len(waiting) < MOST_WAITING:
+            self.crowded.discard(name)

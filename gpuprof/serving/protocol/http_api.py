@@ -89,7 +89,8 @@ class HttpApi:
         self.arena = router.arena
         self.scratch, self.discard_buffer = bytearray(SCRATCH_BYTES), bytearray(DISCARD_BYTES)
         self.connections = ConnectionSet[HttpConnection](connections_per_peer)
-        self.turns, self.bodies, self.discards = LoopTurns(), BodyTurns(), DiscardTurns()
+        self.bodies, self.discards = BodyTurns(), DiscardTurns()
+        self.turns = LoopTurns(held=self.bodies.crowded)
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
         self._refusals: Counter[tuple[str, int, str]] = Counter()

@@ -29,6 +29,8 @@ from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
+#: What is read before a head is known: more of a large body would be copied once more.
+_FIRST_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 15
 #: Bytes of pipelined requests and of requests that wait for their turn; beyond it the connection is not read.
 _MAX_PENDING_BYTES = 1 << 15
@@ -105,8 +107,11 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, hint: int) -> memoryview:
         """Return where the next bytes go: into the arena when a large body is being received."""
+        scratch = memoryview(self._owner.scratch)
+        if self.incoming is None and not self._lingering:
+            return scratch[:_FIRST_BYTES]
         space = None if self.incoming is None or self.busy else self._body.receive_buffer(self.incoming)
-        return memoryview(self._owner.scratch) if space is None else space
+        return scratch if space is None else space
 
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
@@ -127,7 +132,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pending += received
             if self._can_read:
                 self._consume_pending()
-            elif len(self._pending) > _MAX_PENDING_BYTES:
+            elif len(self._pending) > _MAX_PENDING_BYTES or len(received) == _FIRST_BYTES:
                 self.pause_reading()
             return
         used = self._consume(self._owner.scratch, len(received))
@@ -337,6 +342,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _begin_request(self, text: bytes, more: int) -> None:
         """Parse a head, behind which ``more`` bytes have been received, and prepare to receive the body."""
+        has_waited = self._waits_since is not None
         arrived = self._read_arrival()
         try:
             head = read_head(text)
@@ -346,7 +352,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         # The chunk parser is given all that came, with what may stand behind the last chunk: no request may follow.
         is_last = self._client_ended and more <= (head.length or 0)
         self._keep_alive = head.keep_alive and not head.chunked and not is_last
-        incoming = self.incoming = IncomingRequest.begin(head, arrived, self.peer)
+        waited_ms = 1000.0 * (self.progress.touched - arrived) if has_waited else 0.0
+        incoming = self.incoming = IncomingRequest.begin(head, arrived, self.peer, waited_ms)
         try:
             incoming.set_route(self._owner.find_route(head))
         except RefusedError as refusal:

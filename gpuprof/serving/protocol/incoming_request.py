@@ -67,11 +67,12 @@ class IncomingRequest:
     _data: bytearray = field(default_factory=bytearray)
     _charged: int = 0
     peer: str = ""  #: Address of its client.
+    waited_ms: float = 0.0  #: For which the router did not read it, though it was there.
 
     @classmethod
-    def begin(cls, head: HttpHead, arrived: float, peer: str = "") -> IncomingRequest:
+    def begin(cls, head: HttpHead, arrived: float, peer: str = "", waited_ms: float = 0.0) -> IncomingRequest:
         """Return a request whose head has been received."""
-        return cls(head, arrived, _DISCARD, head.length or 0, peer=peer)
+        return cls(head, arrived, _DISCARD, head.length or 0, peer=peer, waited_ms=waited_ms)
 
     @property
     def is_complete(self) -> bool:
@@ -214,13 +215,13 @@ class IncomingRequest:
         self._is_undecided = False
         try:
             if self.route.refuse_early is not None and self._json_bytes <= len(beginning):
-                self.route.refuse_early(beginning[: self._json_bytes], self.peer, 0.0)
+                self.route.refuse_early(beginning[: self._json_bytes], self.peer, self.waited_ms)
             self._reserve(min(self.length, _FIRST_GROWTH * max(len(beginning), _FIRST_BYTES)), arena)
         except RefusedError as refusal:
             self._refuse(refusal)
 
     def admit_after_wait(self, waited_ms: float, arena: Arena) -> bool:
-        """Refuse the request if it is late after this wait; return whether the rest of its body is still needed.
+        """Refuse the request if it is late after this wait too; return whether the rest of its body is still needed.
 
         Raises
         ------
@@ -230,7 +231,7 @@ class IncomingRequest:
         if self.view is None or self.route.refuse_early is None or self._json_bytes > self.received:
             return True
         try:
-            self.route.refuse_early(self.view[: self._json_bytes], self.peer, waited_ms)
+            self.route.refuse_early(self.view[: self._json_bytes], self.peer, self.waited_ms + waited_ms)
         except RefusedError as refusal:
             self.release(arena)
             self._refuse(refusal)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
 #: New requests are read for so long in each turn of the loop. A request takes half a dozen turns until it is answered,
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 TURN_S = 0.0005
 #: Bytes of refused bodies that are received in each turn of the loop: a fraction of a millisecond.
 DISCARDED_BYTES = 1 << 20
-#: Adaptive LIFO: once the oldest of a lane has waited for longer, every other turn goes to the newest. Half of the
-#: requests are then answered in time; in the order of arrival none would be.
-_LIFO_AFTER_S = 0.05
+#: Adaptive LIFO: once the oldest of a lane has waited for longer, the newest are read, and after so many of them the
+#: oldest. That is most often too late to be answered in time; but for these few all are, where in the order of arrival
+#: none would be.
+_LIFO_AFTER_S, NEWEST_FOR_OLDEST = 0.05, 7
 
 
 class DiscardTurns:
@@ -66,13 +67,15 @@ class _Lane:
     """The readers that wait, each with the time since when."""
 
     waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
-    _takes_newest: bool = False
+    _newest_taken: int = 0
 
     def take(self, now: float) -> Callable[[], None]:
         """Remove and return the next reader."""
-        is_lifo = now - self.waiting[0][0] >= _LIFO_AFTER_S
-        newest, self._takes_newest = self._takes_newest and is_lifo, is_lifo and not self._takes_newest
-        return (self.waiting.pop() if newest else self.waiting.popleft())[1]
+        if now - self.waiting[0][0] >= _LIFO_AFTER_S and self._newest_taken < NEWEST_FOR_OLDEST:
+            self._newest_taken += 1
+            return self.waiting.pop()[1]
+        self._newest_taken = 0
+        return self.waiting.popleft()[1]
 
 
 class LoopTurns:
@@ -82,17 +85,23 @@ class LoopTurns:
     ----------
     call_soon : callable or None
         Schedules a callback behind all that the loop calls in this turn; None: the running loop's own.
+    held : collection
+        Lanes whose requests are not read at the moment; it may change at any time.
     """
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object] | None = None) -> None:
-        self._call_soon = call_soon
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+        held: Collection[Hashable] = frozenset(),
+    ) -> None:
+        self._call_soon, self._held = call_soon, held
         self._lanes: dict[Hashable, _Lane] = {}
         self._began = self._until = 0.0
         self._is_due = self._is_open = False
 
     def admits_all(self, now: float) -> bool:
-        """Return whether any request may be read now, because none waits and the turn is not over."""
-        if self._lanes:
+        """Return whether any request may be read now, because none waits or is held and the turn is not over."""
+        if self._lanes or self._held:
             return False
         if not self._is_open:
             self._open_turn(now)
@@ -101,7 +110,9 @@ class LoopTurns:
 
     def admits(self, lane: Hashable, now: float) -> bool:
         """Return whether a request of this lane may be read now; else its reader is to call `wait`."""
-        return now < self._until and lane not in self._lanes
+        if not (self._lanes or self._is_open):
+            self._open_turn(now)
+        return now < self._until and lane not in self._lanes and lane not in self._held
 
     def arrival(self, now: float) -> float:
         """Return when a request that is read now arrived: at the beginning of the turn at the latest.
@@ -137,16 +148,18 @@ class LoopTurns:
         now = time.monotonic()
         self._open_turn(now)
         try:
-            while self._lanes and now < self._until:
-                self._read_next(now)
+            while now < self._until and (name := self._find_next_lane()) is not None:
+                self._read_next(name, now)
                 now = time.monotonic()
         finally:
             if self._lanes:  # even if a reader has raised, the others get their turns
                 self._plan_turn()
 
-    def _read_next(self, now: float) -> None:
-        """Read one request of the first lane, which then goes to the end of the rotation, across turns too."""
-        name = next(iter(self._lanes))
+    def _find_next_lane(self) -> Hashable | None:
+        return next((name for name in self._lanes if name not in self._held), None)
+
+    def _read_next(self, name: Hashable, now: float) -> None:
+        """Read one request of a lane, which then goes to the end of the rotation, across turns too."""
         lane = self._lanes.pop(name)
         resume = lane.take(now)
         if lane.waiting:

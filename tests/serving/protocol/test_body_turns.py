@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuprof.serving.protocol.body_turns import LEAST_BYTES, MOST_BODIES, BodyTurns
+from gpuprof.serving.protocol.body_turns import LEAST_BYTES, MOST_BODIES, MOST_WAITING, BodyTurns
 
 MS = 0.001
 LONG_S = 50 * MS
@@ -77,6 +77,23 @@ def test_one_that_is_whole_makes_room_for_who_waits(site: Site) -> None:
     assert site.begun == ["a"]
     site.turns.end(first[1])
     assert site.begun == ["a", "b"]
+
+
+def test_a_lane_is_crowded_while_as_many_wait_as_may_however_they_leave(site: Site) -> None:
+    first = fill(site)
+    waiting = [site.ask(f"m{number}") for number in range(MOST_WAITING - 1)]
+    site.ask("other", "other")
+    assert not site.turns.crowded
+    waiting.append(site.ask("last"))
+    assert site.turns.crowded == {"m"}
+    site.turns.end(first[0])
+    assert not site.turns.crowded
+    waiting.append(site.ask("again"))
+    assert site.turns.crowded == {"m"}
+    for reader in waiting:
+        reader.gone = True
+    site.turn_loop()
+    assert not site.turns.crowded
 
 
 def test_models_take_turns(site: Site) -> None:

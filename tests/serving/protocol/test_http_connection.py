@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.serving.protocol.body_turns import MOST_BODIES
+from gpuprof.serving.protocol.body_turns import MOST_BODIES, MOST_WAITING
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -604,6 +604,35 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
         send_bytes(late, bytes(60_000))
         assert b" 503 " in transport.written and b" 200 " in clients[1][1].written
         for connection, _ in clients[2:]:
+            connection.connection_lost(None)
+
+    asyncio.run(ask())
+    assert not api.arena.used
+
+
+def test_no_request_is_read_of_a_model_with_enough_bodies_that_wait_and_its_wait_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = HttpApi(Router(Arena(1 << 22)), 1 << 26, connections_per_peer=100)
+    waited = list[float]()
+    refuse_early = lambda text, peer, waited_ms: waited.append(waited_ms)  # noqa: E731
+    route = Route(lambda *_: None, 1 << 24, reads_body=True, refuse_early=refuse_early, lane="m")
+    api._routes[b"POST", b"/infer"] = route
+    head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nInference-Header-Content-Length: 0\r\n\r\n"
+
+    async def ask() -> None:
+        monkeypatch.setattr("gpuprof.serving.protocol.loop_turns.TURN_S", 10.0)
+        clients = [connect(api) for _ in range(MOST_BODIES + MOST_WAITING + 1)]
+        used = 0
+        for connection, _ in clients:
+            used = api.arena.used
+            send_bytes(connection, head + bytes(10_000))
+        assert clients[-1][0].incoming is None and clients[-1][0]._awaits_turn and api.arena.used == used
+        assert waited == [0.0] * (MOST_BODIES + MOST_WAITING)
+        await asyncio.sleep(0.02)  # the others send nothing, so that there is room soon
+        incoming = clients[-1][0].incoming
+        assert incoming is not None and incoming.waited_ms > 0.0 and incoming.waited_ms in waited
+        for connection, _ in clients:
             connection.connection_lost(None)
 
     asyncio.run(ask())

@@ -10,7 +10,13 @@ from functools import partial
 
 import pytest
 
-from gpuprof.serving.protocol.loop_turns import DISCARDED_BYTES, TURN_S, DiscardTurns, LoopTurns
+from gpuprof.serving.protocol.loop_turns import (
+    DISCARDED_BYTES,
+    NEWEST_FOR_OLDEST,
+    TURN_S,
+    DiscardTurns,
+    LoopTurns,
+)
 
 MS = 0.001
 
@@ -21,7 +27,8 @@ class StubRouter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.read: list[tuple[str, int]] = []
-        self.turns = LoopTurns()
+        self.held = set[str]()
+        self.turns = LoopTurns(held=self.held)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def ask(self, lane: str, number: int, took_s: float = 0.2 * MS) -> None:
@@ -89,21 +96,46 @@ def test_what_comes_in_the_next_turn_is_read_at_once_however_soon_that_is(monkey
     run(test)
 
 
-def test_where_some_have_waited_for_long_every_other_turn_goes_to_who_came_last(
+def test_where_some_have_waited_for_long_the_newest_are_read_and_the_oldest_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
         router = StubRouter(monkeypatch)
-        router.ask("m", 0, TURN_S)
-        router.ask("m", 1)
-        router.ask("other", 0, 0.2)
-        router.ask("m", 2)
-        router.ask("m", 3)
-        router.now += 0.1
+        router.ask("m", -1, TURN_S)
+        count = 2 * NEWEST_FOR_OLDEST
+        for number in range(count):
+            for lane in ("a", "b"):
+                router.ask(lane, number, 0.1 * MS)
+        router.now += 1.0
+        for _ in range(2 * count):
+            await asyncio.sleep(0)
+        newest = list(range(count - 1, 0, -1))
+        expected = [*newest[:NEWEST_FOR_OLDEST], 0, *newest[NEWEST_FOR_OLDEST:]]
+        for lane in ("a", "b"):  # each by itself
+            assert [number for name, number in router.read if name == lane] == expected
+
+    run(test)
+
+
+def test_requests_of_a_lane_that_is_held_wait_until_it_is_not_and_no_other_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        router = StubRouter(monkeypatch)
+        router.held.add("m")
+        for number in range(3):
+            router.ask("m", number)
+        router.ask("other", 0)
         await asyncio.sleep(0)
+        assert router.read == [("other", 0)]
+        router.ask("other", 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert router.read == [("other", 0), ("other", 1)]
+        router.held.clear()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert [number for lane, number in router.read if lane == "m"] == [0, 1, 3, 2]
+        assert router.read[2:] == [("m", 0), ("m", 1), ("m", 2)]
 
     run(test)
 
@@ -140,22 +172,6 @@ def test_lanes_are_served_in_rotation_even_where_each_request_takes_a_whole_turn
         for _ in range(3):
             await asyncio.sleep(0)
         assert ("dear", 0) in router.read[:3]
-
-    run(test)
-
-
-def test_each_lane_alternates_between_oldest_and_newest_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        router = StubRouter(monkeypatch)
-        router.ask("m", -1, TURN_S)
-        for number in range(4):
-            for lane in ("a", "b"):
-                router.ask(lane, number, 0.1 * MS)
-        router.now += 1.0
-        for _ in range(4):
-            await asyncio.sleep(0)
-        for lane in ("a", "b"):
-            assert [number for name, number in router.read if name == lane] == [0, 3, 1, 2]
 
     run(test)
 
