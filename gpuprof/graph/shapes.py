@@ -35,8 +35,12 @@ _LIKE_FIRST = {
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 _SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
-#: What ONNX says of types that an op may not mix, such as a half-precision weight of a float32 input.
-_MIXED_TYPES = re.compile("inconsistent type|element type of inputs", re.IGNORECASE)
+#: What ONNX says of types → what to do: of those that an op may not mix, such as a half-precision weight of a float32
+#: input, and of those that it does not take, such as truth values that exporters let `CumSum` add up.
+_TYPE_FIXES = {
+    "inconsistent type|element type of inputs": "export it again with inputs of one type, as the op asks",
+    "has unsupported type": "export it again with an input of a type that the op takes; runtimes refuse it, too",
+}
 _MEASURE = "measure it on the device: gpuprof profile MODEL"
 #: The domain of trees, encoders and vectorizers, whose cost no shape tells.
 _CLASSICAL = "ai.onnx.ml"
@@ -216,7 +220,7 @@ class Shapes:
             shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
             raise InputError(
                 f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(message.split())}",
-                "export it again with inputs of one type, as the op asks" if _MIXED_TYPES.search(message) else "",
+                next((fix for words, fix in _TYPE_FIXES.items() if re.search(words, message, re.IGNORECASE)), ""),
             ) from error
 
     def _infer_with_runtime(self, node: NodeProto) -> dict[str, TypeProto]:

@@ -72,3 +72,15 @@ def test_copies_counted_by_a_one_hot_value_are_known(tmp_path: Path) -> None:
     weights = {"places": np.array(-2), "depth": np.array(3), "off_on": np.array([1, 4])}
     graph = load_graph(write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", 8, 5]}, {"y": None}, weights), 2)
     assert graph.outputs[0].shape == (2, 32, 5)
+
+
+def test_a_type_that_an_op_does_not_take_is_not_blamed_on_assumed_sizes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["above"]),
+        helper.make_node("CumSum", ["above", "axis"], ["y"]),
+    ]
+    weights = {"zero": np.array(0, np.float32), "axis": np.array(1)}
+    types = {"y": TensorProto.BOOL}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", "seq"]}, {"y": None}, weights, types=types)
+    with pytest.raises(InputError, match=r"CumSum.*tensor\(bool\) \(export it again with an input of a type"):
+        load_graph(path)
