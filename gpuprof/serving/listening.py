@@ -8,10 +8,10 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextlib import suppress
 
-from gpuprof.serving.protocol.peer_counts import PeerCounts, find_client
+from gpuprof.serving.protocol.peer_counts import find_client
 
 #: Of asm-generic/socket.h; Python has no name for it.
 _SO_ATTACH_FILTER = 26
@@ -27,8 +27,6 @@ _WINDOW_BYTES = 1 << 20
 _PEEKED_BYTES = 1024
 #: Protocols that are created in a turn of the loop, which takes about a millisecond.
 CONNECTIONS_PER_TURN = 16
-#: TLS handshakes that a client has at a time, and connections of it that wait for theirs.
-_HANDSHAKES_AT_ONCE, _MOST_WAITING = 32, 1024
 
 
 class AcceptedSockets:
@@ -160,45 +158,6 @@ def _peek(accepted: socket.socket) -> bytes:
         return accepted.recv(_PEEKED_BYTES, socket.MSG_PEEK)
     except OSError:  # nothing has, or it has gone
         return b""
-
-
-class HandshakeTurns:
-    """Limits the TLS handshakes of each client; its other connections wait as bare sockets.
-
-    The TLS state of a connection takes some 60 KB before the client has sent a byte, and time to create and to free.
-    ``at_once``, ``waiting``: handshakes of a client at a time, and its connections that have not ended theirs.
-    """
-
-    def __init__(self, at_once: int = _HANDSHAKES_AT_ONCE, waiting: int = _MOST_WAITING) -> None:
-        self._at_once = at_once
-        self._counts = PeerCounts(waiting)
-        self._turns: dict[str, asyncio.Semaphore] = {}
-
-    @property
-    def turned_away(self) -> int:
-        """Connections refused because their client had too many."""
-        return self._counts.turned_away
-
-    @asynccontextmanager
-    async def take_turn(self, peer: str) -> AsyncIterator[None]:
-        """Wait until the client at this address may have another handshake, to be done inside the context.
-
-        Raises
-        ------
-        ConnectionError
-            When too many of its connections wait.
-        """
-        if not self._counts.add(peer):
-            raise ConnectionAbortedError(f"{peer} has too many connections that wait for TLS")
-        client = find_client(peer)
-        turns = self._turns.setdefault(client, asyncio.Semaphore(self._at_once))
-        try:
-            async with turns:
-                yield
-        finally:
-            self._counts.discard(peer)
-            if not self._counts.has(peer):
-                del self._turns[client]
 
 
 def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:

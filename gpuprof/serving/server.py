@@ -24,7 +24,8 @@ from gpuprof.serving.change.shadow import StandbyController
 from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
-from gpuprof.serving.listening import ConnectionAcceptor, HandshakeTurns, stop_listening
+from gpuprof.serving.handshake_turns import HandshakeTurns
+from gpuprof.serving.listening import ConnectionAcceptor, stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
-_HANDSHAKE_S = 10.0
 #: Connections that wait to be accepted, as many as the system allows (net.core.somaxconn): clients of one more believe
 #: that they are connected, and what they send comes after one, three or seven seconds, when they are told again.
 _MOST_UNACCEPTED = (1 << 16) - 1
@@ -94,7 +94,7 @@ class Server:
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
         self._acceptor: ConnectionAcceptor | None = None
-        self._handshakes = HandshakeTurns()
+        self._handshakes = HandshakeTurns(self._open_connection)
         self._api.turned_away_elsewhere = self._count_turned_away
         self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
@@ -290,15 +290,14 @@ class Server:
 
     async def _accept_connection(self, connection: socket.socket) -> None:
         """Serve a connection that the acceptor, not the loop, has accepted."""
-        context = self._settings.security.context
-        connect = partial(
-            asyncio.get_running_loop().connect_accepted_socket, lambda: HttpConnection(self._api), connection
-        )
-        if context is None:
-            await connect()
-            return
-        async with self._handshakes.take_turn(connection.getpeername()[0]):
-            await connect(ssl=context, ssl_handshake_timeout=_HANDSHAKE_S)
+        if self._settings.security.context is None:
+            await self._open_connection(connection)
+        else:
+            await self._handshakes.shake_hands(connection)
+
+    async def _open_connection(self, connection: socket.socket) -> None:
+        loop, context = asyncio.get_running_loop(), self._settings.security.context
+        await loop.connect_accepted_socket(lambda: HttpConnection(self._api), connection, ssl=context)
 
     def _count_turned_away(self) -> int:
         return self._handshakes.turned_away + (0 if self._grpc is None else self._grpc.turned_away)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from gpuprof.serving.listening import (
     CONNECTIONS_PER_TURN,
     AcceptedSockets,
     ConnectionAcceptor,
-    HandshakeTurns,
     stop_listening,
 )
 from tests.reruns import serves_in_real_time
@@ -57,14 +53,6 @@ def test_a_connection_takes_most_of_a_megabyte_before_it_is_read_and_is_read_fro
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
         accepted.close()
         acceptor._listening[0].close()
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_all_wait_to_be_accepted_who_connect_while_the_router_has_no_time(tmp_path: Path, many_files: None) -> None:
@@ -191,46 +179,3 @@ def test_who_connects_to_ask_another_model_does_not_wait_for_hundreds_that_ask_a
             client.sendall(text)
         asyncio.run(accept_flood(listener))
     assert sorted(taken) == [b"cheap"] * 60 + [b"dear"]
-
-
-def test_a_client_has_a_few_handshakes_at_a_time_and_others_need_not_wait_for_them() -> None:
-    async def main() -> None:
-        turns = HandshakeTurns(at_once=2, waiting=3)
-        ended, begun = asyncio.Event(), []
-
-        async def shake_hands(peer: str) -> None:
-            async with turns.take_turn(peer):
-                begun.append(peer)
-                await ended.wait()
-
-        first = [asyncio.ensure_future(shake_hands(f"2001:db8::{number}")) for number in (1, 2, 3, 4)]
-        other = asyncio.ensure_future(shake_hands("10.0.0.1"))
-        await asyncio.sleep(0)
-        assert begun == ["2001:db8::1", "2001:db8::2", "10.0.0.1"]
-        assert isinstance(first[3].exception(), ConnectionError) and turns.turned_away == 1
-        first[0].cancel()
-        await asyncio.wait(first[:1])
-        await asyncio.sleep(0)
-        assert begun[3:] == ["2001:db8::3"]
-        ended.set()
-        await asyncio.gather(*first[1:3], other)
-        assert not turns._turns
-
-    asyncio.run(main())
-
-
-def test_clients_that_say_nothing_where_tls_is_spoken_keep_no_other_out(tmp_path: Path, many_files: None) -> None:
-    import trustme
-
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
-    (tmp_path / "both.pem").chmod(0o600)
-    options = ["--tls-cert", str(tmp_path / "both.pem"), "--tls-key", str(tmp_path / "both.pem")]
-    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")]), *options) as server, ExitStack() as opened:
-        server.context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-        for _ in range(1200):
-            silent = socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0))
-            opened.enter_context(silent)
-        assert eventually(lambda: b"\ngpuprof_refused_connections_total 176.0" in server.get("/metrics")[1])
-        assert server.infer("m", [1.0])[0] == 200

@@ -1,4 +1,4 @@
-"""What one client may have of the gRPC port: connections, and frames that are no data."""
+"""What one client may send to the gRPC port beside data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ _FRAMES_PER_S, _FRAMES_AT_ONCE, _BYTES_PER_FRAME = 20_000.0, 20_000.0, 1024
 
 
 class ClientAccount:
-    """Counts what all connections of a client have, and slows down who sends hardly anything but control frames.
+    """Counts what all connections of a client send, and slows down who sends hardly anything but control frames.
 
     HTTP/2 limits how much data may be sent that nobody waits for, but neither settings nor pings nor resets, each of
     which keeps grpcio and the relay busy.
-
-    Attributes
-    ----------
-    connections : int
 
     Examples
     --------
@@ -25,10 +21,9 @@ class ClientAccount:
     (False, True)
     """
 
-    __slots__ = ("_at", "_left", "connections")
+    __slots__ = ("_at", "_left")
 
     def __init__(self, now: float) -> None:
-        self.connections = 0
         self._left, self._at = _FRAMES_AT_ONCE, now
 
     def may_send(self, now: float) -> bool:
@@ -48,4 +43,4 @@ class ClientAccount:
 
     def is_needless(self, now: float) -> bool:
         """Return whether a new account would be the same."""
-        return not self.connections and self._left + (now - self._at) * _FRAMES_PER_S >= _FRAMES_AT_ONCE
+        return self._left + (now - self._at) * _FRAMES_PER_S >= _FRAMES_AT_ONCE

@@ -6,6 +6,8 @@ import time
 
 #: A client that sends a request or reads an answer more slowly than this on the whole has stalled.
 _LEAST_BYTES_PER_S = 1 << 17
+#: One that has asked nothing, or not gone on with a request, for so long makes room where there are too many.
+_IDLE_S, _SILENT_S = 1.0, 5.0
 
 
 class ClientProgress:
@@ -42,6 +44,10 @@ class ClientProgress:
         if is_last:
             # Else the time of the next request would begin here, however long the client pauses before it.
             self._began = None
+
+    def is_quiet(self, now: float, is_asked: bool) -> bool:
+        """Return whether nothing has moved for a while; ``is_asked``: whether a request has begun."""
+        return now - self.touched > (_SILENT_S if is_asked else _IDLE_S)
 
     def is_overdue(self, now: float, stall_s: float, byte_count: int) -> bool:
         """Return whether nothing has moved for ``stall_s``, or ``byte_count`` bytes have taken ``stall_s`` too long."""

@@ -24,8 +24,10 @@ from functools import partial
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.listening import stop_listening
 from gpuprof.serving.protocol.client_account import ClientAccount
+from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.peer_counts import find_client
 from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, PendingConnection, Poller, RelayedConnection
+from gpuprof.serving.watch.memory import return_free_memory
 
 #: What the router says, once, and what it is answered.
 STOP, STOPPED = b"stop", "stopped"
@@ -33,6 +35,8 @@ STOP, STOPPED = b"stop", "stopped"
 _EVENTS, _NEW_EVENTS = 128, 4
 _ACCEPTED_AT_ONCE = 16
 _TICK_S = 0.1
+#: So often the memory of connections that are gone is returned, some 50 KB of each with TLS.
+_TRIM_S = 5.0
 #: For what clients still have to be told when the router has gone.
 _LAST_S = 5.0
 _HANDSHAKE_S = 10.0
@@ -69,12 +73,12 @@ class Relay:
         self._poller, self._new_poller = Poller(), Poller()
         self._buffer = memoryview(bytearray(PIECE_BYTES))
         self._accounts: dict[str, ClientAccount] = {}
-        #: With when they must have sent the preface, and their addresses.
-        self._pending: dict[PendingConnection, tuple[float, str]] = {}
+        self._connections = ConnectionSet[PendingConnection | RelayedConnection](order.per_peer, order.connections)
+        self._pending: dict[PendingConnection, None] = {}
         self._waiting_for_grpcio: list[PendingConnection] = []
-        self._connections: dict[RelayedConnection, str] = {}
-        self._turned_away = self._told = 0
-        self._ends_by = 0.0
+        self._relayed: set[RelayedConnection] = set()
+        self._told = self._most = 0
+        self._ends_by = self._trimmed = 0.0
         #: Tells names apart that the same client has one after another, and those of other servers.
         self._mark, self._count = os.urandom(6).hex(), 0
 
@@ -86,8 +90,8 @@ class Relay:
         self._poller.watch(self._router, 1, self._hear_router)
         self._accept_from_now()
         ticked = 0.0
-        while not self._ends_by or (self._connections and time.monotonic() < self._ends_by):
-            is_busy = self._pending or self._connections or self._accounts
+        while not self._ends_by or (self._relayed and time.monotonic() < self._ends_by):
+            is_busy = self._connections or self._accounts or self._most
             self._poller.dispatch(_TICK_S if is_busy else None, _EVENTS)
             if (now := time.monotonic()) > ticked + _TICK_S:
                 self._tick(now)
@@ -104,51 +108,49 @@ class Relay:
         try:
             for _ in range(_ACCEPTED_AT_ONCE):
                 client, address = listener.accept()
-                self._admit(client, str(address[0]), int(address[1]))
+                self._admit(client, str(address[0]))
         except BlockingIOError:
             pass
         except OSError:  # there are no files left: again after a tick
             self._new_poller.unwatch(listener)
 
-    def _admit(self, client: socket.socket, host: str, port: int) -> None:
-        key = find_client(host)
-        account = self._accounts.get(key)
-        count = len(self._pending) + len(self._connections)
-        if count >= self._order.connections or (account and account.connections >= self._order.per_peer):
-            client.close()
-            self._turned_away += 1
-            return
-        if account is None:
-            account = self._accounts[key] = ClientAccount(time.monotonic())
-        account.connections += 1
+    def _admit(self, client: socket.socket, host: str) -> None:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        pending = PendingConnection(self._new_poller, client, self._context, self._start_relaying, self._on_closed)
-        self._pending[pending] = time.monotonic() + _HANDSHAKE_S, peer
+        pending = PendingConnection(
+            self._new_poller, client, find_client(host), self._context, self._start_relaying, self._forget
+        )
+        self._pending[pending] = None
+        if not self._connections.add(pending, pending.touched):
+            pending.abort()
 
-    def _on_closed(self, pending: PendingConnection) -> None:
-        _, peer = self._pending.pop(pending)
-        self._count_off(peer)
+    def _forget(self, connection: PendingConnection | RelayedConnection) -> None:
+        self._connections.discard(connection)
+        if isinstance(connection, PendingConnection):
+            self._pending.pop(connection, None)
+        else:
+            self._relayed.discard(connection)
 
     def _start_relaying(self, pending: PendingConnection) -> None:
         """Relay a client that has sent the preface and its settings."""
-        _, peer = self._pending[pending]
         try:
-            upstream = self._connect_upstream(peer)
+            upstream = self._connect_upstream(*pending.client.getpeername()[:2])
         except BlockingIOError:  # more wait for grpcio than the system lets
             self._waiting_for_grpcio.append(pending)
             return
         except OSError:
-            pending.close()
+            pending.abort()
             return
-        del self._pending[pending]
-        account = self._accounts[_client_of(peer)]
+        self._forget(pending)
+        now = time.monotonic()
+        account = self._accounts.setdefault(pending.peer, ClientAccount(now))
         connection = RelayedConnection(self._poller, self._buffer, pending, upstream, account, self._forget)
-        self._connections[connection] = peer
+        self._relayed.add(connection)
+        self._connections.add(connection, now)
 
-    def _connect_upstream(self, peer: str) -> socket.socket:
+    def _connect_upstream(self, host: str, port: int) -> socket.socket:
         """Return a connection to grpcio, which takes its name for the address of the client."""
+        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         upstream = socket.socket(socket.AF_UNIX)
         try:
             upstream.setblocking(False)
@@ -162,12 +164,6 @@ class Relay:
             raise
         return upstream
 
-    def _forget(self, connection: RelayedConnection) -> None:
-        self._count_off(self._connections.pop(connection))
-
-    def _count_off(self, peer: str) -> None:
-        self._accounts[_client_of(peer)].connections -= 1
-
     def _hear_router(self, _: int) -> None:
         said = b""
         with suppress(ConnectionError):  # it has not read what it was told last
@@ -177,8 +173,7 @@ class Relay:
                 self._new_poller.unwatch(listener)
             for client in stop_listening(self._listening):
                 with suppress(OSError):
-                    host, port = client.getpeername()[:2]
-                    self._admit(client, host, port)
+                    self._admit(client, client.getpeername()[0])
             for listener in self._listening:
                 listener.close()
             self._listening = []
@@ -189,32 +184,37 @@ class Relay:
 
     def _tick(self, now: float) -> None:
         """Do what is a matter of time."""
-        for pending, (deadline, _) in list(self._pending.items()):
-            if now < deadline:
+        for pending in list(self._pending):
+            if now < pending.touched + _HANDSHAKE_S:
                 break
-            pending.close()
+            pending.abort()
         waiting, self._waiting_for_grpcio = self._waiting_for_grpcio, []
         for pending in waiting:
             if pending in self._pending:
                 self._start_relaying(pending)
-        for connection in list(self._connections):
+        for connection in list(self._relayed):
             connection.check(now, self._order.stall_s)
         for client in [client for client, account in self._accounts.items() if account.is_needless(now)]:
-            del self._accounts[client]
+            if not self._connections.has(client):
+                del self._accounts[client]
         self._accept_from_now()
-        if self._turned_away != self._told:
-            self._told = self._turned_away
-            self._tell({"turned_away": self._turned_away})
+        self._return_memory(now)
+        if self._connections.turned_away != self._told:
+            self._told = self._connections.turned_away
+            self._tell({"turned_away": self._told})
         with suppress(OSError):  # where it runs is for the router to say
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+
+    def _return_memory(self, now: float) -> None:
+        """Have the C library return what connections had that are gone, where half of them are."""
+        self._most = max(self._most, len(self._connections))
+        if now > self._trimmed + _TRIM_S and 2 * len(self._connections) < self._most:
+            self._trimmed, self._most = now, len(self._connections)
+            return_free_memory()
 
     def _tell(self, what: dict[str, object]) -> None:
         with suppress(OSError):
             self._router.send(json.dumps(what).encode())
-
-
-def _client_of(peer: str) -> str:
-    return find_client(peer.rpartition(":")[0].strip("[]"))
 
 
 def _make_context(certificate: str, private_key: str) -> ssl.SSLContext:

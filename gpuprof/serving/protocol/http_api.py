@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from gpuprof.serving.protocol.body_receiver import DISCARD_BYTES
 from gpuprof.serving.protocol.body_turns import BodyTurns
-from gpuprof.serving.protocol.connection_set import ConnectionSet
+from gpuprof.serving.protocol.connection_set import ConnectionSet, find_most_connections
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnection
 from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import (
@@ -88,7 +88,7 @@ class HttpApi:
         self.router = router
         self.arena = router.arena
         self.scratch, self.discard_buffer = bytearray(SCRATCH_BYTES), bytearray(DISCARD_BYTES)
-        self.connections = ConnectionSet[HttpConnection](connections_per_peer)
+        self.connections = ConnectionSet[HttpConnection](connections_per_peer, find_most_connections())
         self.bodies, self.discards = BodyTurns(), DiscardTurns()
         self.turns = LoopTurns(held=self.bodies.crowded)
         self.known_heads: dict[bytes, KnownHead] = {}

@@ -96,12 +96,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, unless its address has too many connections."""
+        """Keep the transport, unless there are too many connections."""
         self._transport = cast(asyncio.Transport, transport)
         self._answers.open(self._transport)
         self._body.open(transport)
         self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
-        if not self._owner.connections.add(self):
+        if not self._owner.connections.add(self, self.progress.opened):
             self._transport.write(_TOO_MANY_CONNECTIONS)
             self._transport.close()
 
@@ -227,14 +227,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         return not (self.busy or self.incoming or self._pending) and self._answers.is_idle
 
     def is_overdue(self, now: float, stall_s: float) -> bool:
-        """Return whether the client has stalled, or takes too long to send a request or to read an answer.
-
-        ``stall_s``: how long it may take beyond the time of its bytes at a slow rate; ``now``: monotonic seconds.
-        """
+        """Return whether a request or answer has not moved for ``stall_s``, or takes as much longer than its bytes."""
         if self.busy or self._body.awaits_turn or self.is_idle:
             return False
         length = self._answers.unsent_bytes if self.incoming is None else self.incoming.length
         return self.progress.is_overdue(now, stall_s, length)
+
+    @property
+    def touched(self) -> float:
+        """When bytes last moved: monotonic seconds."""
+        return self.progress.touched
+
+    def is_idle_at(self, now: float) -> bool:
+        """Return whether the client has asked nothing for a while, or has not gone on with a request."""
+        is_served = self.busy or self._awaits_turn or self._body.awaits_turn or not self._answers.is_idle
+        return not is_served and self.progress.is_quiet(now, is_asked=not self.is_idle)
 
     def can_close(self, now: float) -> bool:
         """Return whether closing loses nothing; a client that has just connected may be about to send a request."""
@@ -256,8 +263,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     @property
-    def _can_read(self) -> bool:
-        """Whether the next request may be read: the last is answered, its answer nearly sent, and no turn awaited."""
+    def _can_read(self) -> bool:  # the last is answered, its answer nearly sent, and no turn awaited
         return not (self.busy or self._awaits_turn or self._lingering or self._answers.is_blocked)
 
     def _has_turn(self, beginning: memoryview) -> bool:

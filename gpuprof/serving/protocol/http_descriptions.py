@@ -100,7 +100,12 @@ class HttpDescriptions:
         state = {
             "ready": self._router.is_ready,
             "refused": refused,
-            "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
+            "stalls": {
+                "count": self._stalls.count,
+                "longest_s": round(self._stalls.longest_s, 3),
+                "longest_own_s": round(self._stalls.longest_own_s, 3),
+                "longest_computed_s": round(self._stalls.longest_computed_s, 3),
+            },
             "estimates": {
                 "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
                 "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -46,6 +46,8 @@ class HttpHead:
     repeated: bytes | None = None  #: A header that was given twice, of those that may be given once.
     is_complete: bool = False  #: Whether the parser has found its end.
     lines: int = 0  #: Of headers.
+    #: The parser's answer, which is right only while the headers have just been read.
+    ask_keep_alive: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, perhaps several times."""
@@ -65,6 +67,8 @@ class HttpHead:
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self.is_complete = True
+        if self.ask_keep_alive is not None:
+            self.keep_alive, self.ask_keep_alive = self.ask_keep_alive(), None
 
 
 @dataclass(slots=True)
@@ -128,6 +132,7 @@ def _find_head(text: bytes) -> HttpHead:
 def _parse_head(text: bytes) -> HttpHead:
     head = HttpHead()
     parser = httptools.HttpRequestParser(head)
+    head.ask_keep_alive = parser.should_keep_alive
     try:
         parser.feed_data(text)
     except httptools.HttpParserUpgrade:
@@ -142,7 +147,6 @@ def _parse_head(text: bytes) -> HttpHead:
     if version not in ("1.0", "1.1"):
         raise RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the server speaks HTTP/1.1")
     head.method = parser.get_method()
-    head.keep_alive = parser.should_keep_alive()
     _read_host(head, version)
     _read_framing(head)
     return head

@@ -92,7 +92,8 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     for (protocol, status, reason), count in sorted(figures.refusals.items()):
         refused.add_metric([protocol, str(status), reason], float(count))
     turned = CounterMetricFamily(
-        "gpuprof_refused_connections", "Connections and calls beyond those that an address may have"
+        "gpuprof_refused_connections",
+        "Connections refused or closed for want of room, and calls of an address that has too many",
     )
     turned.add_metric([], float(figures.turned_away))
     stalls = CounterMetricFamily("gpuprof_router_stalls", "How often the router stood still for 50 ms or more")

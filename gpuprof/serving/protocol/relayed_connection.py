@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from gpuprof.serving.protocol.client_account import ClientAccount
 from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, ClientFrames, FrameError, find_preface_end
+from gpuprof.serving.transport.tls_hello import can_begin_tls
 
 #: So much is read at once; a piece of TLS is never longer than the least.
 PIECE_BYTES, _LEAST_BYTES = 1 << 16, 1 << 14
@@ -26,6 +27,9 @@ _PIECES = 4
 #: For the client to close when it has been told everything: what it still sends would else have the system reset the
 #: connection, and take from it what it has not read yet.
 _LINGER_S = 1.0
+#: A client that has not finished its TLS handshake, or that has moved no byte, for so long makes room where there are
+#: too many: whether a call is being answered is not known here.
+_HANDSHAKE_S, _IDLE_S = 1.0, 5.0
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _NOTHING = memoryview(b"")
@@ -71,6 +75,8 @@ class PendingConnection:
     poller : Poller
     client : socket
         Non-blocking.
+    peer : str
+        Whose connections are counted together.
     context : SSLContext or None
         For TLS, which begins when the client says something.
     on_ready : callable
@@ -80,6 +86,8 @@ class PendingConnection:
 
     Attributes
     ----------
+    touched : float
+        When it was accepted; monotonic seconds.
     frames : ClientFrames
         Of the client.
     begin, carried : bytes
@@ -90,18 +98,24 @@ class PendingConnection:
         self,
         poller: Poller,
         client: socket.socket,
+        peer: str,
         context: ssl.SSLContext | None,
         on_ready: Callable[[PendingConnection], None],
         on_closed: Callable[[PendingConnection], None],
     ) -> None:
-        self._poller, self.client, self._context = poller, client, context
+        self._poller, self.client, self.peer, self._context = poller, client, peer, context
         self._on_ready, self._on_closed = on_ready, on_closed
         self.frames = ClientFrames()
         self.begin = self.carried = b""
         self._said = bytearray()
+        self.touched = time.monotonic()
         poller.watch(client, _IN, self._handle)
 
-    def close(self) -> None:
+    def is_idle_at(self, now: float) -> bool:
+        """Return whether the client has begun nothing, or has had time to finish it."""
+        return not isinstance(self.client, ssl.SSLSocket) or now - self.touched > _HANDSHAKE_S
+
+    def abort(self) -> None:
         """Close the connection."""
         self._poller.unwatch(self.client)
         self.client.close()
@@ -109,8 +123,8 @@ class PendingConnection:
 
     def _handle(self, _: int) -> None:
         try:
-            if self._context is not None:
-                self._begin_tls(self._context)
+            if self._context is not None and not self._shake_hands(self._context):
+                return
             while more := self.client.recv(_LEAST_BYTES):
                 self._said += more
                 if length := find_preface_end(self._said):
@@ -120,19 +134,22 @@ class PendingConnection:
                     self._poller.unwatch(self.client)
                     self._on_ready(self)
                     return
-            self.close()
+            self.abort()
         except _AGAIN:
             pass
         except (OSError, FrameError, ValueError):  # what is no TLS is an OSError, too, or a ValueError
-            self.close()
+            self.abort()
 
-    def _begin_tls(self, context: ssl.SSLContext) -> None:
+    def _shake_hands(self, context: ssl.SSLContext) -> bool:
         if not isinstance(self.client, ssl.SSLSocket):
+            if not can_begin_tls(self.client):
+                return False
             self._poller.unwatch(self.client)
             self.client = context.wrap_socket(self.client, server_side=True, do_handshake_on_connect=False)
             self._poller.watch(self.client, _IN, self._handle)
         self.client.do_handshake()
         self._context = None
+        return True
 
 
 class RelayedConnection:
@@ -151,6 +168,13 @@ class RelayedConnection:
         Of all connections of its client.
     forget : callable
         Told when the connection is closed.
+
+    Attributes
+    ----------
+    peer : str
+        Whose connections are counted together.
+    touched : float
+        When bytes last moved, to a tick; monotonic seconds.
     """
 
     __slots__ = (
@@ -163,6 +187,7 @@ class RelayedConnection:
         "_down",
         "_forget",
         "_frames",
+        "_has_moved",
         "_is_client_ended",
         "_is_discarding",
         "_is_paused",
@@ -171,6 +196,8 @@ class RelayedConnection:
         "_up",
         "_upstream",
         "_watched",
+        "peer",
+        "touched",
     )
 
     def __init__(
@@ -183,30 +210,37 @@ class RelayedConnection:
         forget: Callable[[RelayedConnection], None],
     ) -> None:
         self._poller, self._buffer, self._account, self._forget = poller, buffer, account, forget
-        self._client, self._upstream = pending.client, upstream
+        self._client, self._upstream, self.peer = pending.client, upstream, pending.peer
         #: Until grpcio has sent its settings nothing is sent to it.
         self._begin, self._carried, self._frames = pending.begin, pending.carried, pending.frames
         #: What could not be passed on yet, to grpcio and to the client.
         self._up = self._down = _NOTHING
-        self._is_client_ended = self._is_discarding = self._is_paused = False
-        self._blocked_since, self._lingers_until = time.monotonic(), 0.0
+        self._is_client_ended = self._is_discarding = self._is_paused = self._has_moved = False
+        self._blocked_since = self.touched = time.monotonic()
+        self._lingers_until = 0.0
         self._watched = [0, 0]
         self._watch()
 
     def check(self, now: float, stall_s: float) -> None:
         """Go on where that is a matter of time; close it when its client has not read for ``stall_s``."""
+        if self._has_moved:
+            self._has_moved, self.touched = False, now
         if self._is_paused and self._account.may_send(now):
             self._is_paused = False
             self._watch()
         if self._lingers_until:
             if now > self._lingers_until:
-                self.close()
+                self.abort()
         elif not self._down:
             self._blocked_since = now
         elif now > self._blocked_since + stall_s:
-            self.close()
+            self.abort()
 
-    def close(self) -> None:
+    def is_idle_at(self, now: float) -> bool:
+        """Return whether no byte has moved for a while."""
+        return now - self.touched > _IDLE_S
+
+    def abort(self) -> None:
         """Close both ends."""
         if self._client.fileno() < 0:
             return
@@ -218,7 +252,7 @@ class RelayedConnection:
 
     def _on_client(self, events: int) -> None:
         if self._is_paused and events & ~(_IN | _OUT):
-            self.close()  # nobody waits for what it has sent and is not read yet
+            self.abort()  # nobody waits for what it has sent and is not read yet
             return
         try:
             if self._down and events & ~_IN:
@@ -227,7 +261,7 @@ class RelayedConnection:
                 self._receive_up()
             self._watch()
         except (OSError, FrameError):
-            self.close()
+            self.abort()
 
     def _on_upstream(self, events: int) -> None:
         try:
@@ -237,7 +271,7 @@ class RelayedConnection:
                 self._receive_down()
             self._watch()
         except (OSError, FrameError):
-            self.close()
+            self.abort()
 
     def _watch(self) -> None:
         """Be told of what can be done next."""
@@ -267,6 +301,7 @@ class RelayedConnection:
             size = _receive(self._client, self._buffer[carried:])
             if size is None:
                 return
+            self._has_moved = True
             if not size:
                 self._end_up()
                 return
@@ -301,7 +336,7 @@ class RelayedConnection:
         """Tell grpcio that the client sends no more."""
         self._is_client_ended = True
         if self._lingers_until:
-            self.close()
+            self.abort()
         else:
             with suppress(OSError):  # grpcio has closed the connection, of which it is read next
                 self._upstream.shutdown(socket.SHUT_WR)
@@ -316,6 +351,7 @@ class RelayedConnection:
                 self._end_down()
                 return
             self._account.earn(size)
+            self._has_moved = True
             sent = _send(self._client, self._buffer[:size])
             if sent < size:
                 self._down = memoryview(bytes(self._buffer[sent:size]))
@@ -338,7 +374,7 @@ class RelayedConnection:
         self._poller.unwatch(self._upstream)
         self._upstream.close()
         if self._is_client_ended:
-            self.close()
+            self.abort()
             return
         if isinstance(self._client, ssl.SSLSocket):
             with suppress(OSError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from pathlib import Path
 
 _BEAT_S = 0.05
 #: Lateness below this is the system's.
@@ -22,33 +23,43 @@ class StallMeter:
     count : int
     longest_s, total_s : float
         Of the stalls that are over; the total of all, the others since `forget`.
+    longest_own_s, longest_computed_s : float
+        At most in a stall: without the time in which the loop's thread waited for a core, which others had; and its
+        processor time.
     """
 
     def __init__(self, now: float) -> None:
         self.count = 0
-        self.total_s = self.longest_s = 0.0
+        self.total_s = self.longest_s = self.longest_own_s = self.longest_computed_s = 0.0
+        self._computed_s = self._waited_s = 0.0
         self._due = now + _BEAT_S
         self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def forget(self) -> None:
-        """Count from now on: stalls while the server starts delay no request."""
-        self.count, self.longest_s = 0, 0.0
+        """Count from now on: stalls while the server starts, a present one included, delay no request."""
+        self._observe_now()
+        self.count, self.longest_s, self.longest_own_s, self.longest_computed_s = 0, 0.0, 0.0, 0.0
 
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
             self._due = time.monotonic() + _BEAT_S
             await asyncio.sleep(_BEAT_S)
-            self.observe_tick(time.monotonic())
+            self._observe_now()
 
-    def observe_tick(self, now: float) -> None:
-        """Record that the timer ran only now."""
-        late_s = now - self._due
-        self._due = now + _BEAT_S
+    def _observe_now(self) -> None:
+        self.observe_tick(time.monotonic(), time.thread_time(), _read_waited_s())
+
+    def observe_tick(self, now: float, computed_s: float, waited_s: float) -> None:
+        """Record that the timer ran only now, when its thread had computed, and waited for a core, so long in all."""
+        late_s, computed, waited = now - self._due, computed_s - self._computed_s, waited_s - self._waited_s
+        self._due, self._computed_s, self._waited_s = now + _BEAT_S, computed_s, waited_s
         if late_s > _LEAST_S:
             self.count += 1
             self.total_s += late_s
             self.longest_s = max(self.longest_s, late_s)
+            self.longest_own_s = max(self.longest_own_s, late_s - waited)
+            self.longest_computed_s = max(self.longest_computed_s, min(late_s, computed))
             self._ended.append((now, late_s))
 
     def stalled_since(self, moment: float, now: float) -> float:
@@ -60,3 +71,11 @@ class StallMeter:
         """Return a clock that stands still while the router does."""
         late_s = now - self._due
         return now - self.total_s - (late_s if late_s > _LEAST_S else 0.0)
+
+
+def _read_waited_s() -> float:
+    """Return for how long the thread has been ready to run without a core in all; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

@@ -217,16 +217,95 @@ def test_who_says_nothing_that_is_http_2_is_closed_and_grpcio_never_hears_of_it(
     run(test)
 
 
-def test_of_an_address_with_too_many_connections_the_newest_are_closed(tmp_path: Path) -> None:
+def test_of_an_address_with_too_many_connections_those_make_room_that_have_said_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with relayed(tmp_path, per_peer=20) as one:
-            opened = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(30)]
-            for reader, _ in opened[20:]:
+            opened = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(10)]
+            for reader, writer in opened:
+                writer.write(GREETING)
+                assert await frames_of(reader, SETTINGS) == [SETTINGS]
+            silent = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(25)]
+            for reader, _ in silent[:15]:
                 assert await frames_of(reader, -1) == [-1]
-            await becomes(lambda: one.link.turned_away == 10)
-            opened[0][1].write(GREETING)
-            assert await frames_of(opened[0][0], SETTINGS) == [SETTINGS]
-            for _, writer in opened:
+            await becomes(lambda: one.link.turned_away == 15)
+            silent[-1][1].write(GREETING)
+            for reader, writer in (opened[0], silent[-1]):
+                writer.write(call())
+                assert DATA in await frames_of(reader, DATA)
+            for _, writer in (*opened, *silent):
+                writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [b"", GREETING])
+def test_who_holds_connections_and_asks_nothing_keeps_nobody_out_behind_the_same_address(
+    tmp_path: Path, sent: bytes
+) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path, per_peer=20) as one:
+            held = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(20)]
+            for _, writer in held:
+                writer.write(sent)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                for _ in range(2):
+                    assert await channel.unary_unary("/a/b")(b"x", wait_for_ready=True, timeout=60) == b"x"
+            assert (await frames_of(held[0][0], -1))[-1] == -1
+            await becomes(lambda: one.link.turned_away >= 1)
+            for _, writer in held:
+                writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [b"", GREETING, GREETING + call()[:-1]])
+def test_two_addresses_that_hold_all_connections_keep_a_third_out_of_nothing(
+    tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuprof.serving.protocol.grpc_relay_link._MAX_CONNECTIONS", 40)
+
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            held = [
+                await asyncio.open_connection("127.0.0.1", one.port, local_addr=(host, 0))
+                for host in ("127.0.0.2", "127.0.0.3")
+                for _ in range(20)
+            ]
+            for _, writer in held:
+                writer.write(sent)
+            if sent:
+                for reader, _ in held:
+                    assert await frames_of(reader, SETTINGS) == [SETTINGS]
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                writer.write(GREETING + call())
+                assert DATA in await frames_of(reader, DATA)
+                writer.close()
+                await writer.wait_closed()
+            for _, writer in held:
+                writer.close()
+
+    run(test)
+
+
+def test_half_a_hello_of_tls_takes_no_memory(tmp_path: Path) -> None:
+    async def test() -> None:
+        authority = trustme.CA()
+        own = authority.issue_cert("127.0.0.1")
+        certificate = b"".join(pem.bytes() for pem in own.cert_chain_pems).decode()
+        security = Security(certificate=certificate, private_key=own.private_key_pem.bytes().decode())
+        async with relayed(tmp_path, security, per_peer=1000) as one:
+            relay = psutil.Process(one.link.pid)
+            await asyncio.sleep(0.5)
+            before = relay.memory_info().rss
+            held = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(400)]
+            for _, writer in held:
+                writer.write(b"\x16\x03\x01\x02\x00" + bytes(100))
+            credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+            async with grpc.aio.secure_channel(f"127.0.0.1:{one.port}", credentials) as channel:
+                assert await channel.unary_unary("/a/b")(b"x", wait_for_ready=True, timeout=60) == b"x"
+            assert relay.memory_info().rss - before < 8 << 20
+            for _, writer in held:
                 writer.close()
 
     run(test)

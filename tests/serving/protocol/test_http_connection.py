@@ -152,6 +152,45 @@ def test_who_asks_again_and_again_and_reads_nothing_is_not_heard(api: HttpApi) -
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("request_line", "header", "closes"),
+    [
+        ("GET /v2/health/live HTTP/1.1", "Connection: close", True),
+        ("GET /v2/health/live HTTP/1.1", "connection: x, Close", True),
+        ("HEAD /v2/health/live HTTP/1.1", "Connection: close", True),
+        ("POST /v2/health/live HTTP/1.1", "Connection: close\r\nContent-Length: 0", True),
+        ("GET /v2/health/live HTTP/1.0", "X: y", True),
+        ("GET /v2/health/live HTTP/1.1", "X: close", False),
+    ],
+)
+def test_the_connection_is_closed_after_the_answer_where_the_client_wants_it(
+    api: HttpApi, request_line: str, header: str, closes: bool
+) -> None:
+    async def ask() -> None:
+        for _ in range(2):  # the second head is known
+            connection, transport = connect(api)
+            send_bytes(connection, f"{request_line}\r\nHost: x\r\n{header}\r\n\r\n".encode())
+            assert connection._lingering == closes == (b"\r\nConnection: close\r\n" in transport.written)
+
+    asyncio.run(ask())
+
+
+def test_a_connection_on_which_nothing_is_asked_makes_room_for_another_of_its_address(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic() + 1.5
+    half, idle, busy = (connect(api) for _ in range(3))
+    send_bytes(half[0], LIVE[:-2])
+    send_bytes(busy[0], LIVE)
+    busy[0].busy = True
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    _, new = connect(api)
+    assert [transport.is_closing() for _, transport in (half, idle, busy)] == [False, True, False] and not new.written
+    now += 5.0
+    connect(api)
+    assert half[1].is_closing() and not busy[1].is_closing()
+
+
 def test_one_address_has_only_so_many_connections(api: HttpApi) -> None:
     kept = [connect(api) for _ in range(3)]
     _, turned_away = connect(api)
@@ -575,7 +614,7 @@ def test_of_many_large_bodies_a_few_are_received_and_the_others_in_their_turn_or
         client.respond(200, b"text/plain", b"")
 
     api._routes[b"POST", b"/infer"] = Route(answer, 1 << 24, reads_body=True, refuse_early=refuse_late)
-    api.connections = ConnectionSet(100)
+    api.connections = ConnectionSet(100, 1000)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nInference-Header-Content-Length: 0\r\n\r\n"
 
     async def ask() -> None:
@@ -644,7 +683,7 @@ async def wait_for_body_turn(
 ) -> tuple[HttpConnection, HeldTransport]:
     """Return a connection whose body waits while `MOST_BODIES` others are received."""
     api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 30, reads_body=True, refuse_early=refuse_early)
-    api.connections = ConnectionSet(100)
+    api.connections = ConnectionSet(100, 1000)
     head = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: 0\r\n\r\n"
     for _ in range(MOST_BODIES):
         send_bytes(connect(api)[0], head % 100_000 + bytes(40_000))
