@@ -324,6 +324,29 @@ def test_a_relay_that_is_killed_comes_back_and_keeps_its_port(tmp_path: Path) ->
     run(test)
 
 
+def test_a_relay_that_is_stopped_loses_no_call_and_one_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            echo = channel.unary_unary("/a/b")
+            assert await echo(b"x", wait_for_ready=True, timeout=60) == b"x"
+            files = psutil.Process().num_fds()
+            for number in range(3):
+                stopped = one.link.pid
+                os.kill(stopped, signal.SIGSTOP)
+                waiting = asyncio.ensure_future(echo(b"y", timeout=60))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+                os.kill(stopped, signal.SIGCONT)
+                assert await waiting == b"y"
+                os.kill(stopped, signal.SIGSTOP)
+                os.kill(stopped, signal.SIGKILL)
+                await becomes(lambda stopped=stopped: one.link.pid not in (0, stopped))  # type: ignore[misc]
+                assert await echo(b"x", wait_for_ready=True, timeout=60) == b"x", number
+            await becomes(lambda: psutil.Process().num_fds() <= files)
+
+    run(test)
+
+
 def test_a_client_that_does_not_read_is_given_up_and_what_it_is_sent_does_not_pile_up(tmp_path: Path) -> None:
     async def test() -> None:
         async with relayed(tmp_path, stall_s=1.0) as one:
