@@ -35,6 +35,8 @@ from gpuprof.graph.values import Array
 
 #: Graphs that are kept: models times the batches that a campaign or a plan asks for.
 _MOST_GRAPHS = 256
+#: Walks that are kept, for whoever asks for the nodes behind the ops of a graph next.
+_MOST_WALKS = 2
 
 
 def load_graph(
@@ -157,11 +159,18 @@ def load_nodes(
     Raises `InputError` as `load_graph` does.
     """
     file = read_onnx(Path(path))
-    _, _, shapes, nodes = _walk_graph(file, batch, dict(dims or {}))
-    return tuple(nodes), shapes.values
+    _, _, shapes, nodes = _walk_file(file.path, file.stamp, batch, tuple(sorted((dims or {}).items())))
+    return tuple(nodes), dict(shapes.values)
 
 
 _WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
+
+
+@lru_cache(maxsize=_MOST_WALKS)
+def _walk_file(
+    path: Path, stamp: tuple[tuple[int, int], ...], batch: int, dims: tuple[tuple[str, int], ...]
+) -> _WalkResult:
+    return _walk_graph(read_onnx(path), batch, dict(dims))
 
 
 def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
@@ -225,7 +234,7 @@ def _load(
 ) -> ModelGraph:
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
-    inputs, names, shapes, ops = _walk_graph(file, batch, dict(dims))
+    inputs, names, shapes, ops = _walk_file(path, stamp, batch, dims)
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     try:
         outputs = _make_outputs(graph, shapes, names, batch, model)

@@ -158,8 +158,9 @@ def place(
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    read_s = time.monotonic() - began_s
     if options.time_limit_s is not None:
-        left_s = _search_time_s(problem, options.time_limit_s, time.monotonic() - began_s)
+        left_s = _search_time_s(problem, options.time_limit_s, read_s)
         problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
@@ -178,7 +179,9 @@ def place(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
-    notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), _suggest_share(problem, deployment))))
+    late = _describe_late_start(options, read_s, limit.spent_s)
+    remarks = early_stop(deployment, options.time_limit_s), late, _suggest_share(problem, deployment)
+    notes.add(*filter(None, remarks))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 
 
@@ -194,6 +197,17 @@ def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
     each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
     after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
     return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)
+
+
+def _describe_late_start(options: PlanningOptions, read_s: float, planning_s: float) -> str | None:
+    """Return what came before planning, where that alone took longer than the time limit; else None."""
+    if options.time_limit_s is None or read_s <= options.time_limit_s:
+        return None
+    before = "reading" if options.limit_since_s is None else "starting and reading"
+    return (
+        f"{before} took {read_s:.1f} s, longer than the time limit of {options.time_limit_s:g} s; "
+        f"planning took {planning_s:.1f} s more"
+    )
 
 
 def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:

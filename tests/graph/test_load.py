@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.load import describe_assumed_sizes, load_graph, load_runnable, read_fixed_batch, require_sizes
+from gpuprof.graph import load
+from gpuprof.graph.load import (
+    describe_assumed_sizes,
+    load_graph,
+    load_nodes,
+    load_runnable,
+    read_fixed_batch,
+    require_sizes,
+)
 from gpuprof.graph.shapes import UnknownShapeError
 from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
@@ -74,6 +82,17 @@ def test_a_file_that_changes_is_read_again(convolution: Path, tmp_path: Path) ->
     write_model(convolution, [node("Relu", ["x"], ["y"], name="only")], {"x": ["n", 9]}, {"y": ["n", 9]})
     assert [op.name for op in load_graph(convolution).ops] == ["only"]
     assert before.sha256 != load_graph(convolution).sha256
+
+
+def test_the_nodes_of_a_graph_that_was_just_read_are_not_walked_again(
+    convolution: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = load_graph(convolution, 3)
+    monkeypatch.setattr(load, "_walk_at", None)  # not to be called
+    nodes, values = load_nodes(convolution, 3)
+    assert [node.op_type for node in nodes] == [op.op_type for op in graph.ops]
+    values.clear()  # the caller's own
+    assert load_nodes(convolution, 3)[1].keys() == load_nodes(convolution, 3)[1].keys()
 
 
 def test_nodes_out_of_order_are_put_in_order(tmp_path: Path) -> None:

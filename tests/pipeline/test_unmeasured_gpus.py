@@ -104,6 +104,15 @@ def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(he
     assert limit_of(replace(FAST, limit_since_s=time.monotonic() - 6.0)) == 0.5 * (FAST.time_limit_s or 0.0)
 
 
+def test_what_came_before_planning_is_told_where_it_alone_exceeds_the_limit(here: Path) -> None:
+    late = replace(FAST, limit_since_s=time.monotonic() - 6.0)
+    notes = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=late).notes
+    assert [one for one in notes if "longer than the time limit of 1 s; planning took" in one]
+    assert any(one.startswith("starting and reading took ") for one in notes)
+    in_time = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=replace(FAST, time_limit_s=600.0)).notes
+    assert not [one for one in in_time if "longer than the time limit" in one]
+
+
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:
     options = replace(FAST, precision="fp8", runtime="eager")
     plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=options)

@@ -23,6 +23,8 @@ _HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED:
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
 #: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
 _DENSE = 4
+#: Batches whose graphs say whether kernels are in proportion to the batch.
+_READ = (1, 2, 4)
 _DOUBLINGS = tuple(1 << power for power in range(2, 20))
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
@@ -104,7 +106,9 @@ class KernelsByBatch:
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
         if batch not in self._known:
-            self._known[batch] = self._between(batch) if batch > 4 and self._is_linear() else self._list_kernels(batch)
+            self._known[batch] = (
+                self._between(batch) if batch not in _READ and self._is_linear() else self._list_kernels(batch)
+            )
         return self._known[batch]
 
     def _list_kernels(self, batch: int) -> KernelList:
@@ -113,7 +117,7 @@ class KernelsByBatch:
     def _is_linear(self) -> bool:
         if self._linear is None:
             try:
-                one, two, four = self.at(1), self.at(2), self.at(4)
+                one, two, four = map(self.at, _READ)
             except InputError:
                 self._linear = False
                 return False

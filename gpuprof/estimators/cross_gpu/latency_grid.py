@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 
 #: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
-_MANY_BATCHES, _MANY_SHARES = 2, 4
+_MANY_BATCHES, _MANY_SHARES = 2, 8
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
 _STEP, _INSTANCE_STEP = 2.5, 5.0
@@ -42,6 +42,8 @@ class LatencyGrid:
         self._kernels, self._device, self._model, self._whole = kernels, device, model, whole
         self._known: dict[Share, dict[int, Figure]] = {}  # no slower than worse devices, of batches of the grid
         self._told: dict[Share, dict[int, Figure]] = {}
+        self._raised: dict[Share, dict[int, Figure]] = {}  # the same, no quicker than smaller batches
+        self._read: dict[Share, dict[int, Figure]] = {}  # of any batch; each share is compared with several others
         self._asked: dict[Share, int] = {}
 
     def at(self, share: Share, batch: int) -> Figure:
@@ -69,16 +71,24 @@ class LatencyGrid:
 
     def _read_time(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
         """Return the time of a batch of the grid or between two, by what is known of the share alone."""
-        ends = [self._raise(self._known[share], one) for one in grid]
-        return ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
+        read = self._read.setdefault(share, {})
+        if batch not in read:
+            ends = [self._raise(share, one) for one in grid]
+            read[batch] = ends[0] if len(grid) == 1 else _interpolate(ends, grid, batch)
+        return read[batch]
 
     def _list_smaller(self, batch: int) -> tuple[int, ...]:
         """Return the batches of the grid up to ``batch``."""
         return self._kernels.list_grid(batch) if batch > 1 else ()
 
-    def _raise(self, known: Mapping[int, Figure], batch: int) -> Figure:
+    def _raise(self, share: Share, batch: int) -> Figure:
         """Return the time of a batch of the grid, or of the smaller one that takes longest."""
-        return _scale_to(known[batch], max((known[one].value for one in self._list_smaller(batch)), default=0.0))
+        raised = self._raised.setdefault(share, {})
+        if batch not in raised:
+            known = self._known[share]
+            longest = max((known[one].value for one in self._list_smaller(batch)), default=0.0)
+            raised[batch] = _scale_to(known[batch], longest)
+        return raised[batch]
 
     def _predict(self, compared: Sequence[Share], missing: Sequence[int], asked: int) -> None:
         """Predict what is missing of shares, the first of which was asked for; for a plan also what it will ask for."""

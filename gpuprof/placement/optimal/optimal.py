@@ -122,7 +122,8 @@ class Optimal:
             pruned = _prune(problem, whole)
             if pruned.known is not None and is_proven_optimal(problem, pruned.known):
                 return self._place_pruned(problem, pruned, None, whole, quick)
-        first = quick.find_predicted(problem, whole)
+        # A map with a device of a kind that was left out costs no less than the one by which it was.
+        first = quick.find_predicted(problem if pruned is None else pruned.problem, whole)
         if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
             return self._place_pruned(problem, pruned, None, whole, quick)
         first = replace(first, policy="optimal", found_by=first.policy)

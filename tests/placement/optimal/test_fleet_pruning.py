@@ -18,6 +18,7 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import fleet_pruning, optimal
 from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.optimal.portfolio import QuickPolicies
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
 from gpuprof.placement.optimal.whole_device_bound import WholeDeviceBound
 from gpuprof.placement.placement import Placement
@@ -96,6 +97,22 @@ def test_a_short_time_limit_begins_with_the_kind_that_is_cheapest_by_itself() ->
     found = Optimal().place(quick)
     assert found.stopped and not found.unplaced
     assert math.fsum(PRICES[gpu.device] for gpu in found.gpus) <= min(alone.values()) * (1.0 + 1e-9)
+
+
+def test_with_a_limit_quick_policies_are_not_run_on_kinds_that_cannot_be_cheaper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def record_kinds(_: QuickPolicies, problem: Problem, limit: Limit) -> None:
+        asked.append({entry.device.name for entry in problem.fleet.entries})
+
+    monkeypatch.setattr(QuickPolicies, "find_predicted", record_kinds)
+    posed = _make_problem([(400.0, 300.0)])
+    kept = {entry.device.name for entry in prune_fleet(posed, Limit()).problem.fleet.entries}
+    assert kept < set(PRICES)
+    Optimal().place(replace(posed, options=Options(time_limit_s=2.0)))
+    assert asked == [kept]
 
 
 def test_a_poor_map_of_the_first_kind_is_not_the_last_however_short_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
