@@ -1,8 +1,8 @@
 """A lower bound on the cost of demands that accounts for interference.
 
 The program has a column for what could stand on a device, and rows for each class of demands that are alike: their
-rates must be served, by whatever replicas, and demands must be whole: of pieces of a demand, into which what a replica
-serves is rounded up, so many replicas must serve so many as make one. Its dual gives a worth to requests per second and
+rates must be served, by whatever replicas, and demands must be whole: each replica counts for pieces of its demand
+(`count_pieces`), and so many replicas must serve so many as make one. Its dual gives a worth to requests per second and
 to pieces. Where no device can serve more worth than it costs, no map is cheaper than what all demands are worth at
 least, however they are split: a map's devices serve all of them, and each device at most what it costs. Where some can,
 all worths are scaled down until none can (Farley 1990).

@@ -21,10 +21,10 @@ from gpuprof.domain.interference_table import Floats, Integers, InterferenceTabl
 #: What stands on a device: indices of workloads, rising.
 Items = tuple[int, ...]
 
-#: Into which demands are divided, rounded up: two replicas of 49% serve no demand, though almost as much.
-PIECES = 36
-#: Part of a piece that counts for nothing.
-_NOTHING = 1e-5
+#: That replicas of a demand have at least, by `count_pieces`: two of 49% serve no demand, though almost as much.
+PIECES = 37
+#: Part of a piece that counts for nothing; more than the check of a map lets demands and rates be missed by.
+_NOTHING = 1e-3
 #: Steps of the multipliers (Polyak's rule) before a box is taken as it is.
 _MOST_STEPS = 12
 #: Relative tolerance of times and rates beyond that of the check of a map.
@@ -103,11 +103,13 @@ class DualPrices:
 
 
 def count_pieces(fractions: Floats) -> Integers:
-    """Return how many pieces parts of demands come to, rounded up.
+    """Return how many pieces replicas count for that serve parts of a demand: those that serve all of it `PIECES`.
 
-    What exceeds whole pieces by next to nothing is left out: parts that make a demand come to all its pieces even so.
+    With N = PIECES - 1, a part f counts for floor(N f) + 1, which is more than N f, so that parts that make a demand
+    count for more than N. Two that are just below a half count for N, and show that they make none.
     """
-    return np.clip(np.ceil(PIECES * fractions - _NOTHING), 0, PIECES).astype(np.int64)
+    counts = np.floor((PIECES - 1) * fractions + _NOTHING) + 1.0
+    return np.where(fractions > 0.0, np.minimum(counts, PIECES), 0.0).astype(np.int64)
 
 
 @dataclass(slots=True, eq=False)

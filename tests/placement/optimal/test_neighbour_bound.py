@@ -30,6 +30,8 @@ from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.minimise_cost import bound_relaxed
 from gpuprof.placement.optimal.neighbour_bound import BoundTask, NeighbourBound
+from gpuprof.placement.optimal.neighbour_box import PIECES as WHOLE
+from gpuprof.placement.optimal.neighbour_box import count_pieces
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.policies import make_policy
@@ -251,6 +253,29 @@ def test_shares_alone_bound_a_demand_that_one_replica_serves_and_one_that_takes_
         best = min((cost for rate, cost in pairs if rate >= one.rate_rps * (1.0 - 1e-9)), default=math.inf)
         assert 0.0 < bound_of(task) <= best + 1e-9
         assert math.isinf(best) or bound_of(task) > 0.8 * best
+
+
+@pytest.mark.parametrize("missed", [0.0, 2e-6])
+def test_parts_that_make_a_demand_count_for_all_its_pieces_however_it_is_split(missed: float) -> None:
+    draw = np.random.default_rng(0)
+    for number in range(1, 30):
+        parts = draw.dirichlet(np.full(number, draw.uniform(0.1, 5.0)), 200)
+        assert count_pieces(np.full(number, (1.0 - missed) / number)).sum() >= WHOLE
+        assert count_pieces(parts * (1.0 - missed)).sum(axis=1).min() >= WHOLE
+
+
+def test_equal_parts_that_make_no_demand_count_for_fewer_pieces_than_it_has() -> None:
+    for number in (1, 2, 3, 4, 6, 12):
+        assert count_pieces(np.full(number, 0.999 / number)).sum() < WHOLE
+    assert count_pieces(np.array([0.0, 1e-9, 1.0])).tolist() == [0, 1, WHOLE]
+
+
+@pytest.mark.parametrize("seed", range(10, 12))
+def test_few_demands_are_bounded_by_no_more_than_the_best_map_takes(seed: int) -> None:
+    given = problem(seed, copies=2)
+    placement = Optimal().place(given)
+    assert not placement.unplaced
+    assert 0.0 < bound_with_neighbours(given, placement.gpus) <= len(placement.gpus) * (1.0 + 1e-6)
 
 
 def test_a_process_beside_the_search_finds_a_bound_above_that_of_shares_alone(monkeypatch: pytest.MonkeyPatch) -> None:
