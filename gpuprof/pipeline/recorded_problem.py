@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from gpuprof.domain.estimate import Estimator
     from gpuprof.domain.planned_with import PlannedDevices, PlannedWith
     from gpuprof.estimators.cross_gpu.execution import Execution
-    from gpuprof.placement.feasibility import Evidence
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.placement.feasibility import Evidence, Violation
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
 
@@ -171,8 +173,6 @@ def collect_map_evidence(
         make_database_estimator,
         make_named_estimator,
         open_database,
-        read_own_devices,
-        resolve_device,
     )
     from gpuprof.pipeline.problem import collect_tried_runs, name_demand
     from gpuprof.placement.feasibility import Evidence
@@ -182,15 +182,7 @@ def collect_map_evidence(
     settings = deployment.planned_with
     execution = _recorded_execution(settings, other)
     database = open_database(db, needed=False)
-    names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
-    known_devices: dict[str, Device] = {}
-    planned = {one.device: one for one in settings.fleet}
-    for name in sorted(names):
-        try:
-            device = resolve_device(name, database, read_own_devices(other.device_file))
-            known_devices[name] = _with_price(device, planned.get(name))
-        except InputError:
-            continue  # the check names it
+    known_devices = _find_devices(deployment, database, other.device_file)
     sources = source_models(deployment)
     graphs = model_paths(locate_files(deployment, base))
     asked: Estimator | None = None
@@ -222,3 +214,30 @@ def collect_map_evidence(
         counts={devices.device: devices.count for devices in settings.fleet},
         tried=tried,
     )
+
+
+def find_layout_faults(deployment: DeploymentMap, db: Path | None) -> tuple[Violation, ...]:
+    """Return what no machine could set up of a map, by the memory that the map itself gives its replicas.
+
+    Devices that neither the catalogue nor the database knows are left out.
+    """
+    from gpuprof.pipeline.devices import open_database
+    from gpuprof.placement.feasibility import Evidence, check_layout
+
+    devices = _find_devices(deployment, open_database(db, needed=False), None)
+    queueing = make_queueing(deployment.planned_with.arrivals, deployment.models)
+    return check_layout(deployment, Evidence(devices=devices, queueing=queueing))
+
+
+def _find_devices(
+    deployment: DeploymentMap, database: KernelDb | None, device_file: PathArgument | None
+) -> dict[str, Device]:
+    """Return the devices of a map that are known, with the prices that it was planned with."""
+    from gpuprof.pipeline.devices import read_own_devices, resolve_device
+
+    known: dict[str, Device] = {}
+    planned = {one.device: one for one in deployment.planned_with.fleet}
+    for name in sorted({gpu.device for node in deployment.nodes for gpu in node.gpus}):
+        with suppress(InputError):  # the check names those that are not known
+            known[name] = _with_price(resolve_device(name, database, read_own_devices(device_file)), planned.get(name))
+    return known

@@ -55,6 +55,19 @@ def test_simulate_gives_what_the_command_prints_and_prints_nothing(
     assert not found.is_comparison and found.comparison() == ()
 
 
+def test_a_map_that_no_machine_can_be_set_up_as_is_simulated_with_a_note(tmp_path: Path) -> None:
+    demand = gpuprof.Demand(str(gpuprof.build_model("mlp", tmp_path / "mlp.onnx")), 200.0, gpuprof.Slo(20.0))
+    sound = gpuprof.place([demand], fleet="a100-40").deployment
+    content = json.loads(sound.to_json())
+    partitions = content["nodes"][0]["gpus"][0]["partitions"]
+    partitions += partitions * 8  # more than the device has of whatever was planned
+    (tmp_path / "map.json").write_text(json.dumps(content))
+    traffic = SimulatedTraffic(rates_rps={"mlp": 50.0}, duration_s=2.0)
+    assert not any("set up" in note for note in gpuprof.simulate(sound, traffic).notes)
+    told = gpuprof.simulate(tmp_path / "map.json", traffic).notes
+    assert any(note.startswith("no machine can be set up as") and "gpuprof check" in note for note in told), told
+
+
 def test_a_device_that_the_map_was_not_planned_with_is_refused(tmp_path: Path) -> None:
     content = json.loads(MAP.to_json())
     content["planned_with"]["fleet"] = [{"device": one} for one in ("v100", "a100-80")]
