@@ -26,7 +26,8 @@ from gpuprof.serving.listening import stop_listening
 from gpuprof.serving.protocol.client_account import ClientAccount
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.peer_counts import find_client
-from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, PendingConnection, Poller, RelayedConnection
+from gpuprof.serving.protocol.poller import Poller
+from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, PendingConnection, RelayedConnection
 from gpuprof.serving.watch.memory import return_free_memory
 
 #: What the router says, once, and what it is answered.
