@@ -10,18 +10,17 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import cast
 
 import orjson
 
 from gpuprof.serving.protocol.answer_writer import AnswerWriter
-from gpuprof.serving.protocol.body_receiver import BodyOwner, BodyReceiver
+from gpuprof.serving.protocol.body_receiver import BodyReceiver
 from gpuprof.serving.protocol.client_progress import ClientProgress
-from gpuprof.serving.protocol.connection_set import ConnectionSet
-from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, refusal_headers, write_head
-from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route
+from gpuprof.serving.protocol.connection_owner import ConnectionOwner
+from gpuprof.serving.protocol.http_message import CONTENT_JSON, read_head, refusal_headers, write_head
+from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody
 from gpuprof.serving.protocol.incoming_request import IncomingRequest, KnownHead
-from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.peer_counts import find_client
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Slot
@@ -43,32 +42,6 @@ _LINGER_S = 2.0
 _NEW_CONNECTION_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
 _TOO_MANY_CONNECTIONS = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
-
-
-class ConnectionOwner(BodyOwner, Protocol):
-    """What connections share."""
-
-    scratch: bytearray
-    connections: ConnectionSet[HttpConnection]
-    turns: LoopTurns
-    known_heads: dict[bytes, KnownHead]
-
-    @property
-    def draining(self) -> bool:
-        """Whether connections are to be closed after their answer."""
-        ...
-
-    def count_refusal(self, refusal: RefusedError) -> None:
-        """Count an answer that is a refusal."""
-        ...
-
-    def find_lane(self, beginning: Buffer) -> Hashable:
-        """Return the lane of a request that begins with these bytes; None: the lane of its client."""
-        ...
-
-    def find_route(self, head: HttpHead) -> Route:
-        """Return the route of a request. Raises `RefusedError`: 404, 405, …"""
-        ...
 
 
 class HttpConnection(asyncio.BufferedProtocol):
