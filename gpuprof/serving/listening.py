@@ -19,10 +19,6 @@ _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 byte
 #: Sockets that are accepted in a turn of the loop, a few microseconds each, and that may wait for a protocol; others
 #: wait in the kernel's queue.
 _ACCEPTED_AT_ONCE, _MOST_ACCEPTED = 256, 4096
-#: The system takes so many bytes of a connection before they are read, from the first on. By itself it begins with
-#: 64 KB and takes more as it sees more read at a time: the first large bodies of a connection would come in a dozen
-#: pieces, with a wait for the client between them.
-_WINDOW_BYTES = 1 << 20
 #: Bytes of a new connection that are peeked at to find its lane.
 _PEEKED_BYTES = 1024
 #: Protocols that are created in a turn of the loop, which takes about a millisecond.
@@ -89,7 +85,6 @@ class ConnectionAcceptor:
         self._listening = [socket.socket(fileno=os.dup(listener.fileno())) for listener in listening]
         for listener in self._listening:
             listener.setblocking(False)
-            _widen_window(listener)
         self._make_connection, self._find_lane = make_connection, find_lane
         self._taking: set[asyncio.Task[None]] = set()
         self._accepted = AcceptedSockets()
@@ -142,14 +137,6 @@ class ConnectionAcceptor:
         except BaseException:  # a cancelled TLS handshake, too, must not leave its socket open; it goes on its way
             accepted.close()
             raise
-
-
-def _widen_window(listener: socket.socket) -> None:
-    """Have the connections of a listening socket begin with a window of `_WINDOW_BYTES`."""
-    with suppress(OSError):  # other systems than Linux may not let it be set
-        # Unlike SO_RCVBUF this leaves it to Linux to widen the window further.
-        for low in (_WINDOW_BYTES, 1):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
 
 def _peek(accepted: socket.socket) -> bytes:

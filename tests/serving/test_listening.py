@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -35,24 +34,6 @@ def test_who_waits_at_the_door_is_let_in_and_who_comes_later_is_refused() -> Non
         socket.create_connection(address)
     for connection in (*early, *waiting):
         connection.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_a_connection_takes_most_of_a_megabyte_before_it_is_read_and_is_read_from_the_first_byte_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        acceptor = ConnectionAcceptor([listener], make_connection=lambda accepted: asyncio.sleep(0))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # what it has taken, the other end has
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        client.settimeout(1.0)
-        taken = 0
-        with suppress(TimeoutError):
-            while taken < 800_000:
-                taken += client.send(bytes(1 << 14))
-        assert taken >= 800_000
-        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
-        accepted.close()
-        acceptor._listening[0].close()
 
 
 def test_all_wait_to_be_accepted_who_connect_while_the_router_has_no_time(tmp_path: Path, many_files: None) -> None:

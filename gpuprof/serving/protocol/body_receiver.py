@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
 from typing import Protocol
 
 from gpuprof.serving.protocol.body_turns import TURN_BYTES, BodyTurns
@@ -17,6 +19,10 @@ from gpuprof.serving.transport.inference import RefusedError
 DISCARD_BYTES = 1 << 20
 #: Where bytes can be dropped inside the kernel, a read takes only so many: it merely reports that more have come.
 _PROBE_BYTES = 1 << 12
+#: Where a large body is received, the system takes so many bytes of its connection before they are read. By itself it
+#: begins with 64 KB and takes more as it sees more read at a time: the first large bodies of a connection would come in
+#: a dozen pieces, with a wait for the client between them. Of a client that may not send one it takes no more.
+_WINDOW_BYTES = 1 << 20
 
 
 class BodyOwner(Protocol):
@@ -63,11 +69,13 @@ class BodyReceiver:
         self._connection = connection
         self._owner = owner
         self._descriptor: int | None = None
+        self._socket: socket.socket | None = None  #: Until its window is widened.
         self._awaits_turn = self._awaits_discard = False
 
     def open(self, transport: asyncio.BaseTransport) -> None:
         """Find out whether bytes of this transport can be dropped inside the kernel."""
         self._descriptor = find_descriptor(transport)
+        self._socket = transport.get_extra_info("socket")
 
     @property
     def is_waiting(self) -> bool:
@@ -151,10 +159,20 @@ class BodyReceiver:
 
     def _receive_in_turn(self, incoming: IncomingRequest) -> None:
         """Receive the rest of a large body now or when it is its turn."""
+        self._widen_window()
         lane, lifo_after_s = incoming.route.lane, incoming.lifo_after_s
         if not self._awaits_turn and not self._owner.bodies.begin(self, lane, lifo_after_s):
             self._awaits_turn = True
             self._connection.pause_reading()
+
+    def _widen_window(self) -> None:
+        """Have the system take `_WINDOW_BYTES` of the connection before they are read."""
+        if self._socket is not None:
+            with suppress(OSError):  # other systems than Linux may not let it be set
+                # Unlike SO_RCVBUF this leaves it to Linux to widen the window further.
+                for low in (_WINDOW_BYTES, 1):
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+            self._socket = None
 
     def _end_wait(self) -> None:
         """Count the client's time from now on: until now the server has kept it waiting."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import socket
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +36,16 @@ LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 class HeldTransport(asyncio.Transport):
     """Sends nothing until it is told to."""
 
-    def __init__(self, peer: str = "10.0.0.1") -> None:
+    def __init__(self, peer: str = "10.0.0.1", accepted: socket.socket | None = None) -> None:
         super().__init__()
+        self._accepted = accepted
         self.written = b""
         self.sent = 0
         self.paused = self.closed = False
         self._peer = peer
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return (self._peer, 1234) if name == "peername" else default
+        return {"peername": (self._peer, 1234), "socket": self._accepted}.get(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high == 0
@@ -189,6 +193,44 @@ def test_a_connection_on_which_nothing_is_asked_makes_room_for_another_of_its_ad
     now += 5.0
     connect(api)
     assert half[1].is_closing() and not busy[1].is_closing()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+@pytest.mark.parametrize(
+    ("begins", "is_wide"),
+    [
+        (
+            b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\nInference-Header-Content-Length: 0\r\n\r\n0",
+            True,
+        ),
+        (b"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n0", False),
+        (LIVE * 20, False),
+    ],
+)
+def test_only_whoever_may_send_a_large_body_has_the_system_take_a_megabyte_of_it_unread(
+    api: HttpApi, begins: bytes, is_wide: bool
+) -> None:
+    api._routes[b"POST", b"/infer"] = Route(lambda *_: None, 1 << 24, reads_body=True)
+
+    async def ask() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # what it has taken, the other end has
+            client.connect(listener.getsockname())
+            accepted, _ = listener.accept()
+            with accepted:
+                connection, transport = HttpConnection(api), HeldTransport(accepted=accepted)
+                connection.connection_made(transport)
+                send_bytes(connection, begins)
+                client.settimeout(0.5)
+                taken = 0
+                with suppress(TimeoutError):
+                    while taken < 800_000:
+                        taken += client.send(bytes(1 << 14))
+                assert (taken >= 800_000) == is_wide
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+                connection.connection_lost(None)
+
+    asyncio.run(ask())
 
 
 def test_one_address_has_only_so_many_connections(api: HttpApi) -> None:
