@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuprof.errors import InputError
+
 #: Bytes that are read at a time: a file may be larger than memory.
 _CHUNK = 2**22
 #: Smaller files are hashed before a thread would have begun.
@@ -26,6 +28,23 @@ class ContentHash:
             self._thread.start()
         else:
             self._compute()  # a file that changes afterwards is not what was read
+
+    @property
+    def sha256(self) -> str:
+        """The hash in hexadecimal digits. Raises `InputError` if a file can no longer be read."""
+        try:
+            return self.wait_for_digest()
+        except OSError as error:
+            raise InputError(f"cannot read model {self._paths[0]}: {error.strerror}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ContentHash) and self.sha256 == other.sha256)
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_paths": self._paths, "_found": self.sha256, "_error": None, "_thread": None}  # threads stay here
 
     def wait_for_digest(self) -> str:
         """Return the hash in hexadecimal digits, waiting until it is computed.

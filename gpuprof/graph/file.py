@@ -68,10 +68,7 @@ class OnnxFile:
     @property
     def sha256(self) -> str:
         """The hash of the content. Raises `InputError` if the file can no longer be read."""
-        try:
-            return self.content.wait_for_digest()
-        except OSError as error:
-            raise InputError(f"cannot read model {self.path}: {error.strerror}") from error
+        return self.content.sha256
 
 
 def read_onnx(path: Path) -> OnnxFile:

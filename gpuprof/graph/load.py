@@ -89,7 +89,7 @@ def load_runnable(
             weights=(),
             opset=next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1),
             path=str(file.path),
-            content=file,
+            content=file.content,
             **_record_sizes(file, inputs, tuple((dims or {}).items())),
             unread=error.message,
         )
@@ -250,7 +250,7 @@ def _load(
         weights=_list_used_weights(ops, graph, shapes),
         opset=opsets.get("", 1),
         path=str(path),
-        content=file,
+        content=file.content,
         **_record_sizes(file, inputs, dims),
     )
 

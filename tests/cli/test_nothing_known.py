@@ -101,7 +101,8 @@ def test_each_verb_says_in_a_line_what_is_not_known(
     assert main(shlex.split(line)) == code
     told = capsys.readouterr().err.strip().splitlines()
     assert len([one for one in told if said in one]) == 1
-    told = [one for one in told if "compiling the simulator" not in one]  # said on a machine that has not done so yet
+    # Said on a machine that has not done so yet, and of a limit that nothing keeps.
+    told = [one for one in told if "compiling the simulator" not in one and "longer than the time limit" not in one]
     assert len(told) <= 3 and all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_a_content_of_several_files_is_hashed_as_one(tmp_path: Path) -> None:
     parts[0].write_bytes(b"a" * 3_000_000)
     parts[1].write_bytes(b"b")
     assert ContentHash(parts).wait_for_digest() == hashlib.sha256(b"a" * 3_000_000 + b"b").hexdigest()
+
+
+def test_a_hashed_content_goes_to_another_process_and_equals_what_holds_the_same(tmp_path: Path) -> None:
+    for name, last in (("a", b"a"), ("b", b"a"), ("c", b"b")):
+        (tmp_path / name).write_bytes(bytes(3_000_000) + last)
+    large = ContentHash([tmp_path / "a"])
+    assert pickle.loads(pickle.dumps(large)).sha256 == large.sha256
+    assert large == ContentHash([tmp_path / "b"]) != ContentHash([tmp_path / "c"])
+    assert hash(large) == hash(ContentHash([tmp_path / "b"]))
 
 
 def _varint(number: int) -> bytes:

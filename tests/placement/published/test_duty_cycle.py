@@ -109,8 +109,8 @@ def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
     [
         ({"sm_share_pct": 60.0}, "it must be one"),
         ({"processes": 2}, "it must be one process of one"),
-        ({"turn_ms": None}, "has no time"),
-        ({"turn_ms": 1.0}, "ms at most, and turns 1 take"),
+        ({"turn_ms": None}, "has no turn_ms"),
+        ({"turn_ms": 1.0}, "ms at most, but turns 1 take"),
         ({"turns": 0}, "takes no turns"),
     ],
 )
