@@ -17,8 +17,8 @@ def duration_option(
     ``name``: as on the command line, for messages; ``least_s``, ``most_s``: as `parse_duration` takes them.
     """
 
-    def read(given: str | float) -> float:
+    def parse_given(given: str | float) -> float:
         # Defaults come here as well.
         return parse_duration(str(given), name, least_s, most_s=most_s, unit=unit)
 
-    return typer.Option(parser=read, metavar="TIME", help=help_text)
+    return typer.Option(parser=parse_given, metavar="TIME", help=help_text)

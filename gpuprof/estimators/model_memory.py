@@ -90,10 +90,10 @@ class ModelMemory:
         key = known.name, precision
         if key not in self._held:
 
-            def read(batch: int) -> ModelGraph:
+            def bind_held(batch: int) -> ModelGraph:
                 return hold_graph(self._known.bind_graph(known, batch), precision, retyped=retyped)
 
-            self._held[key] = WorkByBatch(read, work.smallest_batch)
+            self._held[key] = WorkByBatch(bind_held, work.smallest_batch)
         return self._held[key]
 
     def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:

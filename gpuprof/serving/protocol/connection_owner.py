@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.serving.protocol.body_receiver import BodyOwner
 
 if TYPE_CHECKING:
     from gpuprof.serving.protocol.connection_set import ConnectionSet
-    from gpuprof.serving.protocol.http_connection import HttpConnection
     from gpuprof.serving.protocol.http_message import HttpHead
     from gpuprof.serving.protocol.http_route import Route
     from gpuprof.serving.protocol.incoming_request import KnownHead
@@ -22,7 +21,7 @@ class ConnectionOwner(BodyOwner, Protocol):
     """What connections share."""
 
     scratch: bytearray
-    connections: ConnectionSet[HttpConnection]
+    connections: ConnectionSet[Any]
     turns: LoopTurns
     known_heads: dict[bytes, KnownHead]
 
