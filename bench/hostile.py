@@ -5,8 +5,9 @@
 Each attack goes on for S seconds against a server of its own, while somebody else asks every 10 ms whether it lives:
 for how long does the router stand still at most, as it says itself, how much of that is its own, without the time in
 which it waits for a core that others have, and how much does it compute; how late is a process that only sleeps, which
-the machine alone holds up; for how long does the other wait; and what do the router and
-its relay have in memory before, at most, and afterwards, and after how many seconds is it nearly what it was?
+the machine alone holds up; for how long do others wait, over HTTP and for a call of gRPC (inf: one failed); and what do
+the router and its relay have in memory before, at most, and afterwards, and after how many seconds is it nearly what it
+was?
 
 A stall is too long where the router computes for too long in it, or where its own part is so much longer than the
 machine's. What memory does not come back within 40 s may be held for good or grow with every attack: so the attack is
@@ -20,13 +21,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
-from bench import grpc_attacks, http2_attacks, http_attacks
+from bench import grpc_attacks, http2_attacks, http_attacks, tls_attacks
 from bench.bystander import run_bystander
 from bench.hostile_server import STRINGS, Attack, AttackTarget, hostile_server
+from bench.strange_clients import Endpoint, open_channel
 
 _PROBE_S = 0.01
 _WEIGH_S = 0.1
@@ -41,7 +44,7 @@ _STALL_MS, _STALL_WITH_TOKEN_MS = 100.0, 300.0
 
 @dataclass(frozen=True)
 class Suffered:
-    """What one attack did: the router's longest stall and the other client's longest wait, in ms; memory in MB.
+    """What one attack did: the router's longest stall and other clients' longest waits, in ms; memory in MB.
 
     ``own_ms`` is a stall without the time in which the router's thread waited for a core, ``computed_ms`` its processor
     time in one; ``machine_ms`` how late a process was meanwhile that only sleeps: so much may be the machine's.
@@ -54,6 +57,7 @@ class Suffered:
     computed_ms: float
     machine_ms: float
     wait_ms: float
+    call_wait_ms: float
     before_mb: float
     peak_mb: float
     left_mb: tuple[float, ...]
@@ -90,6 +94,7 @@ ATTACKS: dict[str, AttackCase] = {
     "connections that end": AttackCase(http_attacks.connections_that_end, False),
     "TLS handshakes": AttackCase(http_attacks.handshakes, False, secured=True),
     "TLS, nothing said": AttackCase(http_attacks.silent_handshakes, False, secured=True),
+    "TLS, records of a byte": AttackCase(tls_attacks.http_records_of_a_byte, False, secured=True),
     "bodies for nothing": AttackCase(http_attacks.bodies_for_nothing, False),
     "chunks for nothing": AttackCase(http_attacks.chunks_for_nothing, False),
     "trailers without end": AttackCase(http_attacks.endless_trailers, False),
@@ -107,6 +112,7 @@ ATTACKS: dict[str, AttackCase] = {
     "HTTP/2 indexed, at once": AttackCase(grpc_attacks.indexed_heads_at_once, False),
     "HTTP/2 indexed, held": AttackCase(grpc_attacks.indexed_heads_held, False),
     "HTTP/2 empty data": AttackCase(http2_attacks.empty_data, False),
+    "HTTP/2 data of a byte": AttackCase(http2_attacks.data_of_a_byte, False),
     "HTTP/2 padded data": AttackCase(http2_attacks.padded_data, False),
     "HTTP/2 priorities": AttackCase(http2_attacks.priorities, False),
     "HTTP/2 window updates": AttackCase(http2_attacks.window_updates, False),
@@ -122,6 +128,7 @@ ATTACKS: dict[str, AttackCase] = {
     "HTTP/2 idle connections": AttackCase(http2_attacks.idle_connections, False),
     "gRPC TLS, half hellos": AttackCase(http2_attacks.half_hellos, False, secured=True),
     "gRPC TLS, hellos": AttackCase(http2_attacks.whole_hellos, False, secured=True),
+    "gRPC TLS, records of a byte": AttackCase(tls_attacks.grpc_records_of_a_byte, False, secured=True),
     "gRPC, deadlines": AttackCase(http2_attacks.timeouts, False),
     "gRPC, calls, no token": AttackCase(grpc_attacks.calls_without_token, False),
     "gRPC, health checks": AttackCase(grpc_attacks.health_checks, False),
@@ -142,6 +149,7 @@ ATTACKS: dict[str, AttackCase] = {
     "gRPC, endless streams": AttackCase(http2_attacks.endless_streams, True),
     "gRPC, held streams": AttackCase(http2_attacks.held_streams, True),
     "gRPC, inflating": AttackCase(grpc_attacks.inflating_messages, True),
+    "gRPC, nonsense": AttackCase(grpc_attacks.inflating_nonsense, True),
     "gRPC, empty fields": AttackCase(grpc_attacks.empty_fields, True),
     "gRPC, empty texts": AttackCase(grpc_attacks.empty_texts, True, STRINGS),
     "gRPC, long names": AttackCase(grpc_attacks.long_names, True),
@@ -156,14 +164,16 @@ def suffer(case: AttackCase, seconds: float) -> Suffered:
     """Attack a server of its own for so long, by several threads at once; again where memory does not come back."""
     with (
         hostile_server(models={"m": case.model}, secured=case.secured) as target,
-        _probe(target) as waits,
+        _probe(partial(_ask_by_http, target)) as waits,
+        _probe(partial(_ask_by_grpc, target)) as call_waits,
         run_bystander() as end_watch,
     ):
         time.sleep(1.0)
         weights = [target.weigh()]
         waits.clear()
+        call_waits.clear()
         weights += _attack(case, target, seconds)
-        worst_s = max(waits, default=float("inf"))
+        wait_ms, call_wait_ms = (1000.0 * max(asked, default=float("inf")) for asked in (waits, call_waits))
         stalls_ms, machine_ms, ended = _longest_stalls_ms(target), end_watch(), time.monotonic()
         left_mb = [_rest(target, weights[0] + _KEPT_BYTES)]
         rested_s = time.monotonic() - ended
@@ -174,7 +184,7 @@ def suffer(case: AttackCase, seconds: float) -> Suffered:
             if left_mb[-1] <= most_mb:
                 break
         before_mb, peak_mb = weights[0] / 1e6, max(weights) / 1e6
-        return Suffered(*stalls_ms, machine_ms, 1000.0 * worst_s, before_mb, peak_mb, tuple(left_mb), rested_s)
+        return Suffered(*stalls_ms, machine_ms, wait_ms, call_wait_ms, before_mb, peak_mb, tuple(left_mb), rested_s)
 
 
 def _attack(case: AttackCase, target: AttackTarget, seconds: float) -> list[int]:
@@ -201,20 +211,16 @@ def _rest(target: AttackTarget, enough: float) -> float:
 
 
 @contextmanager
-def _probe(target: AttackTarget) -> Iterator[list[float]]:
-    """Ask whether the server lives, again and again; what is yielded is filled with seconds until the answer."""
+def _probe(make: Callable[[], AbstractContextManager[Callable[[], bool]]]) -> Iterator[list[float]]:
+    """Ask again and again; what is yielded is filled with seconds until the answers, infinite for one that failed."""
     waits: list[float] = []
     ended = threading.Event()
 
     def ask() -> None:
-        connection = target.client()
-        while not ended.wait(_PROBE_S):
-            began = time.monotonic()
-            with suppress(OSError):
-                connection.request("GET", "/v2/health/live")
-                connection.getresponse().read()
-            waits.append(time.monotonic() - began)
-        connection.close()
+        with make() as is_answered:
+            while not ended.wait(_PROBE_S):
+                began, answered = time.monotonic(), is_answered()
+                waits.append(time.monotonic() - began if answered else float("inf"))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -223,6 +229,39 @@ def _probe(target: AttackTarget) -> Iterator[list[float]]:
     finally:
         ended.set()
         asking.join(70.0)
+
+
+@contextmanager
+def _ask_by_http(target: AttackTarget) -> Iterator[Callable[[], bool]]:
+    """Yield what asks whether the server lives; a connection that is closed is none that failed: it is made anew."""
+    with closing(target.client()) as connection:
+
+        def ask() -> bool:
+            with suppress(OSError):
+                connection.request("GET", "/v2/health/live")
+                connection.getresponse().read()
+            return True
+
+        yield ask
+
+
+@contextmanager
+def _ask_by_grpc(target: AttackTarget) -> Iterator[Callable[[], bool]]:
+    """Yield what makes a call, and returns whether it was answered."""
+    import grpc
+
+    scheme = "grpcs" if target.authority else "grpc"
+    with open_channel(Endpoint(scheme, "127.0.0.1", target.grpc, target.authority)) as channel:
+        call = channel.unary_unary("/grpc.health.v1.Health/Check")
+
+        def ask() -> bool:
+            try:
+                call(b"", timeout=60.0)
+            except grpc.RpcError:
+                return False
+            return True
+
+        yield ask
 
 
 def _longest_stalls_ms(target: AttackTarget) -> tuple[float, float, float]:
@@ -245,7 +284,7 @@ def main() -> int:
 def show_hostile(seconds: float, only: str = "") -> bool:
     """Print what each attack did; return whether none did more than it may."""
     waits, memory = (
-        f"{'stall ms':>9s} {'own':>5s} {'computed':>8s} {'machine':>8s} {'others wait':>12s}",
+        f"{'stall ms':>9s} {'own':>5s} {'computed':>8s} {'machine':>8s} {'others wait':>12s} {'calls':>6s}",
         f"{'MB before':>10s} {'peak':>6s} {'s':>4s}  after",
     )
     print(f"{'attack':26s} {'token':>5s} {waits} {memory}")
@@ -258,7 +297,8 @@ def show_hostile(seconds: float, only: str = "") -> bool:
             left = ", ".join(f"{size_mb:.0f}" for size_mb in got.left_mb)
             figures = (
                 f"{got.stall_ms:9.0f} {got.own_ms:5.0f} {got.computed_ms:8.0f} {got.machine_ms:8.0f} "
-                f"{got.wait_ms:12.0f} {got.before_mb:10.0f} {got.peak_mb:6.0f} {got.rested_s:4.0f}  {left}"
+                f"{got.wait_ms:12.0f} {got.call_wait_ms:6.0f} "
+                f"{got.before_mb:10.0f} {got.peak_mb:6.0f} {got.rested_s:4.0f}  {left}"
             )
             print(f"{name:26s} {'yes' if case.needs_token else 'no':>5s} {figures}  {wrong}".rstrip(), flush=True)
     return good

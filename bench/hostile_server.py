@@ -8,11 +8,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -64,7 +65,7 @@ def hostile_server(
         folder = Path(directory)
         document = deployment("null:4", 1)
         (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
-        partition["replicas"] = [partition["replicas"][0] | {"model": name} for name in paths]
+        partition["replicas"] = make_replicas(partition["replicas"][0], list(paths))
         document["models"] = {
             name: document["models"]["m"] | {"path": _write_strings(folder) if path == STRINGS else path}
             for name, path in paths.items()
@@ -85,6 +86,12 @@ def hostile_server(
                 yield AttackTarget(psutil.Process(process.pid), ports[0], ports[1], authority)
             finally:
                 process.terminate()
+
+
+def make_replicas(replica: dict[str, Any], models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a replica of each model like the given one, with less of the machine where it has few cores."""
+    share_pct = min(replica["sm_share_pct"], 100.0 / len(models))
+    return [replica | {"model": model, "sm_share_pct": share_pct} for model in models]
 
 
 def _write_secret(path: Path, text: str) -> str:

@@ -44,6 +44,7 @@ def _timeouts() -> Iterator[str]:
 
 #: Of a client without the token.
 empty_data = _flood(_open() + _frame(_DATA, 0, 1, b"") * 20_000)
+data_of_a_byte = _flood(_open() + _frame(_DATA, 0, 1, b"x") * 20_000)
 padded_data = _flood(_open() + _frame(_DATA, _PADDED, 1, b"\xff" + bytes(255)) * 4000)
 priorities = _flood(_open() + b"".join(_frame(_PRIORITY, 0, n, struct.pack(">IB", 0, 7)) for n in range(3, 40_001, 2)))
 window_updates = _flood(_open() + _frame(_WINDOW, 0, 1, b"\0\0\0\1") * 20_000)

@@ -57,6 +57,14 @@ def stop_for(seconds: float) -> Callable[[psutil.Process], None]:
     return stop
 
 
+def stop_until_replaced(router: psutil.Process) -> None:
+    """Stop the relay and wait until the router has another."""
+    stopped, until = await_relay(router), time.monotonic() + _KILLING_S
+    stopped.suspend()
+    while await_relay(router).pid == stopped.pid and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def kill_times(count: int) -> Callable[[psutil.Process], None]:
     """Return what kills so many relays, each as soon as it is there."""
 
@@ -74,7 +82,8 @@ def kill_times(count: int) -> Callable[[psutil.Process], None]:
 
 def show_relay_faults() -> bool:
     """Print what became of each fault; return whether calls were answered after all of them."""
-    faults = {f"stopped for {seconds} s": stop_for(seconds) for seconds in (1, 10, 60)}
+    faults = {f"stopped for {seconds} s": stop_for(seconds) for seconds in (1, 5)}
+    faults["stopped for good"] = stop_until_replaced
     faults |= {"killed": kill_times(1), f"killed {_KILLS} times in a row": kill_times(_KILLS)}
     good = True
     with serve_model("null:4", 1, 2000.0, "--grpc-port", "0") as (router, line):

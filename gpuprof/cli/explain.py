@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_map_models
+from gpuprof.cli.duration_option import duration_option
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -71,6 +72,13 @@ def explain(
     model: Annotated[str, typer.Argument(autocompletion=complete_map_models, help="Model of the map.")],
     db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
     estimator: OtherEstimatorOption = None,
+    time_limit: Annotated[
+        float | None,
+        duration_option(
+            "--time-limit",
+            "Time for each of the three new plans; default: 3s where a limit ended the map's own search.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -83,7 +91,9 @@ def explain(
 
     chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
-        result = explain_model(map_file, model, db=db, estimator=estimator, progress=show, note=say_note)
+        result = explain_model(
+            map_file, model, db=db, estimator=estimator, time_limit_s=time_limit, progress=show, note=say_note
+        )
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     neighbours = result.neighbour_rows()
     if chosen is Format.CSV:

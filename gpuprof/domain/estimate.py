@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -108,6 +108,55 @@ class Workload:
     turns: int = 0
 
 
+class PredictedRequirements(Sequence[tuple[str, Figure]]):
+    """Compute requirements by metric, as pairs, that are predicted when they are first looked at.
+
+    A prediction takes milliseconds, and most plans look at none. ``predict``: gives the pairs; none of their figures is
+    observed.
+
+    Examples
+    --------
+    >>> found = PredictedRequirements(lambda: (("max_occupancy", Figure(40.0, "creq from launches")),))
+    >>> dict(found)["max_occupancy"].value
+    40.0
+    """
+
+    __slots__ = ("_pairs", "_predict")
+
+    def __init__(self, predict: Callable[[], tuple[tuple[str, Figure], ...]]) -> None:
+        self._predict = predict
+        self._pairs: tuple[tuple[str, Figure], ...] | None = None
+
+    def _look(self) -> tuple[tuple[str, Figure], ...]:
+        if self._pairs is None:
+            self._pairs = self._predict()
+        return self._pairs
+
+    def __len__(self) -> int:
+        """Return how many metrics there are."""
+        return len(self._look())
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a pair, or those of a slice."""
+        return self._look()[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the pairs are the same as another sequence's."""
+        return isinstance(other, Sequence) and self._look() == tuple(other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the pairs as a tuple."""
+        return hash(self._look())
+
+    def __repr__(self) -> str:
+        """Return the pairs as a tuple shows them."""
+        return repr(self._look())
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Go to other processes, and into copies, as a tuple."""
+        return tuple, (self._look(),)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Behaviour of one workload on one device, alone or beside others.
@@ -150,7 +199,7 @@ class Estimate:
     pause_cv: float | None = None
     memory_bytes: Figure | None = None
     weight_bytes: int | None = None
-    creq_pct: tuple[tuple[str, Figure], ...] = ()
+    creq_pct: Sequence[tuple[str, Figure]] = ()
     dram_pct: Figure | None = None
     l2_pct: Figure | None = None
     power_w: Figure | None = None

@@ -19,11 +19,8 @@ class ShapedQueue:
     shape: ArrivalProcess
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        """Return about the distribution of the time in one replica; `pool` of it alone is exact.
-
-        A replica's own part of a stream is what searches ask for, and few shapes keep theirs when they are split.
-        """
-        return self.pool(arrivals, (server,), coarse=True).whole
+        """Return the distribution of the time in one replica: what a map is judged by."""
+        return self.pool(arrivals, (server,)).whole
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, PredictedRequirements, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
@@ -17,7 +18,7 @@ from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
-from gpuprof.estimators.measured.failures import require_no_failure
+from gpuprof.estimators.measured.failures import find_failure, require_no_failure
 from gpuprof.estimators.measured.figures import behaviour_after_pause, estimate_bandwidth, figure_of
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
@@ -28,6 +29,7 @@ from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
+    from gpuprof.estimators.roofline.op_work import WorkByBatch
 
 _MOST_BATCH = 256
 #: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
@@ -122,6 +124,8 @@ class DatabaseEstimator:
         failed = known.failed_on(device.name)
         if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
             return tuple(self._latencies.predict(known, device, batches, part_of_one(share, processes)))
+        if batches and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
+            failed = []  # what rules out a batch rules out all larger ones
         for batch in batches:
             workload = Workload(model, batch, share, processes)
             if failed and not known.has_run(device.name, workload):
@@ -169,13 +173,14 @@ class DatabaseEstimator:
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
         device, known = identity.device, self.known.find_model(workload.model)
         self.known.require_no_failure(known, device, workload, beside)
-        latency, cv = self._alone(identity, workload)
         if beside:
-            latency = self.colocations.beside(latency, device, workload, beside)
+            # A plan asks for a workload beside thousands of others: all but its time stays as it is alone.
+            alone = self._answer(identity, workload, ())
+            latency = self.colocations.beside(alone.latency_ms, device, workload, beside)
+            return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(known, latency))
+        latency, cv = self._alone(identity, workload)
         pause = behaviour_after_pause(known, device, workload, cv)
-        certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
-        # Reading a file of hundreds of megabytes takes a second.
-        work = None if certain else self.known.read_work(known)
+        work = self._read_work(known, latency)
         return Estimate(
             workload=workload,
             device=device.name,
@@ -190,10 +195,23 @@ class DatabaseEstimator:
             l2_pct=figure_of(known, device, workload, "l2_pct"),
             power_w=figure_of(known, device, workload, "power_w"),
             variant=next((str(one) for one in known.variants.get(device.name, ())), None),
-            unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
+            unknown_ops=self._list_unknown(known, latency),
         )
 
-    def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[tuple[str, Figure], ...]:
+    def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:
+        """Return the work of a model where more must be known of it than was measured."""
+        certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
+        # Reading a file of hundreds of megabytes takes a second.
+        return None if certain else self.known.read_work(known)
+
+    def _list_unknown(self, known: MeasuredModel, latency: Figure) -> tuple[str, ...]:
+        """Return the ops of which nothing is known, where they make a time unsure."""
+        if latency.source in (MEASURED, INTERPOLATED):
+            return ()
+        work = self.known.read_work(known)
+        return () if work is None else work.smallest.unknown_ops
+
+    def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> Sequence[tuple[str, Figure]]:
         """Return the compute requirement by metric: as profiled, else of the whole GPU as its kernels will fill it."""
         if known.points.get(device.name) or known.others:
             columns = [(metric, figure_of(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
@@ -205,7 +223,7 @@ class DatabaseEstimator:
             or self.known.read_work(known) is None
         ):
             return ()
-        return self._unprofiled.predict(known, device, workload.batch)
+        return PredictedRequirements(lambda: self._unprofiled.predict(known, device, workload.batch))
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for neighbour in beside:

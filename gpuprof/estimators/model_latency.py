@@ -42,6 +42,7 @@ class ModelLatencies:
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
+        self._processes: dict[tuple[str, str], list[int]] = {}
 
     def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
@@ -100,7 +101,7 @@ class ModelLatencies:
 
     def _at_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
-        measured = sorted({point.processes for point in known.points.get(device.name, [])})
+        measured = self._list_processes(known, device)
         if not measured:
             part = part_of_one(workload.share, workload.processes)
             return self.predict(known, device, (workload.batch,), part)[0], 0.0
@@ -112,6 +113,13 @@ class ModelLatencies:
         if processes != workload.processes or reading.source == EXTRAPOLATED:
             return self._extrapolate(known, device, workload, reading.value, point.relative_error), point.cv
         return self._with_interval(reading, point, device), point.cv
+
+    def _list_processes(self, known: MeasuredModel, device: Device) -> list[int]:
+        """Return the numbers of processes that were measured on the device, rising."""
+        key = known.name, device.name
+        if key not in self._processes:
+            self._processes[key] = sorted({point.processes for point in known.points.get(device.name, [])})
+        return self._processes[key]
 
     def _extrapolate(
         self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float

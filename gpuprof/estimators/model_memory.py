@@ -40,6 +40,7 @@ class ModelMemory:
         self._known, self._learned, self._execution = known, learned, execution or Execution()
         self._held: dict[tuple[str, str], WorkByBatch] = {}
         self._reserved: dict[tuple[str, str, int], Figure] = {}
+        self._types: dict[str, str] = {}
 
     def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
@@ -75,7 +76,9 @@ class ModelMemory:
         if device.kind != "gpu":
             at = work.at(batch)
             return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
-        precision = self._execution.rate_name(device, type_of_weights(work.graph))
+        if known.name not in self._types:
+            self._types[known.name] = type_of_weights(work.graph)
+        precision = self._execution.rate_name(device, self._types[known.name])
         key = known.name, precision, batch
         if key not in self._reserved:  # a plan asks for each batch under dozens of shares
             at = self._hold(known, work, precision).at(batch)

@@ -1,13 +1,15 @@
 """Whether a graph's ops show that the items of a batch are computed apart, so that the model need not be run.
 
-Only what is certain counts: each op must be one of those below, its first dimension the batch. Of everything else
-nothing is said; `gpuprof.runtime.batch_items` then runs the model.
+Only what is certain counts: each op must be one of those below, its first dimension the batch, or so many rows of each
+item in turn, at a batch of one and at another. Of everything else nothing is said; `gpuprof.runtime.batch_items` then
+runs the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -31,52 +33,89 @@ _BY_ITEM = frozenset(
 )  # fmt: skip
 #: Order stays, so that the items stay apart wherever the first dimension does.
 _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
+#: What follows from values of the file alone is the same for every request; nothing of this is random.
+_REPEATABLE = KNOWN_OPS | _ELEMENTWISE | _QUANTISING | {"GatherElements", "Sin", "Cos", "MatMul", "Trilu"}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGraph:
+    """A graph at one batch."""
+
+    graph: ModelGraph
+    #: Small values that hang on shapes and constants alone, as `gpuprof.graph.load.load_nodes` gives them.
+    values: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownTensors:
     batch: int
-    values: Mapping[str, Array]  #: Small values that hang on shapes and constants alone.
-    items: set[str]  #: Tensors whose rows are the items: each follows from that item alone, in the same way.
+    values: Mapping[str, Array]
+    values_of_one: Mapping[str, Array]  #: The same at a batch of one.
+    shapes_of_one: Mapping[str, tuple[int, ...]]  #: Of all tensors, at a batch of one.
+    items: set[str]  #: Tensors whose rows are those of the items in turn: they follow from that item alone.
     sizes: set[str] = field(default_factory=set)  #: What follows from how many items there are, not what they hold.
+    #: What follows neither from the items nor from how many there are, such as the positions in a sequence.
+    fixed: set[str] = field(default_factory=set)
+
+    def has_rows_of_items(self, tensor: Tensor) -> bool:
+        """Whether the first dimension is so many times that of one item, and the others are the same."""
+        of_one = self.shapes_of_one.get(tensor.name, ())
+        return bool(of_one) and tensor.shape == (self.batch * of_one[0], *of_one[1:])
+
+    def is_same_for_one(self, name: str) -> bool:
+        """Whether a value is known, and is the same at a batch of one."""
+        value, of_one = self.values.get(name), self.values_of_one.get(name)
+        return value is not None and of_one is not None and np.array_equal(value, of_one)
 
 
-def computes_items_apart(
-    graph: ModelGraph, batched: Iterable[str], batch: int, values: Mapping[str, Array] | None = None
-) -> bool:
-    """Return whether no output of ``graph`` can mix the items of its batch; False also where that is not known.
+def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable[str]) -> bool:
+    """Return whether no output of a graph can mix the items of its batch; False also where that is not known.
 
-    ``graph``: bound to ``batch``, more than one; ``batched``: the inputs whose first dimension is the batch; there must
-    be no others; ``values``: small values that are known before the model runs, as `gpuprof.graph.load.load_nodes`
-    gives them.
+    ``whole``: bound to a batch of more than one; ``alone``: the same at a batch of one; ``batched``: the inputs whose
+    first dimension is the batch; there must be no others.
     """
-    seen = _KnownTensors(batch, values or {}, set(batched))
-    if any(one.name not in seen.items or one.shape[:1] != (batch,) for one in graph.inputs):
+    shapes = {one.name: one.shape for op in alone.graph.ops for one in op.outputs}
+    shapes |= {one.name: one.shape for one in alone.graph.inputs}
+    graph = whole.graph
+    seen = _KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
+    if any(one.name not in seen.items or one.shape[:1] != (seen.batch,) for one in graph.inputs):
         return False
     for op in graph.ops:
-        constants = {one.name for one in op.weights}
-        free = [one for one in op.inputs if one.name not in constants]
-        names = {one.name for one in op.outputs}
-        is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and all(one.name in seen.sizes for one in free))
         # Ops of other domains may have the name of one below and do something else.
-        if op.domain not in ("", "ai.onnx"):
+        if op.domain not in ("", "ai.onnx") or not _note_outputs(op, seen):
             return False
-        is_apart = _repeats_constant(op, seen) or _keeps_items_apart(op, seen)
-        if not is_apart and not is_size:
-            return False
-        for known in ([seen.items] if is_apart else []) + ([seen.sizes] if is_size else []):
-            known.update(names)
-    return all(one.name in seen.items for one in graph.outputs)
+    return all(one.name in seen.items and one.shape[:1] == (seen.batch,) for one in graph.outputs)
 
 
-def _repeats_constant(op: Op, seen: _KnownTensors) -> bool:
+def _note_outputs(op: Op, seen: _KnownTensors) -> bool:
+    """Note what is known of an op's outputs; return whether anything is."""
+    constants = {one.name for one in op.weights}
+    free = [one.name for one in op.inputs if one.name not in constants]
+    names = {one.name for one in op.outputs}
+    is_apart = _repeats_fixed(op, seen) or _keeps_items_apart(op, seen)
+    is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and seen.sizes.issuperset(free))
+    is_fixed = op.op_type in _REPEATABLE and seen.fixed.issuperset(free)
+    if is_fixed or (is_size and all(map(seen.is_same_for_one, names))):
+        seen.fixed.update(names)
+    if is_size or is_fixed:
+        seen.sizes.update(names)
+    if is_apart:
+        seen.items.update(names)
+    return is_apart or is_size or is_fixed
+
+
+def _is_fixed(tensor: Tensor, op: Op, seen: _KnownTensors) -> bool:
+    return tensor.name in seen.fixed or any(tensor.name == one.name for one in op.weights)
+
+
+def _repeats_fixed(op: Op, seen: _KnownTensors) -> bool:
     """Return whether an op gives every item the same values of the file, as position ids are expanded."""
-    first = op.inputs[0] if op.op_type == "Expand" else None
-    if first is None or first.name not in {one.name for one in op.weights}:
+    if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, seen):
         return False
-    others = all(one.name in seen.sizes for one in op.inputs[1:])
-    return others and op.outputs[0].shape[:1] == (seen.batch,) and _is_alike_for_all(first, len(op.outputs[0].shape))
+    output, others = op.outputs[0], all(one.name in seen.sizes for one in op.inputs[1:])
+    return others and seen.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
 
 
 def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
@@ -85,22 +124,36 @@ def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
     value = seen.values.get(index.name)
     if data.name not in seen.items or index.name not in seen.sizes or op.attributes.get("batch_dims", 0) != 0:
         return False
-    if value is None or value.ndim < 2 or op.outputs[0].shape[:1] != (seen.batch,):
+    if value is None or value.ndim < 2 or {data.shape[:1], op.outputs[0].shape[:1]} != {(seen.batch,)}:
         return False
     rows = np.arange(seen.batch).reshape(-1, *(1,) * (value.ndim - 2))
     return value.shape[0] == seen.batch and bool(np.all(value[..., 0] == rows))
 
 
+def _gathers_own_rows(op: Op, seen: _KnownTensors) -> bool:
+    """Return whether Gather takes for each item the same of its own rows, as flattened masks of attention are read."""
+    data, index = op.inputs
+    value, of_one = seen.values.get(index.name), seen.values_of_one.get(index.name)
+    if data.name not in seen.items or _axis(op, 0, len(data.shape)) != 0 or value is None or of_one is None:
+        return False
+    each, numbers = data.shape[0] // seen.batch, np.asarray(of_one, np.int64)
+    if value.ndim == 0 or numbers.shape[:1] != (1,) or not bool(np.all((numbers >= 0) & (numbers < each))):
+        return False
+    return np.array_equal(value, np.concatenate([numbers + each * place for place in range(seen.batch)]))
+
+
 def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
     """Return whether an op of inputs whose items are apart gives outputs whose items are."""
-    items, sizes, batch = seen.items, seen.sizes, seen.batch
+    items, sizes = seen.items, seen.sizes
     if op.op_type == "GatherND":
         return _gathers_own_item(op, seen)
+    if op.op_type == "Gather" and _gathers_own_rows(op, seen):
+        return True
     of_items = [one for one in op.inputs if one.name in items]
-    constant = {one.name for one in op.weights}
     others = [one for one in op.inputs if one.name not in items]
-    known = all(one.name in constant or (one.name in sizes and op.op_type in _RESHAPING) for one in others)
-    if not of_items or not known or any(one.shape[:1] != (batch,) for one in (*of_items, *op.outputs)):
+    by_size = op.op_type in _RESHAPING or op.op_type in ("Expand", "Slice")
+    known = all(_is_fixed(one, op, seen) or (by_size and one.name in sizes) for one in others)
+    if not of_items or not known or not all(map(seen.has_rows_of_items, (*of_items, *op.outputs))):
         return False
     first, rank = op.inputs[0], len(of_items[0].shape)
     if op.op_type in _ELEMENTWISE:
@@ -111,11 +164,44 @@ def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
         return of_items == [first] and not trains
     if op.op_type in _RESHAPING:
         return of_items == [first]
+    if op.op_type in _QUANTISING:  # more than one scale may be one for each item
+        return of_items == [first] and all(prod(one.shape) == 1 for one in others)
     if op.op_type in ("MatMul", "Gemm"):
         return _multiplies_items_apart(op, of_items, others)
     if op.op_type in ("Concat", "Split"):
         return _axis(op, 0, rank) > 0 and (op.op_type == "Split" or not others)
+    if of_items == [first] and op.op_type in ("Expand", "Pad", "Slice"):
+        return _leaves_rows(op, seen)
     return _works_on_other_axes(op, of_items, rank)
+
+
+def _leaves_rows(op: Op, seen: _KnownTensors) -> bool:
+    """Return whether what is repeated, padded or cut, with as many rows as before, is not the rows."""
+    first, output = op.inputs[0], op.outputs[0]
+    if first.shape[0] != output.shape[0] or len(first.shape) != len(output.shape):
+        return False
+    if op.op_type == "Expand":
+        return True
+    more = op.inputs[1:]
+    if op.op_type == "Pad":
+        pads = _read_list(op, 1, "pads", seen)
+        # A further input is the value that is padded with, a scalar, or the axes.
+        scalar = all(one.shape == () for one in more[1:])
+        return pads is not None and scalar and pads[0] == pads[len(pads) // 2] == 0
+    if len(more) not in (3, 4) or not all(_is_fixed(one, op, seen) for one in (more[0], *more[2:])):
+        return False
+    # The last are the steps, or the axes: as many rows as before in steps that are not negative are all rows.
+    last = _read_list(op, len(more), "", seen)
+    return last is not None and min(last) >= 0
+
+
+def _read_list(op: Op, position: int, name: str, seen: _KnownTensors) -> list[int] | None:
+    """Return a list given as an input since some opset and as an attribute before it; None where it is not known."""
+    if len(op.inputs) > position:
+        value = seen.values.get(op.inputs[position].name)
+        return None if value is None or not value.size else [int(one) for one in value.ravel()]
+    given = op.attributes.get(name)
+    return list(given) if isinstance(given, tuple) and given else None
 
 
 def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -132,9 +218,8 @@ def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:
     """Return whether an op along one axis, or some, leaves the first alone."""
     if op.op_type in ("Softmax", "LogSoftmax", "LayerNormalization"):
         return of_items == [op.inputs[0]] and rank >= 2 and _axis(op, -1, rank) > 0
-    if op.op_type in _REDUCING:  # an axis that is reduced has one element
-        # Without keepdims the remaining axes move forward, and what comes first need not be the batch any more.
-        return of_items == [op.inputs[0]] and bool(op.attributes.get("keepdims", 1))
+    if op.op_type in _REDUCING:  # where the first dimension is reduced, no rows of items are left
+        return of_items == [op.inputs[0]]
     if op.op_type == "Transpose":
         order = op.attributes.get("perm")
         return isinstance(order, tuple) and order[0] == 0

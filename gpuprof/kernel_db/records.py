@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -11,11 +12,15 @@ from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from _typeshed import DataclassInstance
 
     Record = TypeVar("Record", bound=DataclassInstance)
 else:
     Record = TypeVar("Record")
+
+#: From which times are counted, in microseconds.
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_records(
@@ -40,8 +45,18 @@ def read_records(
     columns = _columns(name, record)
     content = database.read_table(name, list(columns), where)
     # Column by column: a dictionary for each row takes several times as long.
-    values = [content.column(column).to_pylist() for column in columns]
+    values = [list_values(content.column(column)) for column in columns]
     return [record(*row) for row in zip(*values, strict=True)]
+
+
+def list_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, times as `datetime`."""
+    import pyarrow as pa  # not needed where there is no database
+
+    if not pa.types.is_timestamp(column.type):
+        return list(column.to_pylist())
+    # By hand: pyarrow imports pandas for this where it is installed, which takes half a second.
+    return [None if us is None else _EPOCH + timedelta(microseconds=us) for us in column.cast(pa.int64()).to_pylist()]
 
 
 def _table_of(record: type[Any]) -> str:

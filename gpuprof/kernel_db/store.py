@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.domain.file_access import find_write_obstacle
 from gpuprof.errors import InputError
+from gpuprof.kernel_db.few_files import read_few_files
 from gpuprof.kernel_db.migration import migrate_table, version_of
 from gpuprof.kernel_db.schema import (
     SCHEMA_VERSION,
@@ -153,9 +154,7 @@ class KernelDb:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                return _read_table(
-                    table, self.segments() if segments is None else segments, columns, _make_filter(where or {})
-                )
+                return _read_table(table, self.segments() if segments is None else segments, columns, where or {})
             except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
                 if attempt == _READ_ATTEMPTS - 1:
                     raise
@@ -206,18 +205,21 @@ class KernelDb:
 
 
 def _read_table(
-    table: str, segments: Sequence[Path], columns: Sequence[str] | None, condition: pc.Expression | None
+    table: str, segments: Sequence[Path], columns: Sequence[str] | None, where: Mapping[str, object]
 ) -> pa.Table:
     import pyarrow as pa
 
     schema = arrow_schema(table)
     files = [file for segment in segments if (file := _table_file(segment, table)) is not None]
     if not files:
-        return schema.empty_table().select(list(columns) if columns is not None else schema.names)
+        empty = pa.Table.from_batches([], schema)  # `Schema.empty_table` imports pandas
+        return empty.select(list(columns) if columns is not None else schema.names)
     try:
-        rows = pa.concat_tables(
-            [part.to_table(columns=columns, filter=condition) for part in _list_datasets(table, files)]
-        )
+        rows = read_few_files(table, files, columns, where)
+        if rows is None:
+            condition = _make_filter(where)
+            parts = [part.to_table(columns=columns, filter=condition) for part in _list_datasets(table, files)]
+            rows = pa.concat_tables(parts)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
+from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
+from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.explanation import (
     Alternative,
@@ -21,7 +22,7 @@ from gpuprof.placement.explanation import (
     locate_replicas,
     run_what_ifs,
 )
-from gpuprof.placement.neighbour_effects import NeighbourEffect, list_neighbour_effects
+from gpuprof.placement.neighbour_effects import NeighbourEffect, describe_joint_effects, list_neighbour_effects
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -29,6 +30,8 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 #: The shares, and three plans: as it is, with more rate, with a tighter SLO.
 _STEPS = 4
+#: Seconds for each of the plans where a limit ended the search for the map itself, unless the caller says otherwise.
+_LIMIT_S = 3.0
 _ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end")
 
 
@@ -73,6 +76,7 @@ def explain(
     *,
     db: PathArgument | None = None,
     estimator: str | None = None,
+    time_limit_s: float | None = None,
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> ExplainResult:
@@ -87,6 +91,8 @@ def explain(
         Kernel database that the map was planned from.
     estimator : str, optional
         Name of another estimator than the map was planned with.
+    time_limit_s : float, optional
+        Seconds for each of the three new plans; by default none, or 3 where a limit ended the search for the map.
     progress : callable, optional
         Called for each new plan, which takes most of the time.
     note : callable, optional
@@ -121,16 +127,25 @@ def explain(
     if model not in resolved.models:
         raise unknown_name("model of the map", model, sorted(resolved.models))
     problem = restore_problem(locate_files(resolved, map_folder(deployment)), optional_path(db), notes.add, estimator)
+    database = open_database(optional_path(db), needed=False)
+    if fault := describe_layout_fault(resolved, map_folder(deployment), database, map_label(deployment)):
+        notes.add(fault)
     neighbours = list_neighbour_effects(problem, resolved, model)
+    notes.add(*describe_joint_effects(neighbours))
     alternatives = tuple(find_alternatives(problem, resolved, model))
     progress(Progress("looked at each share", 1, _STEPS))
     if not alternatives:
         demand = problem.demand(model)
         notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
     what_ifs: list[WhatIf] = []
-    for one in run_what_ifs(problem, restore_policy(resolved), model):
+    if time_limit_s is None and resolved.planned_with.stopped_by is not None:
+        time_limit_s = _LIMIT_S
+    limited = replace(problem, options=replace(problem.options, time_limit_s=time_limit_s))
+    for one in run_what_ifs(limited, restore_policy(resolved), model):
         what_ifs.append(one)
         progress(Progress(f"planned {one.change}", 1 + len(what_ifs), _STEPS))
+    if any(one.stopped for one in what_ifs):
+        notes.add(f"the time limit of {time_limit_s:g} s ended new plans early (--time-limit gives them longer)")
     return ExplainResult(
         model=model,
         deployment=resolved,

@@ -11,7 +11,7 @@ from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
-from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load, predict_with_stolen
+from gpuprof.pipeline.load_prediction import LoadPredictions, divide_p99_gaps, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
@@ -26,6 +26,8 @@ from gpuprof.serving.load.target import describe_assumed
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
 SLOWER = 0.05
+#: Relative difference of p99 from the prediction from which on it is told where it arose.
+FAR_OFF = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +175,8 @@ def load(
             notes.add(*check_machine(target, streams, resolved).notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings)
-    if taken and predictions is not None and outcome.stolen_spans and settings.rule is None:
-        with_stolen = predict_with_stolen(timed, streams, settings, outcome.stolen_spans)
-        predictions = replace(predictions, with_stolen=with_stolen)
+    if predictions is not None:
+        predictions = replace(predictions, p99_gaps=divide_p99_gaps(timed, outcome, predictions.predicted))
     warnings = tuple(_warnings(outcome, predictions))
     return LoadResult(
         notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings, inputs=inputs
@@ -190,7 +191,7 @@ def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str,
             result,
             known.predicted.get(result.model),
             known.planned.get(result.model),
-            known.with_stolen.get(result.model),
+            known.p99_gaps.get(result.model),
         )
         for result in outcome.results
     ]
@@ -217,13 +218,10 @@ def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[s
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
     if (remark := describe_stolen(outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-        for row in _rows(outcome, known):
-            if isinstance(p99_ms := row["with_stolen_p99_ms"], float):
-                error = row["with_stolen_p99_ms_error"]
-                served = f": the served one is {100.0 * error:+.0f}% off that" if isinstance(error, float) else ""
-                yield (
-                    f"{row['model']}: replayed with what its workers' cores lost of it, p99 is {p99_ms:.3g} ms{served}"
-                )
+    for row in _rows(outcome, known):
+        error, model = row["p99_ms_error"], str(row["model"])
+        if known is not None and model in known.p99_gaps and isinstance(error, float) and abs(error) > FAR_OFF:
+            yield f"{model}: p99 is {100.0 * error:+.0f}% off the prediction: {known.p99_gaps[model]}"
     for row in _stage_rows(outcome, known):
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > SLOWER:

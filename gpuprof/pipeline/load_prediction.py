@@ -6,7 +6,8 @@ planned for stands in, or at other rates the queueing model, and the reason is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,10 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.machine.lost_time import StolenSpan
-    from gpuprof.serving.load.load import LoadSettings, RequestStream
+    from gpuprof.serving.load.load import LoadOutcome, LoadSettings, RequestStream
+    from gpuprof.serving.load.p99_gap import P99Gap
     from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.serving.load.traffic import Times
-    from gpuprof.simulator.cluster import Pause
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
@@ -32,13 +32,13 @@ _NS_PER_S = 1e9
 class LoadPredictions:
     """By model: what is predicted of the requests that are sent, and what the map was planned to do at these rates.
 
-    ``with_stolen`` is what is predicted once it is known when the hypervisor gave the workers' cores to others; empty
-    where it did not, where that is not known, or where the requests are not replayed.
+    ``p99_gaps`` is where p99 came out other than predicted, once that is known; a model of which nothing can be said is
+    absent.
     """
 
     predicted: Mapping[str, LoadPrediction]
     planned: Mapping[str, LoadPrediction]
-    with_stolen: Mapping[str, LoadPrediction] = field(default_factory=dict)
+    p99_gaps: Mapping[str, P99Gap] = field(default_factory=dict)
 
 
 def predict_load(
@@ -71,40 +71,18 @@ def predict_load(
     return LoadPredictions(predicted, {} if recorded else asked)
 
 
-def predict_with_stolen(
-    deployment: DeploymentMap,
-    streams: list[RequestStream],
-    settings: LoadSettings,
-    spans: Sequence[StolenSpan],
-    most: int | None = None,
-) -> dict[str, LoadPrediction]:
-    """Return what is predicted of a load whose workers stood still while the hypervisor gave their cores to others.
+def divide_p99_gaps(
+    deployment: DeploymentMap, outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]
+) -> dict[str, P99Gap]:
+    """Return by model where p99 came out other than predicted, as far as that can be said."""
+    from gpuprof.serving.load.p99_gap import divide_p99_gap
 
-    ``spans`` are in seconds from the start of the warm-up; the cores are this machine's. Nothing is returned where no
-    replica lost any time, or the requests cannot be replayed. What router and clients lost counts nowhere.
-    """
-    try:
-        queues = _prepare_queues(deployment, {stream.model: stream.rate_rps for stream in streams})
-        pauses = _find_pauses(queues.deployment, spans)
-        return _replay(queues, streams, settings, most, say_nothing, pauses) if pauses else {}
-    except _NotReplayedError:
-        return {}
-
-
-def _find_pauses(deployment: DeploymentMap, spans: Sequence[StolenSpan]) -> tuple[Pause, ...]:
-    """Return when each replica did not run: while any of its cores did not."""
-    from gpuprof.serving.load.machine_check import replica_cores
-    from gpuprof.simulator.cluster import Pause
-
-    pauses = []
-    for replica, cores in enumerate(replica_cores(deployment)):
-        until_s = 0.0
-        for span in sorted((one for one in spans if one.core in cores), key=lambda one: one.at_s):
-            begin_s, end_s = max(span.at_s, until_s), span.at_s + span.lasts_s
-            if end_s > begin_s:
-                pauses.append(Pause(begin_s, end_s - begin_s, (replica,)))
-                until_s = end_s
-    return tuple(pauses)
+    gaps = {}
+    for result, answered in zip(outcome.results, outcome.answered, strict=False):
+        expected_ms = predicted[result.model].p99_ms
+        if expected_ms is not None and math.isfinite(expected_ms) and result.p99_ms is not None:
+            gaps[result.model] = divide_p99_gap(deployment, result.model, answered, expected_ms, result.p99_ms)
+    return {model: gap for model, gap in gaps.items() if gap is not None}
 
 
 class _NotReplayedError(InputError):
@@ -127,12 +105,7 @@ def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> Me
 
 
 def _replay(
-    queues: MergedQueues,
-    streams: list[RequestStream],
-    settings: LoadSettings,
-    most: int | None,
-    note: NoteCallback,
-    pauses: tuple[Pause, ...] = (),
+    queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
     from gpuprof.rules.host_work import host_work_of_plan
@@ -141,7 +114,7 @@ def _replay(
     times = send_times(streams, settings)
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
-    outcome = _simulate(queues, by_model, settings, until_s, note, pauses)
+    outcome = _simulate(queues, by_model, settings, until_s, note)
     model_outcomes = {model.model: model for model in outcome.models}
     handover_ms = host_work_of_plan(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
@@ -154,12 +127,7 @@ def _replay(
 
 
 def _simulate(
-    queues: MergedQueues,
-    times_s: Mapping[str, Times],
-    settings: LoadSettings,
-    until_s: float,
-    note: NoteCallback,
-    pauses: tuple[Pause, ...],
+    queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
 ) -> SimulationOutcome:
     import numpy as np
 
@@ -174,7 +142,7 @@ def _simulate(
     planned_with = queues.deployment.planned_with
     legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
-    options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host, pauses=pauses)
+    options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 

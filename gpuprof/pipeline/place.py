@@ -22,6 +22,7 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.interval_ends import add_interval_ends
+from gpuprof.pipeline.left_out_batches import list_left_out_batches
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
@@ -181,7 +182,7 @@ def place(
     progress(Progress("the map is planned and checked", steps, steps))
     late = _describe_late_start(options, read_s, limit.spent_s)
     remarks = early_stop(deployment, options.time_limit_s), late, _suggest_share(problem, deployment)
-    notes.add(*filter(None, remarks))
+    notes.add(*filter(None, remarks), *list_left_out_batches(problem, options.estimator))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 
 

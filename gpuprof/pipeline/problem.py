@@ -32,6 +32,8 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimate
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.estimators.database import DatabaseEstimator
@@ -220,11 +222,22 @@ def _judge_doubts(
     for model in models:
         measured = estimator.known.devices_of(model)
         for entry in fleet.entries if strict else ():
-            batch = min(estimator.batches(model, entry.device, Share()))
-            require_sure(estimator.estimate(model, entry.device, batch, Share()))
+            if (judged := _estimate_smallest(estimator, model, entry.device)) is not None:
+                require_sure(judged)
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
         if guessed and (unknown := estimator.known.unknown_ops(model)):
             note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+
+
+def _estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:
+    """Return the estimate of the smallest batch under the largest share of which one is known, None where none is.
+
+    What failed, or of which nothing is known, policies leave out and say so.
+    """
+    for share in (Share(), *reversed(estimator.shares(model, device))):
+        with suppress(InputError):
+            return estimator.estimate(model, device, min(estimator.batches(model, device, share)), share)
+    return None
 
 
 def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:

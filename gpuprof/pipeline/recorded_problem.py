@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
+    from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.planned_with import PlannedDevices, PlannedWith
     from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.placement.feasibility import Evidence, Violation
+    from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
 
@@ -188,7 +189,7 @@ def collect_map_evidence(
     asked: Estimator | None = None
     tried = NOTHING_TRIED
     name = other.estimator or settings.estimator
-    if database is not None or _is_recomputable(deployment, graphs):
+    if database is not None or other.estimator is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
         measured = make_database_estimator(database, known, note, execution)
@@ -216,17 +217,36 @@ def collect_map_evidence(
     )
 
 
-def find_layout_faults(deployment: DeploymentMap, db: Path | None) -> tuple[Violation, ...]:
-    """Return what no machine could set up of a map, by the memory that the map itself gives its replicas.
+def describe_layout_fault(deployment: DeploymentMap, base: Path, database: KernelDb | None, label: str) -> str | None:
+    """Return a note on the first reason why no machine can be set up as a map says; None where none is known.
 
-    Devices that neither the catalogue nor the database knows are left out.
+    What replicas take in memory is what the map itself gives them, and what failed when it was measured is in the
+    database. Devices that neither the catalogue nor the database knows are left out. ``base``: folder of the map's
+    file; ``label``: what the map is called.
     """
-    from gpuprof.pipeline.devices import open_database
     from gpuprof.placement.feasibility import Evidence, check_layout
 
-    devices = _find_devices(deployment, open_database(db, needed=False), None)
+    devices = _find_devices(deployment, database, None)
     queueing = make_queueing(deployment.planned_with.arrivals, deployment.models)
-    return check_layout(deployment, Evidence(devices=devices, queueing=queueing))
+    tried = _collect_tried(deployment, base, database)
+    faults = check_layout(deployment, Evidence(devices=devices, queueing=queueing, tried=tried))
+    if not faults:
+        return None
+    return f"no machine can be set up as {label} says: {faults[0]} (gpuprof check {label} says everything)"
+
+
+def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | None) -> TriedRuns:
+    """Return what a database knows to have run, and to have failed, of a map's services."""
+    from gpuprof.domain.failure import NOTHING_TRIED
+    from gpuprof.estimators.measured.known_models import KnownModels
+    from gpuprof.estimators.services import name_tried_services
+    from gpuprof.pipeline.problem import collect_tried_runs
+
+    if database is None:
+        return NOTHING_TRIED
+    sources = source_models(deployment)
+    known = KnownModels(database, model_paths(locate_files(deployment, base)))
+    return name_tried_services(collect_tried_runs(known, _list_parts(sources.values())), sources)
 
 
 def _find_devices(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.apply import ApplyResult, apply
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.serve_settings import ServeSettings
@@ -121,7 +121,22 @@ def run_map_server(
         tracer=None if settings.otlp is None else otlp_tracer(settings.otlp, settings.otlp_sample),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
     )
+    _note_fault(source.deployment, path.absolute().parent, settings, str(path), note)
     run_server(source, planner, server_settings, ready, make_engine)
+
+
+def _note_fault(deployment: DeploymentMap, base: Path, settings: ServeSettings, label: str, note: NoteCallback) -> None:
+    """Note the first reason why no machine can be set up as a map says that is only simulated: no worker finds out."""
+    if not settings.simulate:
+        return
+    from gpuprof.pipeline.devices import open_database
+    from gpuprof.pipeline.recorded_problem import describe_layout_fault
+
+    database = None
+    with suppress(GpuprofError):  # a server needs none
+        database = open_database(optional_path(settings.db), needed=False)
+    if fault := describe_layout_fault(deployment, base, database, label):
+        note(fault)
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
@@ -152,7 +167,7 @@ def serve(
     settings : ServeSettings
         ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` computes nothing.
     note : callable, optional
-        Told where the server listens, once it does.
+        Told where the server listens, once it does, and what of a simulated map no machine can be set up as.
 
     Yields
     ------
@@ -191,6 +206,7 @@ def serve(
         process, answers = _start(path, settings)
         try:
             server = _await_ready(process, answers, resolved)
+            _note_fault(resolved, map_folder(deployment), settings, map_label(deployment), note)
             note(
                 f"serving {count_of(server.models, 'model')} with {count_of(server.workers, 'worker')} on {server.url}"
             )

@@ -15,7 +15,7 @@ from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.interference import make_interference
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.recorded_problem import find_layout_faults, time_map_by
+from gpuprof.pipeline.recorded_problem import describe_layout_fault, time_map_by
 from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.simulation_settings import (
@@ -163,7 +163,7 @@ def simulate(
         if fidelity.interference:
             measured = make_interference(queues.deployment, path, estimator)
         outcome = run.simulate(queues.deployment, options, fidelity.sample, measured)
-        _note_faults(original, path, map_label(deployment), notes)
+        _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
         _note_basis(original, notes)
         runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
         return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
@@ -173,7 +173,7 @@ def simulate(
         follow_load(queues.deployment, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
         for name in policies or (None,)
     )
-    _note_faults(original, path, map_label(deployment), notes)
+    _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
     _note_basis(original, notes)
     return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
 
@@ -187,10 +187,12 @@ def _check_devices(deployment: DeploymentMap) -> None:
             raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
 
 
-def _note_faults(deployment: DeploymentMap, db: Path | None, label: str, notes: NoteList) -> None:
+def _note_faults(deployment: DeploymentMap, base: Path, path: Path | None, label: str, notes: NoteList) -> None:
     """Note the first reason why no machine could be set up so: what was simulated then cannot be built."""
-    if faults := find_layout_faults(deployment, db):
-        notes.add(f"no machine can be set up as {label} says: {faults[0]} (gpuprof check {label} says everything)")
+    from gpuprof.pipeline.devices import open_database
+
+    if fault := describe_layout_fault(deployment, base, open_database(path, needed=False), label):
+        notes.add(fault)
 
 
 def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:

@@ -60,6 +60,7 @@ class WhatIf:
     gpus: int  #: Devices of the new map, of all models.
     shares: tuple[tuple[str, int], ...]  #: The model's replicas then: share and batch, and how many.
     missing_rps: float
+    stopped: bool  #: Whether the time limit ended the search for it.
 
 
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
@@ -180,7 +181,7 @@ def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatI
     ):
         placement = policy.place(replace(problem, demands=_with(problem.demands, other)))
         missing = sum(one.rate_rps for one in placement.unplaced if one.model == model)
-        yield WhatIf(change, len(placement.gpus), _shares(placement, model), missing)
+        yield WhatIf(change, len(placement.gpus), _shares(placement, model), missing, placement.stopped)
 
 
 def _with(demands: Sequence[Demand], other: Demand) -> tuple[Demand, ...]:

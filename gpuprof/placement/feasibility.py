@@ -56,14 +56,17 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
 
 
 def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return what no machine could set up: names, geometry, shares and memory; devices that are not known are left out.
+    """Return what no machine could set up: names, geometry, shares, memory and what is known to fail.
 
-    Says nothing of rates and SLOs, and so asks neither the estimator nor the queueing model for times.
+    Devices that are not known are left out; where there are such, so is what is known to fail. Says nothing of rates
+    and SLOs, and so asks neither the estimator nor the queueing model for times.
     """
-    known = ((where, gpu) for _, where, gpu in _list_gpus(deployment) if gpu.device in evidence.devices)
+    gpus = [(where, gpu) for _, where, gpu in _list_gpus(deployment)]
+    known = [(where, gpu) for where, gpu in gpus if gpu.device in evidence.devices]
     return (
         *_check_names(deployment),
         *(violation for where, gpu in known for violation in _check_gpu(where, gpu, evidence)),
+        *(check_failures(deployment, evidence) if len(known) == len(gpus) else ()),
     )
 
 

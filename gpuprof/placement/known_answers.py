@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 
 #: A question: the device's name, the workload, those beside it, in order.
 Question = tuple[object, ...]
-#: Device, model, share, processes and the confidence that is planned at.
+#: Device, model, share, processes, those beside them and the confidence that is planned at.
 Series = tuple[object, ...]
 
 
@@ -24,8 +24,8 @@ class AnswersOfOne:
     estimates: dict[Question, Estimate] = field(default_factory=dict)  #: By question.
     #: By question, of those that it refused to answer.
     refusals: dict[Question, InputError] = field(default_factory=dict)
-    #: Planned times of 1, 2, … requests, alone, as far as they were asked for.
-    alone_ms: dict[Series, list[float]] = field(default_factory=dict)
+    #: Planned times of 1, 2, … requests, as far as they were asked for.
+    times_ms: dict[Series, list[float]] = field(default_factory=dict)
     #: Why a kind of device serves none of a demand (None where it does), by the demand, the device's name and what the
     #: demand is judged by, which is kept beside the reason.
     reasons: dict[tuple[object, ...], tuple[object, str | None]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 #: Seconds for each of processor time that must be granted; waiting takes none.
@@ -32,6 +33,7 @@ class Limit:
     #: processors, the clock would end a search before it has begun.
     least_cpu_s: float = 0.0
     _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+    _interrupts: Callable[[], bool] | None = field(default=None, compare=False)
 
     @property
     def left_s(self) -> float | None:
@@ -42,8 +44,15 @@ class Limit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time is up, or something better has come."""
+        if self.is_interrupted:
+            return True
         return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether what was worked out within the limit is no longer wanted."""
+        return self._interrupts is not None and self._interrupts()
 
     @property
     def spent_s(self) -> float:
@@ -60,6 +69,10 @@ class Limit:
     def with_least(self, cpu_s: float) -> Limit:
         """Return the limit, extended until the process has used ``cpu_s`` of processor time from now on."""
         return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
+
+    def unless(self, interrupts: Callable[[], bool]) -> Limit:
+        """Return the limit that is over, too, as soon as ``interrupts`` returns True."""
+        return replace(self, _interrupts=interrupts)
 
     def keeping(self, seconds: float) -> Limit:
         """Return the limit that ends ``seconds`` earlier, for work that follows."""

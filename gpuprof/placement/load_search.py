@@ -51,7 +51,7 @@ def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: floa
     if math.isinf(tails[known]) or tails[known] <= 0.0:
         return (low + high) // 2
     stretch = max(1.0, limit_ms / tails[known] / (1.0 - grid_to_load(known)))
-    return int(load_to_grid(1.0 - 1.0 / stretch))
+    return int(load_to_grid(min(1.0 - 1.0 / stretch, grid_to_load(LAST_LOAD))))
 
 
 def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:

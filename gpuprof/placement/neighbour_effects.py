@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gpuprof.domain.deployment import DeploymentMap, Partition, Replica
 from gpuprof.domain.device import Device
@@ -16,6 +17,8 @@ from gpuprof.placement.problem import Problem
 TOGETHER = "measured together"
 TURNS = "waits for its turn"
 UNKNOWN = "no measurement"
+#: Parts of the time alone and of what all neighbours add: less counts for nothing.
+_LITTLE, _NEXT_TO_NOTHING = 1e-3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,23 @@ def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: s
         where = f"{node.name} {gpu.device} {gpu.index}{mig}"
         effects += _list_effects(problem, problem.device(gpu.device), partition, replica, where)
     return tuple(effects)
+
+
+def describe_joint_effects(effects: Sequence[NeighbourEffect]) -> Iterator[str]:
+    """Yield a note for each replica whose neighbours add to its batches together, but next to nothing one by one.
+
+    So it is where the model of the effect counts whether there are neighbours, and not how many.
+    """
+    for (where, share, batch), group in groupby(effects, key=lambda one: (one.where, one.share, one.batch)):
+        listed = list(group)
+        together_ms = listed[0].beside_ms - listed[0].alone_ms
+        added_ms = sum(one.added_ms for one in listed)
+        if together_ms > _LITTLE * listed[0].alone_ms and added_ms < _NEXT_TO_NOTHING * together_ms:
+            yield (
+                f"{where}, share {share}, batch {batch}: its neighbours together add {together_ms:.3g} ms, and each "
+                f"next to nothing beside the others, since it counts whether there are any, not how many (known from "
+                f"{listed[0].basis})"
+            )
 
 
 def _list_effects(

@@ -12,7 +12,6 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.alike import find_alike
@@ -52,9 +51,10 @@ class PlannedWorkloads:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        problem.limits.expect_demands(len(problem.demands))
         self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         known = problem.answers.of(problem.estimator)
-        self._estimates, self._refusals, self._alone_ms = known.estimates, known.refusals, known.alone_ms
+        self._estimates, self._refusals, self._times_ms = known.estimates, known.refusals, known.times_ms
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
         self._as_first: dict[Workload, Workload] = {}
@@ -138,16 +138,17 @@ class PlannedWorkloads:
         )
 
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
-        """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
-        if beside:
-            sizes = (replace(workload, batch=n) for n in range(1, workload.batch + 1))
-            return tuple(self.latency_ms(device, size, beside) for size in sizes)
-        workload = self._first_workload(workload)
-        confidence = self.problem.options.confidence
-        kept = self._alone_ms.setdefault((*_series(device, workload), confidence), [])
+        """Return the times of 1, 2, … ``batch`` requests, which are kept for larger batches."""
+        workload, confidence = self._first_workload(workload), self.problem.options.confidence
+        others = tuple(sorted(map(self._first_workload, beside)))
+        series = device.name, workload.model, workload.share, workload.processes, workload.turns, others, confidence
+        kept = self._times_ms.setdefault(series, [])
         missing = range(len(kept) + 1, workload.batch + 1)
-        if missing:
+        if missing or self._first_alike:
             self.problem.limits.check_time()
+        if missing and others:
+            kept += [self.latency_ms(device, replace(workload, batch=one), others) for one in missing]
+        elif missing:
             named = workload.model, device, missing, workload.share, workload.processes
             kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
         return tuple(kept[: workload.batch])
@@ -174,10 +175,16 @@ class PlannedWorkloads:
     def meets(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> bool:
-        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
-        if self.problem.options.latency_budget is not None:
-            return self.is_within_budget(demand, self.estimate(device, workload, beside), rate_rps)
-        return self._is_in_time(demand, self.server(device, workload, beside), rate_rps)
+        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device.
+
+        It does not where the estimator refuses to say, by queues of any smaller batch, too.
+        """
+        try:
+            if self.problem.options.latency_budget is not None:
+                return self.is_within_budget(demand, self.estimate(device, workload, beside), rate_rps)
+            return self._is_in_time(demand, self.server(device, workload, beside), rate_rps)
+        except InputError:
+            return False
 
     def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
         return self.meets(demand, device, workload, demand.rate_rps, beside)
@@ -225,8 +232,3 @@ class PlannedWorkloads:
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
                     return False
         return True
-
-
-def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:
-    """Return what the batch sizes of one workload have in common."""
-    return device.name, workload.model, workload.share, workload.processes

@@ -100,6 +100,8 @@ def _read_options(policy: str, made: Any, options: Mapping[str, str]) -> dict[st
 
 
 def _value(key: str, text: str, wanted: Any) -> object:
+    if type(None) in typing.get_args(wanted):  # what stands for None is left out
+        (wanted,) = (one for one in typing.get_args(wanted) if one is not type(None))
     choices = typing.get_args(wanted) if typing.get_origin(wanted) is typing.Literal else None
     if choices is not None:
         if text not in choices:

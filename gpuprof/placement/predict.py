@@ -42,11 +42,11 @@ class _Pool:
 
     expected: PoolSojourn
     ends: tuple[PoolSojourn, ...]
-    positions: Mapping[BatchServer, int]
+    positions: Mapping[tuple[BatchServer, Figure], int]  #: By what is expected of a replica, and the time of its batch.
 
-    def part(self, server: BatchServer) -> tuple[ServedPart, list[Sojourn]]:
-        """Return what a replica answers, and its times at the ends."""
-        position = self.positions[server]
+    def part(self, server: BatchServer, batch_ms: Figure) -> tuple[ServedPart, list[Sojourn]]:
+        """Return what a replica answers, and its times at the ends, by the interval of its batch's time."""
+        position = self.positions[server, batch_ms]
         return self.expected.parts[position], [end.parts[position].sojourn for end in self.ends]
 
 
@@ -88,7 +88,7 @@ class Predictor:
         return _Pool(
             queueing.pool(arrivals, servers),
             tuple(queueing.pool(arrivals, end) for end in ends),
-            {server: position for position, server in enumerate(servers)},
+            {(server, estimate.latency_ms): position for position, (server, estimate) in enumerate(replicas)},
         )
 
     def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
@@ -136,7 +136,7 @@ class Predictor:
             if placed.model not in self._pools:
                 self._pools[placed.model] = self._solve(placed.model, placed.rate_rps, [(server, estimate)])
             latencies = calm.latency_ms
-            part, ends = self._pools[placed.model].part(server)
+            part, ends = self._pools[placed.model].part(server, estimate.latency_ms)
             prediction, rate_rps = self._with_queueing(prediction, placed.model, part, ends), part.rate_rps
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
         return Replica(

@@ -17,6 +17,7 @@ from functools import cache
 from typing import cast
 
 from gpuprof.domain.demand import Slo
+from gpuprof.domain.model_queues import ShapedQueue
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import find_load
@@ -32,16 +33,18 @@ NEARLY_IDLE = 0.01
 _HALVED = 3
 #: Where the search for a load begins of which nothing is known.
 _LIKELY_LOAD = 0.8
-#: The tail of a coarse simulation is at most this part off below the load given, beyond it the other part; one that is
-#: nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3% beyond.
+#: The tail of a coarse simulation of Poisson requests is at most this part off below the load given, beyond it the
+#: other part; what is nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3%
+#: beyond.
 _LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
 #: How much quick answers may be off: from a load on, in parts of the SLO and of what is late. Of 31,000 random replicas
 #: none was on another side than its queue.
 _QUICK_ERRORS = ((0.5, 0.006, 0.05), (0.0, 0.012, 0.1))
 #: Parts of the SLO at which the tail is asked for as well, for the next guess of a rate.
 _FAR_BELOW, _FAR_ABOVE = 0.6, 1.7
-#: So many queues are solved before quick answers are asked for: those need machine code, which takes long to load.
-_FEW_SOLVED = 60
+#: So many queues are solved before quick answers are asked for, unless one was simulated: both need machine code, which
+#: takes long to load. Of so many demands that many queues would be solved in any case.
+_FEW_SOLVED, _MANY_DEMANDS = 160, 60
 _LEAST_PART = 1e-12
 #: Rates above what times allow by this factor are late whatever rounding does; nearer ones are asked for.
 _CLEARLY_MORE = 1.01
@@ -67,6 +70,7 @@ class RateLimits:
     _limit: Limit = field(default_factory=Limit)
     _sustained: SustainedLoads = field(default_factory=SustainedLoads)
     _solved: int = 0
+    _has_code: bool = False  #: Whether machine code is loaded, or will be.
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -76,6 +80,10 @@ class RateLimits:
             yield
         finally:
             self._limit = before
+
+    def expect_demands(self, count: int) -> None:
+        """Prepare for questions about so many demands."""
+        self._has_code = self._has_code or count >= _MANY_DEMANDS
 
     def check_time(self) -> None:
         """Raise `TimeUpError` when the time for questions is up."""
@@ -125,11 +133,12 @@ class RateLimits:
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
         """Evaluate one rate between those known, store the result, and return whether it is in time."""
         tail = math.inf if rate_rps > known.most_rps else None
-        if tail is None and self._solved >= _FEW_SOLVED:
+        if tail is None and (self._has_code or self._solved >= _FEW_SOLVED):
             tail = _tail_at_once(queueing, server, slo, rate_rps)
         if tail is None:
             tail = _tail_ms(queueing, server, slo, rate_rps)
             self._solved += 1
+            self._has_code = self._has_code or _is_simulated(queueing, server)
         passes = tail <= slo.latency_ms
         if passes:
             known.passes_rps, known.passes_ms = rate_rps, tail
@@ -157,10 +166,13 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
     if rate_rps >= server.capacity_rps:
         return math.inf
     arrivals = Arrivals(rate_rps)
-    if _is_simulated(server):
+    if _is_simulated(queueing, server):
         coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
         off = _LOW_LOAD_ERROR if rate_rps < _LOW_LOAD * server.capacity_rps else _COARSE_ERROR
-        if abs(coarse - slo.latency_ms) > off * slo.latency_ms:
+        if coarse > (1.0 + off) * slo.latency_ms:
+            return coarse
+        # How far a coarse tail is too short depends on the shape: one of waves of an hour may have seen none of them.
+        if coarse < (1.0 - off) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
 
@@ -194,7 +206,7 @@ def _tail_at_once(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps:
 
 def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
     """Return about the load that a replica sustains by coarse simulations, 0.0 where its queue is analysed."""
-    if not _is_simulated(server):
+    if not _is_simulated(queueing, server):
         return 0.0
 
     def tail_ms(load: float) -> float:
@@ -204,9 +216,9 @@ def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
     return find_load(tail_ms, slo.latency_ms, _LIKELY_LOAD)
 
 
-def _is_simulated(server: BatchServer) -> bool:
-    """Whether the queue of a replica under Poisson requests is beyond analysis, so that a coarse answer is cheaper."""
-    return server.processes > 1 or server.pause_cv not in (None, server.latency_cv)
+def _is_simulated(queueing: QueueModel, server: BatchServer) -> bool:
+    """Whether a queue is beyond analysis, as under other than Poisson requests: a coarse answer is cheaper."""
+    return isinstance(queueing, ShapedQueue) or server.processes > 1 or server.pause_cv not in (None, server.latency_cv)
 
 
 def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import PredictedRequirements
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
@@ -122,6 +123,8 @@ class SearchSpace:
             try:
                 creq = self.problem.estimator.estimate(model, device, batch, Share()).creq_pct
             except InputError:
+                continue
+            if isinstance(creq, PredictedRequirements):
                 continue
             values = {figure.value for _, figure in creq if figure.is_observed and math.isfinite(figure.value)}
             shares |= {value for value in values if 0.0 < value < 100.0}

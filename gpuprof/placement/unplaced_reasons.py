@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,9 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         if any(entry.count is None for entry in problem.fleet.entries):
             word = "planned" if demand.max_replicas is None else "allowed"
             return f"{demand.max_replicas or MOST_REPLICAS} replicas, the most that are {word}, serve too little"
+        idle = None if placement is None else _idle_reason(problem, demand, placement, reasons)
+        if idle is not None:
+            return idle
         fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
         beside = None if placement is None else _neighbour_reason(segments, demand, placement)
         if beside is not None:
@@ -153,6 +157,26 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
         f"on {device.name} a nearly idle replica already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
         f"above the SLO of {demand.slo.latency_ms:g} ms; {works}"
     )
+
+
+def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons: Sequence[str | None]) -> str | None:
+    """Return which devices that could serve some of ``demand`` stand idle, None where none does: no more would help.
+
+    ``reasons``: why it cannot, by kind of device.
+    """
+    used = Counter(gpu.device for gpu in placement.gpus)
+    left = [
+        (entry.count - used[entry.device.name], entry.device.name)
+        for entry, reason in zip(problem.fleet.entries, reasons, strict=True)
+        if reason is None and entry.count is not None
+    ]
+    idle = [f"{count} {name}" for count, name in left if count > 0]
+    if not idle:
+        return None
+    said = f"{placement.policy} leaves {' and '.join(idle)} idle, where some of it could be served"
+    if demand.min_goodput_rps:
+        return f"{said}, if not its min_goodput_rps of {demand.min_goodput_rps:g} requests/s"
+    return f"{said}; another policy may place it"
 
 
 def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) -> str | None:

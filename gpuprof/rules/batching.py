@@ -20,10 +20,10 @@ def wait_limit_ms(max_wait_ms: float, deadline_ms: float, latency_ms: Sequence[f
     """Return how long the oldest request may wait for its batch to fill and still meet its deadline.
 
     ``max_wait_ms``: of the replica; ``deadline_ms``: of the request, from its arrival on; ``latency_ms``: expected time
-    of a batch of 1, 2, …; the largest counts, because others may join until the end.
+    of a batch of 1, 2, …; the longest counts, because others may join until the end.
     """
     # Negative where even a batch that starts at once is late: waiting could only make it later, so it does not wait.
     if max_wait_ms <= 0.0:  # as mostly, and this is asked three times for a request
         return 0.0
-    slack = deadline_ms - latency_ms[-1] if latency_ms else deadline_ms
+    slack = deadline_ms - max(latency_ms, default=0.0)
     return max(0.0, min(max_wait_ms, slack))

@@ -95,7 +95,9 @@ _FEW_REFUSED, _FEW_WAIT, _MANY_REFUSED = 0.005, 0.5, 0.04
 _LATEST_PART = 0.999
 
 
-def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_ms: float, full_ms: float) -> float:
+def extend_wait_ms(
+    max_wait_ms: float, refused: float, arrivals: float, allowed_ms: float, latency_ms: Sequence[float]
+) -> float:
     """Return how long a batch waits to be filled at a replica that must refuse requests.
 
     A process that is free takes what is there, which answers soonest while there is time to spare. Near the capacity it
@@ -103,12 +105,18 @@ def extend_wait_ms(max_wait_ms: float, refused: float, arrivals: float, allowed_
     request waits for others: soon half the time of a full batch, at last as long as even that keeps it in time.
     ``max_wait_ms``: how long it waits where nothing is refused; ``refused``, ``arrivals``: requests that were sent to
     the replica and refused, and all that were sent there, as `decay_count` leaves them; ``allowed_ms``: by when a
-    request must be answered to be let in; infinite where none is refused; ``full_ms``: expected time of a full batch.
+    request must be answered to be let in; infinite where none is refused; ``latency_ms``: expected time of a batch of
+    1, 2, … requests. The longest counts, not that of a full batch: measured, a smaller one may take longer, and a
+    request that made it so would be refused as long as the oldest waits (`makes_oldest_late`).
     """
     if refused <= 0.0 or arrivals <= 0.0:
         return max_wait_ms
-    part, longest_ms = refused / arrivals, _LATEST_PART * max(0.0, allowed_ms - full_ms)
-    soon_ms = min(1.0, part / _FEW_REFUSED) * min(longest_ms, _FEW_WAIT * full_ms)
+    longest_batch_ms = 0.0
+    for batch_ms in latency_ms:
+        if batch_ms > longest_batch_ms:  # for every request: a call of `max` would take three times as long
+            longest_batch_ms = batch_ms
+    part, longest_ms = refused / arrivals, _LATEST_PART * max(0.0, allowed_ms - longest_batch_ms)
+    soon_ms = min(1.0, part / _FEW_REFUSED) * min(longest_ms, _FEW_WAIT * latency_ms[len(latency_ms) - 1])
     return max(max_wait_ms, soon_ms, min(1.0, part / _MANY_REFUSED) * longest_ms)
 
 

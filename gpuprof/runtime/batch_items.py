@@ -106,15 +106,14 @@ def mixed_output(path: Path) -> str | None:
 
 
 def _shows_items_apart(path: Path, axes: Mapping[str, int]) -> bool:
-    from gpuprof.graph.item_independence import computes_items_apart
+    from gpuprof.graph.item_independence import BoundGraph, computes_items_apart
     from gpuprof.graph.load import load_graph, load_nodes
 
     try:
-        graph = load_graph(path, ITEMS)
-        _, values = load_nodes(path, ITEMS)
+        alone, whole = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, ITEMS))
     except GpuprofError:
         return False
-    return computes_items_apart(graph, (name for name, axis in axes.items() if axis == 0), ITEMS, values)
+    return computes_items_apart(whole, alone, (name for name, axis in axes.items() if axis == 0))
 
 
 def first_mixed(

@@ -15,18 +15,18 @@ from gpuprof.serving.transport.tls_hello import can_begin_tls
 
 #: TLS handshakes that a client has at a time, and connections of it that have not ended theirs.
 _AT_ONCE, _MOST_PENDING = 32, 2048
-#: A client has so long to begin, and again to finish its handshake; only so long where others of its wait to begin.
-_HANDSHAKE_S, _CONTENDED_S = 10.0, 2.0
-#: A connection that has waited for its turn so long makes room for another; one that has not begun does so at once.
-_WAITING_S = 5.0
+#: A client has so long to begin, and again to finish its handshake; only so long where others of its wait to begin, and
+#: the more wait the less, but so long in any case: a round trip.
+_HANDSHAKE_S, _CONTENDED_S, _ROUND_TRIP_S = 10.0, 2.0, 0.3
 
 
 class HandshakeTurns:
     """Limits the TLS handshakes of each client; its other connections wait as bare sockets.
 
     The TLS state of a connection takes some 60 KB, and time to create and to free. Who begins a handshake and does not
-    go on with it makes room for the next one of the same client after two seconds, and of those that wait the newest
-    and the oldest have their turns alternately: an address from which handshakes are begun and left is not shut out.
+    go on with it makes room for the next one of the same client after two seconds, or a part of them where hundreds
+    wait; of those the newest and the oldest have their turns alternately, and the oldest make room where there are too
+    many: an address from which handshakes are begun and left is not shut out.
 
     Parameters
     ----------
@@ -67,8 +67,7 @@ class HandshakeTurns:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await _wait_for_hello(accepted)
-            pending.has_hello = True
-            await self._take_turn(pending.peer, accepted)
+            await self._take_turn(pending, accepted)
         except asyncio.CancelledError:
             if not pending.is_aborted:
                 raise
@@ -76,10 +75,11 @@ class HandshakeTurns:
         finally:
             self._pending.discard(pending)
 
-    async def _take_turn(self, peer: str, accepted: socket.socket) -> None:
-        turns = self._clients.setdefault(peer, _ClientTurns(self._at_once))
+    async def _take_turn(self, pending: _PendingHandshake, accepted: socket.socket) -> None:
+        turns = self._clients.setdefault(pending.peer, _ClientTurns(self._at_once))
         try:
             await turns.wait()
+            pending.has_turn = True
             try:
                 async with asyncio.timeout(_HANDSHAKE_S) as limit:
                     turns.begin(limit)
@@ -88,7 +88,7 @@ class HandshakeTurns:
                 turns.end(limit)
         finally:
             if turns.is_unused:
-                self._clients.pop(peer, None)
+                self._clients.pop(pending.peer, None)
 
 
 class _PendingHandshake:
@@ -97,11 +97,15 @@ class _PendingHandshake:
     def __init__(self, peer: str, task: asyncio.Task[object]) -> None:
         self.peer, self._task = peer, task
         self.touched = time.monotonic()
-        self.has_hello = self.is_aborted = False
+        self.has_turn = self.is_aborted = False
 
     def is_idle_at(self, now: float) -> bool:
-        """Return whether it has not begun, or has waited for its turn for a while."""
-        return not self.has_hello or now - self.touched > _WAITING_S
+        """Return whether its handshake has not begun."""
+        return not self.has_turn
+
+    def is_unfinished_at(self, now: float) -> bool:
+        """Return False: nothing has been asked yet."""
+        return False
 
     def abort(self) -> None:
         """Close it."""
@@ -163,10 +167,11 @@ class _ClientTurns:
         self._free += 1
 
     def _hurry_oldest(self) -> None:
-        """Give those that began first less time, as many of them as others wait."""
+        """Give those that began first less time, as many of them as others wait, and the less the more wait."""
+        patience_s = max(min(_ROUND_TRIP_S, _CONTENDED_S), _CONTENDED_S / (1 + len(self._waiting) // self._at_once))
         for limit, began in list(self._begun.items())[: len(self._waiting)]:
-            if limit.when() != began + _CONTENDED_S and not limit.expired():
-                limit.reschedule(began + _CONTENDED_S)
+            if (limit.when() or 0.0) > began + patience_s and not limit.expired():
+                limit.reschedule(began + patience_s)
 
 
 async def _wait_for_hello(accepted: socket.socket) -> None:

@@ -96,6 +96,7 @@ class Server:
         self._acceptor: ConnectionAcceptor | None = None
         self._handshakes = HandshakeTurns(self._open_connection)
         self._api.turned_away_elsewhere = self._count_turned_away
+        self._api.find_relay_figures = lambda: None if self._grpc is None else self._grpc.relay_figures
         self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
@@ -276,7 +277,8 @@ class Server:
                 elif connection.is_overdue(now, self._settings.stall_s):
                     connection.abort()
             if self._grpc is not None:
-                await self._grpc.watch(now)
+                self._grpc.watch(now)
+                self._grpc.watch_relay(self.stalls.awake_s(now))
             for model in self.router.list_models():
                 model.forget_cancelled()
             if await self._memory.return_free(now, bool(self.router.in_flight)) and self._grpc is not None:

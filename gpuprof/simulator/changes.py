@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,27 +9,19 @@ import numpy as np
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.simulator import failover
 from gpuprof.simulator.choice import set_alive
-from gpuprof.simulator.cluster import Pause, PlacedInstance, SimulationOptions
+from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
 from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push
 from gpuprof.simulator.state import ClusterArrays, State, Tally
-
-#: A pause is made of steps, each of which puts off the ends of the batches that run then: a batch that begins in the
-#: middle of a pause stands still for the rest of it.
-_PAUSE_STEP_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have.
-
-    With ``pause`` they do neither: what they run ends this many nanoseconds later.
-    """
+    """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have."""
 
     time: int
     alive: int
     replicas: tuple[int, ...]
     fails: bool = False
-    pause: int = 0
 
 
 def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -> list[Change]:
@@ -48,17 +39,7 @@ def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -
     for switch in options.switches:
         time = round(switch.at_s * NS_PER_S)
         changes += [Change(time, 1, switch.begin), Change(time, 0, switch.end)]
-    for pause in options.pauses:
-        changes += _pause_steps(pause)
     return sorted(changes, key=lambda change: (change.time, not change.fails))
-
-
-def _pause_steps(pause: Pause) -> Iterator[Change]:
-    time, end = (round(at_s * NS_PER_S) for at_s in (pause.at_s, pause.at_s + pause.lasts_s))
-    while time < end:
-        step = min(_PAUSE_STEP_NS, end - time)
-        yield Change(time, 1, pause.replicas, pause=step)
-        time += step
 
 
 def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Tally) -> list[int]:
@@ -66,14 +47,6 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
 
     All replicas of the change are down before the first request of any of them is given to another.
     """
-    if change.pause:
-        for replica in change.replicas:
-            processes = slice(cluster.first_process[replica], cluster.first_process[replica + 1])
-            running = state.done_at[processes] >= 0
-            state.done_at[processes][running] += change.pause
-            if (turns := int(cluster.turns[replica])) >= 0 and running.any():
-                state.turn_until[turns] = max(int(state.turn_until[turns]), int(state.done_at[processes].max()))
-        return []
     for replica in change.replicas:
         set_alive(cluster, state, replica, change.alive, change.time)
         if change.alive:

@@ -34,15 +34,6 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """From a time on some replicas do not run for a while: their batches go on afterwards, where they were."""
-
-    at_s: float
-    lasts_s: float
-    replicas: tuple[int, ...]  #: Positions in `places_of` the map.
-
-
-@dataclass(frozen=True, slots=True)
 class SimulationOptions:
     """How to simulate."""
 
@@ -57,7 +48,6 @@ class SimulationOptions:
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     switches: tuple[Switch, ...] = ()
-    pauses: tuple[Pause, ...] = ()  #: Those of one replica must not overlap.
     absent: tuple[int, ...] = ()  #: Replicas that do not take requests until a switch begins them.
     max_in_system: int = 2**22  #: More requests at a time are turned away: the bound on memory.
     #: Batching delay of every batch, whatever the deadline: what routers do that know no SLOs (Elvinger's

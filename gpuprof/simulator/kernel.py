@@ -51,7 +51,8 @@ from gpuprof.simulator.state import ClusterArrays, State, Tally
 _batch_size_now, _is_refused = jit(batch_size_now), jit(is_refused)
 _correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
-_average_left, _decay_count, _extend_wait_ms = jit(update_mean_left_ms), jit(decay_count), jit(extend_wait_ms)
+_average_left, _decay_count = jit(update_mean_left_ms), jit(decay_count)
+_extend_wait_ms: Callable[..., float] = jit(extend_wait_ms)
 #: It takes a sequence, and here gets an array.
 _forecast_joining: Callable[..., int] = jit(forecast_joining)
 
@@ -205,7 +206,8 @@ def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int,
         model, usual_ms = cluster.replica_model[replica], cluster.max_wait_ms[replica]
         allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
         counts = state.refused_count[replica], state.arrival_count[replica]
-        state.wait_ms[replica] = _extend_wait_ms(usual_ms, counts[0], counts[1], allowed, full_ms)
+        latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+        state.wait_ms[replica] = _extend_wait_ms(usual_ms, counts[0], counts[1], allowed, latency)
     if state.free_processes[replica] == 0:
         first = cluster.first_process[replica]
         soonest = state.expected_at[first]

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine.cpu_share import own_cores
-from gpuprof.machine.lost_time import StolenSpan, StolenSpanRecorder, StolenTime
+from gpuprof.machine.lost_time import StolenTime
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 
@@ -88,23 +86,21 @@ def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
             assert (said in capsys.readouterr().err) is told
 
 
-def test_what_a_worker_s_core_lost_is_replayed_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_where_p99_came_out_other_than_predicted_is_told_by_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lose(recorder: object) -> tuple[StolenSpan, ...]:
-        """A tenth of a second in each of the last three."""
-        now_s = time.monotonic()
-        return tuple(StolenSpan(own_cores()[0], now_s - 3.0 + 0.3 * number, 0.1) for number in range(10))
-
-    monkeypatch.setattr(StolenSpanRecorder, "spans", property(lose))
-    monkeypatch.setattr(StolenTime, "part", lambda _: 0.3)
-    with running(tmp_path, map_of({"a": "null:4"}, [replica("a", batch_latency_ms=[5.0])])) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "2", "--warmup", "1"]
-        assert main([*words, "--json"]) == 0
+    with running(tmp_path, map_of({"a": "null:4"}, [replica("a", batch_latency_ms=[500.0])])) as server:
+        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "2", "--warmup", "0"]
+        assert main([*words, "--rate", "a=60", "--json"]) == 0
         told = capsys.readouterr()
         (row,) = json.loads(told.out)
-        assert row["with_stolen_p99_ms"] > row["predicted_p99_ms"] + 40.0
-        assert "a: replayed with what its workers' cores lost of it, p99 is " in told.err
+        parts = [row[f"p99_gap_{part}_ms"] for part in ("batches", "late", "rest")]
+        assert sum(parts) == pytest.approx(row["p99_ms"] - row["predicted_p99_ms"])
+        assert parts[0] < -400.0
+        assert "off the prediction: -" in told.err and "by the times of its batches" in told.err
+        assert main(["load", server.url, "--rate", "a=60", "--duration", "2", "--warmup", "0", "--json"]) == 0
+        told = capsys.readouterr()
+        assert json.loads(told.out)[0]["p99_gap_batches_ms"] is None and "off the prediction" not in told.err
 
 
 @pytest.mark.parametrize(

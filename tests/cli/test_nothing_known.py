@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator measured {more} -o x", 1, _RULED_OUT)
           for more in ("--time-limit 5", "--latency-budget 0.5 --time-limit 5", "-O pooled=true --policy shepherd",
                        *(f"--policy {name}" for name in ("alpaserve", "paris-elsa", "shepherd", "gpulet")))),
+        ("place --slo-file slo.csv --db failed-db --gpus a100-80 --strict -o x.json", 1, _RULED_OUT),
         *((f"place --slo-file slo.csv --db failed-db --gpus any --time-limit {limit} -o x.json", 1,
            "net is known to run on") for limit in ("0.001", "60")),
         ("compare --slo-file slo.csv --db failed-db --gpus a100-80 --policies ffd,parvagpu,gpulet", 1,
@@ -101,9 +102,11 @@ def test_each_verb_says_in_a_line_what_is_not_known(
     assert main(shlex.split(line)) == code
     told = capsys.readouterr().err.strip().splitlines()
     assert len([one for one in told if said in one]) == 1
-    # Said on a machine that has not done so yet, and of a limit that nothing keeps.
-    told = [one for one in told if "compiling the simulator" not in one and "longer than the time limit" not in one]
-    assert len(told) <= 3 and all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
+    # Said on a machine that has not done so yet, of a limit that nothing keeps, and of the replicas of the map itself.
+    others = ("compiling the simulator", "longer than the time limit", "no machine can be set up as")
+    told = [one for one in told if not any(words in one for words in others)]
+    assert len(told) <= 3, told
+    assert all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
 
 
 @pytest.mark.parametrize("name", ["database", "measured"])
@@ -113,3 +116,16 @@ def test_check_names_what_failed_in_its_table(
     monkeypatch.chdir(folder)
     assert main(["check", "map.json", "--db", "failed-db", "--estimator", name, "--csv"]) == 1
     assert _FAILED in capsys.readouterr().out
+
+
+def test_strict_judges_what_is_known_and_did_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        ModelRow("r1", "net", "v100", 4, 50.0, repeats=100, latency_mean_ms=8.0, latency_std_ms=0.1),
+        ModelRow("r1", "net", "v100", 4, 100.0, error="timed out"),
+    ]
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,100\n")
+    assert main(["place", "--strict"]) == main(["place"]) == main(["check"]) == 0
+    assert main(["place", "--strict", "--gpus", "v100,t4"]) == 0

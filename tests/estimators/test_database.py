@@ -194,6 +194,12 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
     assert said.latency_ms.value == pytest.approx(12.0)
 
 
+def test_a_neighbour_changes_nothing_but_the_time(estimator: DatabaseEstimator) -> None:
+    alone = estimator.estimate("net", CPU, 4, Share(50.0))
+    beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))])
+    assert beside.latency_ms != alone.latency_ms and replace(beside, latency_ms=alone.latency_ms) == alone
+
+
 def test_without_colocations_a_neighbour_widens_the_interval_only(estimator: DatabaseEstimator) -> None:
     alone = estimator.estimate("net", CPU, 4, Share(50.0)).latency_ms
     beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))]).latency_ms

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.item_independence import computes_items_apart
+from gpuprof.graph.item_independence import BoundGraph, computes_items_apart
 from gpuprof.graph.load import load_graph, load_nodes
 from gpuprof.runtime import session
 from gpuprof.runtime.batch_items import find_mixed_output
@@ -21,15 +21,20 @@ from tests.small_models import floats, write_model
 
 Described = tuple[str, list[str], list[str], dict[str, Any]]
 
+_NUMBERS_OF_FILE = {
+    **{"rows": [1, 0, 3, 2], "along": [1], "rows_axis": [0], "first": [0], "last": [-1], "fourth": [4], "far": [2**40]},
+    **{"far_back": [-(2**40)], "forward": [1], "reverse": [-1], "beside": [0, 1, 0, 1], "moved": [1, 0, -1, 0]},
+    **{"each": [1, 4], "pairs": [-1, 2], "fours": [-1, 4], "columns": [4, -1]},
+}
+
 
 def _is_shown(directory: Path, *nodes: Described, weights: dict[str, Any] | None = None) -> bool:
     made = [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in nodes]
-    known = {"w": floats(4, 4), "b": floats(4), "two": floats(2, 4), "rows": np.array([1, 0, 3, 2], np.int64)} | (
-        weights or {}
-    )
+    known = {"w": floats(4, 4), "b": floats(4), "two": floats(2, 4)}
+    known |= {name: np.array(numbers, np.int64) for name, numbers in _NUMBERS_OF_FILE.items()} | (weights or {})
     path = write_model(directory / "m.onnx", made, {"x": ["N", 4]}, outputs={"y": ["N", 4]}, weights=known)
-    _, values = load_nodes(path, 2)
-    return computes_items_apart(load_graph(path, 2), ["x"], 2, values)
+    alone, whole = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, 2))
+    return computes_items_apart(whole, alone, ["x"])
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "mlp", pytest.param("densenet121", marks=pytest.mark.slow)])
@@ -48,8 +53,25 @@ def test_networks_of_images_show_it_and_are_not_run(name: str, tmp_path: Path, m
         [("ReduceMean", ["x"], ["m"], {"axes": [1]}), ("Sub", ["x", "m"], ["y"], {})],
         [("Concat", ["x", "x"], ["h"], {"axis": 1}), ("Split", ["h"], ["y", "z"], {"axis": 1})],
         [("Gather", ["x", "rows"], ["y"], {"axis": 1})],
+        [
+            ("ReduceMean", ["x"], ["m"], {"axes": [-1], "keepdims": 0}),
+            ("Unsqueeze", ["m", "along"], ["u"], {}),
+            ("Sub", ["x", "u"], ["y"], {}),
+        ],
+        [("Pad", ["x", "beside"], ["p"], {}), ("Gather", ["p", "rows"], ["y"], {"axis": 1})],
+        [("Concat", ["x", "x"], ["h"], {"axis": 1}), ("Slice", ["h", "fourth", "far", "along", "forward"], ["y"], {})],
+        [("Slice", ["x", "first", "far", "rows_axis", "forward"], ["y"], {})],
+        [("Expand", ["x", "each"], ["y"], {})],
+        [
+            ("Reshape", ["x", "pairs"], ["p"], {}),
+            ("Softmax", ["p"], ["q"], {"axis": 1}),
+            ("Reshape", ["q", "fours"], ["y"], {}),
+        ],
     ],
-    ids=["gemm", "product and bias", "softmax", "mean", "concat and split", "gather"],
+    ids=[
+        *["gemm", "product and bias", "softmax", "mean", "concat and split", "gather"],
+        *["mean without its axis", "padding", "some columns", "all rows", "expanded", "several rows an item"],
+    ],
 )
 def test_ops_along_other_dimensions_keep_items_apart(tmp_path: Path, nodes: list[Described]) -> None:
     assert _is_shown(tmp_path, *nodes)
@@ -67,8 +89,24 @@ def test_ops_along_other_dimensions_keep_items_apart(tmp_path: Path, nodes: list
         [("Gemm", ["x", "two"], ["y"], {"transA": 1})],
         [("CumSum", ["x", "rows"], ["y"], {})],
         [("Relu", ["w"], ["y"], {})],
+        [("ReduceMean", ["x"], ["m"], {"axes": [0], "keepdims": 0}), ("Add", ["x", "m"], ["y"], {})],
+        [("Pad", ["x", "moved"], ["y"], {})],
+        [("Slice", ["x", "last", "far_back", "rows_axis", "reverse"], ["y"], {})],
+        [
+            ("Reshape", ["x", "columns"], ["p"], {}),
+            ("Softmax", ["p"], ["q"], {}),
+            ("Reshape", ["q", "fours"], ["y"], {}),
+        ],
+        [
+            ("Shape", ["x"], ["count"], {"end": 1}),
+            ("Cast", ["count"], ["n"], {"to": 1}),
+            ("Mul", ["x", "n"], ["y"], {}),
+        ],
     ],
-    ids=["softmax", "negative axis", "mean", "transposed", "other rows", "by row", "transA", "unknown op", "constant"],
+    ids=[
+        *["softmax", "negative axis", "mean", "transposed", "other rows", "by row", "transA", "unknown op", "constant"],
+        *["mean of rows", "rows moved", "rows reversed", "rows of a fixed number", "how many there are"],
+    ],
 )
 def test_nothing_is_said_of_what_may_mix_them(tmp_path: Path, nodes: list[Described]) -> None:
     with suppress(InputError):  # what cannot be bound to two items is not shown either
@@ -98,6 +136,20 @@ def test_rows_taken_by_the_number_of_their_item_keep_items_apart(tmp_path: Path)
 def test_rows_taken_by_another_number_mix_items(tmp_path: Path) -> None:
     reverse: list[Described] = [("Sub", ["one", "index"], ["other"], {}), ("GatherND", ["x", "other"], ["y"], {})]
     assert not _is_shown(tmp_path, *_NUMBERS, *reverse, weights=_WHOLE_NUMBERS)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own rows", "rows of others"])
+def test_rows_of_flattened_items_keep_items_apart_where_each_takes_its_own(tmp_path: Path, own: bool) -> None:
+    # Masks of attention: the rows of all items follow one another, and an item's begin at four times its number.
+    begin: list[Described] = [("Mul", ["index", "width" if own else "one"], ["begin"], {})]
+    gathered: list[Described] = [
+        ("Reshape", ["x", "flat"], ["all"], {}),
+        ("Add", ["begin", "position"], ["place"], {}),
+        ("Gather", ["all", "place"], ["taken"], {"axis": 0}),
+        ("Reshape", ["taken", "fours"], ["y"], {}),
+    ]
+    weights = _WHOLE_NUMBERS | {"flat": np.array([-1, 1], np.int64)}
+    assert _is_shown(tmp_path, *_NUMBERS, *begin, *gathered, weights=weights) == own
 
 
 @pytest.mark.parametrize(("constant", "shown"), [("position", True), ("number", False)], ids=["positions", "numbers"])

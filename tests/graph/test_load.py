@@ -22,6 +22,7 @@ from gpuprof.graph.load import (
     read_fixed_batch,
     require_sizes,
 )
+from gpuprof.graph.nodes import list_captured
 from gpuprof.graph.shapes import UnknownShapeError
 from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
@@ -84,6 +85,19 @@ def test_a_file_that_changes_is_read_again(convolution: Path, tmp_path: Path) ->
     assert before.sha256 != load_graph(convolution).sha256
 
 
+def test_a_graph_at_the_sizes_that_were_assumed_is_not_walked_again_and_says_that_none_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "seq"]}, {"y": None})
+    assumed = load_graph(path, 2)
+    other = load_graph(path, 2, dims={"seq": 7})
+    monkeypatch.setattr(load, "_walk_at", None)  # not to be called
+    given = load_graph(path, 2, dims=dict(assumed.sizes))
+    assert (given.ops, given.sizes, given.assumed) == (assumed.ops, assumed.sizes, ())
+    assert assumed.assumed == ("seq",)
+    assert other.inputs[0].shape == (2, 7)
+
+
 def test_the_nodes_of_a_graph_that_was_just_read_are_not_walked_again(
     convolution: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +107,13 @@ def test_the_nodes_of_a_graph_that_was_just_read_are_not_walked_again(
     assert [node.op_type for node in nodes] == [op.op_type for op in graph.ops]
     values.clear()  # the caller's own
     assert load_nodes(convolution, 3)[1].keys() == load_nodes(convolution, 3)[1].keys()
+
+
+@pytest.mark.parametrize(("kind", "domain"), [("If", ""), ("Repeat", "own")])
+def test_graphs_within_nodes_use_what_is_around_them(kind: str, domain: str) -> None:
+    given = helper.make_tensor_value_info("given", TensorProto.FLOAT, [1])
+    body = helper.make_graph([node("Neg", ["outer"], ["given"])], "body", [], [given])
+    assert list_captured(node(kind, ["x"], ["y"], domain=domain, then_branch=body)) == ["outer"]
 
 
 def test_nodes_out_of_order_are_put_in_order(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.records import list_values, read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 
@@ -54,3 +55,9 @@ def test_a_record_that_does_not_fit_its_table_is_refused(database: KernelDb) -> 
         read_records(database, WrongName, table="models")
     with pytest.raises(TypeError, match=r"in the table models it is float \| None"):
         read_records(database, WrongType, table="models")
+
+
+def test_times_are_read_as_pyarrow_reads_them() -> None:
+    times = [datetime(2024, 2, 29, 23, 59, 59, 999_999, UTC), None, datetime(1969, 12, 31, 1, tzinfo=UTC)]
+    column = pa.chunked_array([pa.array(times, pa.timestamp("us", "UTC"))])
+    assert list_values(column) == column.to_pylist() == times

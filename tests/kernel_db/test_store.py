@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
+from gpuprof.kernel_db import store
 from gpuprof.kernel_db.compaction import merge_segments
 from gpuprof.kernel_db.store import KernelDb, new_run_id
 from tests.kernel_db.rows import a_run
@@ -34,6 +35,30 @@ def test_rows_are_filtered_by_value_list_and_null(tmp_path: Path) -> None:
     assert database.read_table("models", where={"batch": [1, 4]}).num_rows == 2
     assert database.read_table("models", where={"mig_profile": None, "model": "m0"}).num_rows == 2
     assert database.read_table("models", where={"mig_profile": "3g.40gb"}).num_rows == 0
+
+
+@pytest.mark.parametrize("columns", [None, ["latency_mean_ms", "run_id"]])
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"model": "m1", "batch": (2, 4)},
+        {"mig_profile": None},
+        {"mig_profile": ["3g.40gb", None]},
+        {"batch": []},
+        {"model": "none"},
+    ],
+)
+def test_few_files_are_read_as_many_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None, where: dict[str, object]
+) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    for number in range(4):
+        database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number + 1))
+    few = database.read_table("models", columns, where)
+    monkeypatch.setattr(store, "read_few_files", lambda *_: None)
+    many = database.read_table("models", columns, where)
+    assert few.equals(many) and few.schema.equals(many.schema, check_metadata=True)
 
 
 def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
@@ -174,11 +199,18 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
     assert database.read_table("models").num_rows == 3
 
 
-def test_whoever_reads_no_table_imports_no_pandas() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", "import sys, gpuprof.kernel_db.store; print('pandas' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.strip() == "False"
+def test_whoever_reads_tables_of_few_rows_imports_no_pandas(tmp_path: Path) -> None:
+    KernelDb.create(tmp_path / "db").append(a_run("r1"))
+    code = """
+import sys
+from pathlib import Path
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import DeviceRow, ModelRow
+from gpuprof.kernel_db.store import KernelDb
+database = KernelDb(Path(sys.argv[1]))
+read_records(database, DeviceRow, {"device": "v100"})
+print(len(read_records(database, ModelRow, {"run_id": "r1", "mig_profile": None})), "pandas" in sys.modules)
+"""
+    done = [sys.executable, "-c", code, str(tmp_path / "db")]
+    said = subprocess.run(done, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["1", "False"]

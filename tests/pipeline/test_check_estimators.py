@@ -90,3 +90,13 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
     )
     with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
         gpuprof.check(gone, estimator="gone_estimator:Own")
+
+
+def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_a_database_are_there(
+    here: Path,
+) -> None:
+    planned = _place(here, "database")
+    (here / "mlp.onnx").unlink()
+    for name, said in (("measured", "there is no database"), ("json:loads", "cannot be made from a kernel database")):
+        with pytest.raises(InputError, match=said):
+            gpuprof.check(planned, estimator=name)

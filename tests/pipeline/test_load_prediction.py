@@ -15,9 +15,7 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
-from gpuprof.machine.cpu_share import own_cores
-from gpuprof.machine.lost_time import StolenSpan
-from gpuprof.pipeline.load_prediction import predict_load, predict_with_stolen
+from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 from tests.reruns import serves_in_real_time
@@ -174,26 +172,3 @@ def test_one_queue_for_two_objectives_is_not_replayed() -> None:
     apart = predict_load(parse_map(document, "test"), asked, SETTINGS, note=notes.append).predicted
     assert {found.by for found in apart.values()} == {PredictionSource.QUEUEING}
     assert "one queue" in notes[-1]
-
-
-def test_what_the_hypervisor_took_of_a_worker_s_core_is_replayed_too() -> None:
-    core, share = own_cores()[0], 100.0 / len(own_cores())
-    asked = streams(m=10.0)
-    one = replica("m", [20.0]).model_copy(update={"sm_share_pct": share})
-    whole = make_map([[one]], SLO_MS)
-    cpu = whole.nodes[0].gpus[0].model_copy(update={"device": "cpu-some-machine"})
-    on_cpu = whole.model_copy(update={"nodes": (whole.nodes[0].model_copy(update={"gpus": (cpu,)}),)})
-    plain = predict_model(on_cpu, asked)
-    assert plain.p50_ms is not None and plain.p99_ms is not None
-    # Every second, as the first request of it is being worked on; the second span overlaps the first.
-    (times,) = send_times(asked, SETTINGS)
-    firsts = [float(times[times >= second][0]) + 0.001 for second in range(3, 23)]
-    spans = [StolenSpan(core, at_s + late_s, 0.05) for at_s in firsts for late_s in (0.0, 0.03)]
-    seen = predict_with_stolen(on_cpu, asked, SETTINGS, spans)["m"]
-    assert seen.p50_ms is not None and seen.p99_ms is not None
-    assert plain.p99_ms + 60.0 < seen.p99_ms < plain.p99_ms + 120.0
-    joined = [StolenSpan(core, at_s, 0.08) for at_s in firsts]
-    assert predict_with_stolen(on_cpu, asked, SETTINGS, joined)["m"] == seen  # what spans share counts once
-    assert predict_with_stolen(on_cpu, asked, SETTINGS, [replace(one, core=10_000) for one in spans]) == {}
-    assert predict_with_stolen(whole, asked, SETTINGS, spans) == {}  # a GPU's workers have no cores of their own
-    assert predict_with_stolen(on_cpu, asked, SETTINGS, []) == {}

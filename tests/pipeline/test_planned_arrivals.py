@@ -40,6 +40,7 @@ def test_a_shape_by_name_is_planned_for() -> None:
     assert queueing.shape == BatchPoissonArrivals(1.0, 8)
     calm = BatchQueue().pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0)
     assert queueing.pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0) > 1.2 * calm
+    assert queueing.sojourn(Arrivals(150.0), SERVER) == queueing.pool(Arrivals(150.0), (SERVER,)).whole
 
 
 @pytest.mark.parametrize(

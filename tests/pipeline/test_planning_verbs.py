@@ -54,6 +54,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("estimator", "most", "budget", "told"),
+    [
+        ("measured", 4, None, ["a, b: batches above 2 are left out on v100"]),
+        ("measured", 2, None, []),
+        ("measured", 4, 0.5, []),
+        ("database", 4, None, []),
+    ],
+)
+def test_measured_batches_that_a_plan_by_queues_leaves_out_are_told(
+    estimator: str, most: int, budget: float | None, told: list[str]
+) -> None:
+    options = PlanningOptions(estimator=estimator, max_batch=most, latency_budget=budget)
+    found = gpuprof.place(DEMANDS, fleet="v100", policy="ffd", options=options)
+    assert [note.split(": how")[0] for note in found.notes if "left out" in note] == told
+    assert not told or max(replica.batch for *_, replica in found.deployment.places()) <= 2
+
+
 def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     (here / "fleet.toml").write_text('[[gpus]]\ndevice = "v100"\ncount = 2\n')
     device = gpuprof.place(DEMANDS, fleet="v100", policy="ffd", options=SMALL).problem.fleet.entries[0].device
@@ -233,6 +251,27 @@ def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
     two = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
     with pytest.raises(InputError, match=r"the map has several models \(name one: a, b\)"):
         gpuprof.explain(two)
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "asked_s", "limit_s"), [(None, None, None), ("time limit", None, 3.0), ("time limit", 9.0, 9.0)]
+)
+def test_explain_limits_new_plans_where_a_limit_ended_the_search_for_the_map(
+    monkeypatch: pytest.MonkeyPatch, stopped_by: str | None, asked_s: float | None, limit_s: float | None
+) -> None:
+    plan = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
+    ended = plan.planned_with.model_copy(update={"stopped_by": stopped_by})
+    search, limits = Optimal.place, []
+
+    def stop(self: Optimal, problem: Problem) -> Placement:
+        limits.append(problem.options.time_limit_s)
+        return replace(search(self, problem), stopped=limit_s is not None)
+
+    monkeypatch.setattr(Optimal, "place", stop)
+    why = gpuprof.explain(plan.model_copy(update={"planned_with": ended}), time_limit_s=asked_s)
+    assert limits == [limit_s] * 3
+    said = f"the time limit of {limit_s:g} s ended new plans early (--time-limit gives them longer)" if limit_s else ""
+    assert [note for note in why.notes if "time limit" in note] == ([said] if said else [])
 
 
 def test_explain_refuses_a_rate_that_no_service_gets() -> None:

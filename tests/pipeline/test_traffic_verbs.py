@@ -68,6 +68,26 @@ def test_a_map_that_no_machine_can_be_set_up_as_is_simulated_with_a_note(tmp_pat
     assert any(note.startswith("no machine can be set up as") and "gpuprof check" in note for note in told), told
 
 
+def test_every_verb_says_that_a_replica_of_a_map_is_known_to_fail(planned_folder: Path) -> None:
+    sound, told = planned_folder / "map.json", "no machine can be set up as"
+    content = json.loads(sound.read_text())
+    one = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
+    one["batch"], one["batch_latency_ms"] = 2, [5.0, 6.0]
+    (planned_folder / "large.json").write_text(json.dumps(content))
+    failed = replace(measured_row("m", 2, 6.0, device="v100"), latency_mean_ms=None, error="out of memory")
+    database(planned_folder / "failed", [measured_row("m", 1, 5.0, device="v100"), failed])
+    traffic = SimulatedTraffic(duration_s=1.0)
+    for db, name, is_told in (("failed", "large", True), ("failed", "map", False), ("db", "large", False)):
+        file, folder = planned_folder / f"{name}.json", planned_folder / db
+        served: list[str] = []
+        with gpuprof.serve(file, ServeSettings(port=0, simulate=True, db=folder), note=served.append):
+            pass
+        explained, simulated = gpuprof.explain(file, "m", db=folder), gpuprof.simulate(file, traffic, db=folder)
+        for notes in (served, explained.notes, simulated.notes):
+            faults = [note for note in notes if note.startswith(told)]
+            assert len(faults) == is_told and all("m at batch 2 under 100% failed on v100" in one for one in faults)
+
+
 def test_a_device_that_the_map_was_not_planned_with_is_refused(tmp_path: Path) -> None:
     content = json.loads(MAP.to_json())
     content["planned_with"]["fleet"] = [{"device": one} for one in ("v100", "a100-80")]

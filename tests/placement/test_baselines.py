@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -38,6 +39,21 @@ def test_gpulet_puts_two_workloads_on_a_gpu_and_gives_the_second_all_that_is_lef
     assert len(placement.gpus) == 1
     assert shares[0][0] == "first"
     assert shares[1] == ("second", 100.0 - shares[0][1])
+
+
+def test_gpulet_passes_over_a_batch_that_is_listed_and_refused() -> None:
+    # of two batches at half a GPU the larger was measured; the smaller one is listed, and ruled out where it is asked
+    known = TabledEstimator({Workload("m", 4, Share(50.0)): 400.0})
+    given = replace(problem([demand("m", 300.0, 40.0)], options=BUDGET), estimator=_Listing(known.throughput_rps))
+    placement, _ = solve_and_check(Gpulet(), given)
+    assert [one.batch for gpu in placement.gpus for one in gpu.replicas()] == [4]
+
+
+class _Listing(TabledEstimator):
+    """Lists a batch that it refuses."""
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        return (1, *super().batches(model, device, share))
 
 
 def test_gpulet_never_has_more_than_two_partitions_on_a_gpu() -> None:

@@ -56,3 +56,12 @@ def test_questions_are_refused_when_the_time_is_up_and_answered_again_afterwards
         with pytest.raises(TimeUpError):
             segments.meets(asked, plain_device(), workload, 1.0)
     assert segments.meets(asked, plain_device(), workload, 1.0)
+
+
+def test_a_limit_is_over_as_soon_as_something_better_has_come() -> None:
+    come = False
+    limit = Limit(60.0).unless(lambda: come)
+    assert not limit.is_over and not limit.keeping(1.0).is_interrupted
+    come = True
+    assert limit.is_over and limit.keeping(1.0).is_over and limit.with_least(1.0).is_over
+    assert not Limit(60.0).is_interrupted and Limit().unless(lambda: come).is_over

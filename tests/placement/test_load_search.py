@@ -38,6 +38,10 @@ def test_where_the_queue_grows_without_bound_at_the_next_load_the_last_in_time_i
     )
 
 
+def test_under_a_limit_beyond_all_tails_the_most_of_the_grid_is_found() -> None:
+    assert find_load(lambda _: 0.5, 1e300, 0.5) == grid_to_load(LAST_LOAD - 1)
+
+
 @pytest.mark.parametrize("index", [0, 1, 17, 79])
 def test_the_place_of_a_load_of_the_grid_is_its_number(index: int) -> None:
     assert load_to_grid(grid_to_load(index)) == pytest.approx(index, abs=0.02)

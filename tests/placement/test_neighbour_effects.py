@@ -11,7 +11,13 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.neighbour_effects import TOGETHER, UNKNOWN, NeighbourEffect, list_neighbour_effects
+from gpuprof.placement.neighbour_effects import (
+    TOGETHER,
+    UNKNOWN,
+    NeighbourEffect,
+    describe_joint_effects,
+    list_neighbour_effects,
+)
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 
@@ -55,6 +61,24 @@ def test_each_neighbour_is_told_with_what_the_batch_would_take_less_without_it()
     assert big.added_ms == pytest.approx(2.0) and small.added_ms == pytest.approx(1.0)
     assert big.interval_ms == pytest.approx((13.0 / 1.1, 13.0 * 1.1))
     assert big.basis == "measured × linear"
+
+
+class _ConstantEstimator(BesideEstimator):
+    """Says that a batch takes a tenth longer beside others, whichever and how many they are."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        said = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
+        return replace(said, latency_ms=Figure(1.1 * said.latency_ms.value, "constant")) if beside else said
+
+
+def test_neighbours_that_slow_a_batch_down_whichever_they_are_are_not_told_to_add_nothing() -> None:
+    same, each = _effects(_ConstantEstimator()), _effects(BesideEstimator(by_model=(("big", 0.2), ("small", 0.05))))
+    assert [one.added_ms for one in same] == [0.0, 0.0]
+    (told,) = describe_joint_effects(same)
+    assert "together add 1 ms" in told and told.endswith("(known from constant)")
+    assert list(describe_joint_effects(each)) == []
 
 
 def test_what_is_known_from_measurements_and_what_is_not_known_are_told_apart() -> None:

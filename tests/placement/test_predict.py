@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
-from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.predict import Predictor, Stream, percentile_over
 from gpuprof.placement.problem import Options
 
@@ -93,3 +96,31 @@ def test_a_neighbour_that_slows_down_is_in_the_prediction() -> None:
     alone = Predictor(given).replica(plain_device(), REPLICA, ())
     beside = Predictor(given).replica(plain_device(), REPLICA, (REPLICA.workload,))
     assert beside.predicted.latency_ms == 2.0 * alone.predicted.latency_ms
+
+
+class _UnsureEstimator(LinearEstimator):
+    """Of a model beside others it knows the same time within a wider interval."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        found = super().estimate(model, device, batch, share, (), processes)
+        time = found.latency_ms.value
+        reach = 2.0 if beside else 1.1
+        return replace(found, latency_ms=replace(found.latency_ms, low=time / reach, high=time * reach))
+
+
+def test_of_equal_replicas_that_are_not_equally_sure_each_has_its_own_interval() -> None:
+    given = problem([demand("m", 120.0, 40.0), demand("other", 1.0)], None, _UnsureEstimator())
+    one, other = replace(REPLICA, rate_rps=60.0), replace(REPLICA, model="other", rate_rps=1.0)
+    gpus = [
+        PlacedGpu("plain", (PlacedPartition((one,)),)),
+        PlacedGpu("plain", (PlacedPartition((one, other)),)),
+    ]
+    predictor = Predictor(given)
+    predictor.pool_replicas(gpus, {})
+    alone = predictor.replica(plain_device(), one, ()).predicted
+    beside = predictor.replica(plain_device(), one, (other.workload,)).predicted
+    assert alone.p99_ms == beside.p99_ms
+    assert alone.p99_ms_interval is not None and beside.p99_ms_interval is not None
+    assert beside.p99_ms_interval[1] > alone.p99_ms_interval[1]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.placement import rate_limit
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits
@@ -128,6 +129,26 @@ def test_where_late_parts_are_known_at_once_a_third_of_the_queues_is_solved() ->
     assert sum(quick) <= sum(plain) / 3
 
 
+def test_once_a_replica_was_simulated_late_parts_are_asked_for() -> None:
+    server, slo, several = _server(4, 3.0), Slo(40.0), replace(_server(4, 3.0), processes=2)
+    for first, solved in ((server, 1), (several, 0)):
+        limits, quick = RateLimits(), QuickQueueCounter(BatchQueue())
+        assert limits.in_time(quick, first, slo, 0.2 * first.capacity_rps)
+        before = len(quick.solved)
+        assert limits.in_time(quick, server, slo, 0.3 * server.capacity_rps)
+        assert len(quick.solved) - before == solved
+
+
+@pytest.mark.parametrize(("demands", "solved"), [(59, 1), (60, 0)])
+def test_of_many_demands_late_parts_are_asked_for_from_the_first_on(demands: int, solved: int) -> None:
+    quick = QuickQueueCounter(BatchQueue())
+    asked = [demand(f"m{number}", 20.0, 40.0) for number in range(demands)]
+    given = replace(problem(asked), queueing=quick, estimator=CurvedEstimator())
+    segments, first = Segments(given), Workload("m0", 4, Share())
+    assert segments.meets(asked[0], plain_device(), first, 20.0)
+    assert len(quick.solved) == solved
+
+
 def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
     plain, guessed = SolvedQueueCounter(BatchQueue()), SolvedQueueCounter(BatchQueue())
     for batch, start, times in ((1, 1.0, 3.0), (2, 4.0, 2.5), (4, 2.0, 4.0), (8, 6.0, 2.0), (8, 1.0, 6.0)):
@@ -147,6 +168,22 @@ def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None
     assert not limits.in_time(counting, server, slo, found * (1.0 + 2.0 * RATE_PRECISION))
     assert limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, found / 3.0) == found / 3.0
     assert len(counting.solved) == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "part"),
+    [("gamma:4", 8, 0.7), ("gamma:9", 8, 0.7), ("batch:8", 4, 0.9)],
+)
+def test_no_rate_is_in_time_that_is_late_by_the_queue_that_maps_are_checked_by(
+    shape: str, batch: int, part: float
+) -> None:
+    queueing, server = make_queueing(shape, ["m"]), _server(batch, 5.0)
+    asked = Arrivals(part * server.capacity_rps)
+    coarse, fine = (queueing.pool(asked, (server,), coarse=one).whole.percentile(99.0) for one in (True, False))
+    assert coarse < 0.99 * fine
+    for limit_ms in (0.5 * fine, 0.9 * fine, 0.999 * fine):
+        assert not RateLimits().in_time(queueing, server, Slo(limit_ms), asked.rate_rps)
+    assert RateLimits().in_time(queueing, server, Slo(1.001 * max(coarse, fine)), asked.rate_rps)
 
 
 def test_queues_of_different_models_are_kept_apart() -> None:

@@ -224,6 +224,23 @@ def test_the_server_describes_its_services_to_who_asks(server: RunningServer) ->
         assert "ModelInfer" in service.methods_by_name
 
 
+def test_a_stream_is_answered_before_the_end_of_the_server_ends_it(tmp_path: Path) -> None:
+    document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=1500.0)], slo_ms=60_000.0)
+    answers: queue.Queue[Any] = queue.Queue()
+    with (
+        running(tmp_path, document, "--simulate", "--grpc-port", "0") as server,
+        triton.InferenceServerClient(address_of(server)) as client,
+    ):
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        for number in range(3):
+            client.async_stream_infer("slow", [tensor(np.full((1, 1), number, np.float32))])
+        while server.get("/v2/models/slow/stats")[1]["model_stats"][0]["inference_count"] < 1:
+            time.sleep(0.02)
+        assert server.stop() == (0, "drained\n")
+        assert [answers.get(timeout=30)[1] for _ in range(3)] == [None] * 3
+        assert "the server is stopping" in str(answers.get(timeout=30)[1])
+
+
 def test_a_deadline_of_the_client_counts_and_its_end_takes_the_request_back(tmp_path: Path) -> None:
     document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=1500.0)], slo_ms=60_000.0)
     with (

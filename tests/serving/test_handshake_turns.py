@@ -118,6 +118,28 @@ def test_a_handshake_that_does_not_go_on_is_given_up_where_others_of_its_client_
     asyncio.run(main())
 
 
+def test_the_more_wait_the_sooner_a_handshake_that_does_not_go_on_is_given_up() -> None:
+    async def main() -> None:
+        turns, limits = handshake_turns._ClientTurns(2), [asyncio.Timeout(None) for _ in range(2)]
+        waiting: list[asyncio.Task[None]] = []
+        async with limits[0], limits[1]:
+            for limit in limits:
+                await turns.wait()
+                limit.reschedule(asyncio.get_running_loop().time() + 10.0)
+                turns.begin(limit)
+            left_s = []
+            for count in (1, 2, 4, 40):
+                waiting += [asyncio.ensure_future(turns.wait()) for _ in range(count - len(waiting))]
+                await asyncio.sleep(0)
+                left_s.append([round((limit.when() or 0.0) - began, 2) for limit, began in turns._begun.items()])
+        assert left_s == [[2.0, 10.0], [1.0, 1.0], [0.67, 0.67], [0.3, 0.3]]
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+    asyncio.run(main())
+
+
 def test_of_too_many_that_wait_the_oldest_makes_room_and_a_cancelled_one_leaves_its_turn(
     listener: socket.socket,
 ) -> None:
@@ -129,16 +151,16 @@ def test_of_too_many_that_wait_the_oldest_makes_room_and_a_cancelled_one_leaves_
             tasks += [one.start(accept(listener, opened, sent)) for sent in (b"", HELLO, HELLO)]
             await asyncio.wait(tasks[1:2])
             assert isinstance(tasks[1].exception(), ConnectionError) and one.turns.turned_away == 1
-            refused = one.start(accept(listener, opened, b""))
-            await asyncio.wait([refused])
-            assert isinstance(refused.exception(), ConnectionError) and one.turns.turned_away == 2
+            tasks += [one.start(accept(listener, opened, HELLO))]
+            await asyncio.wait(tasks[2:3])
+            assert isinstance(tasks[2].exception(), ConnectionError) and one.turns.turned_away == 2
             tasks[0].cancel()
-            tasks[3].cancel()
+            tasks[4].cancel()
             await one.have_begun(2)
             one.ended.set()
-            await tasks[2]
+            await tasks[3]
             await asyncio.wait(tasks)
-        assert tasks[0].cancelled() and tasks[3].cancelled()
+        assert tasks[0].cancelled() and tasks[4].cancelled()
         assert not one.turns._clients and not len(one.turns._pending)
 
     asyncio.run(main())
@@ -171,8 +193,7 @@ def whole_hello() -> bytes:
         ("half a hello", "127.0.0.1", 2200),
         ("half a hello", "127.0.0.2", 2200),
         ("a hello", "127.0.0.2", 2200),
-        # Its turn comes when others behind the same address have had theirs.
-        ("a hello", "127.0.0.1", 80),
+        ("a hello", "127.0.0.1", 2200),
     ],
 )
 def test_clients_that_begin_tls_and_do_not_go_on_keep_nobody_out(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 
-#: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
+#: Whoever asks for so many batches under a share, or for so many shares of an instance or of the whole device, makes a
+#: plan and will ask for more of them.
 _MANY_BATCHES, _MANY_SHARES = 2, 8
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
@@ -45,6 +46,7 @@ class LatencyGrid:
         self._raised: dict[Share, dict[int, Figure]] = {}  # the same, no quicker than smaller batches
         self._read: dict[Share, dict[int, Figure]] = {}  # of any batch; each share is compared with several others
         self._asked: dict[Share, int] = {}
+        self._factors: dict[int, float] = {}  # what times under any share are multiplied by, by batch
 
     def at(self, share: Share, batch: int) -> Figure:
         """Return the time of one batch in ms; between two batches of the grid it lies on a line.
@@ -95,18 +97,25 @@ class LatencyGrid:
         share = compared[0]
         self._asked[share] = self._asked.get(share, 0) + asked
         shares, batches = list(compared), tuple(missing)
-        many = len(self._asked) >= _MANY_SHARES
+        many = sum(one.mig == share.mig for one in self._asked) >= _MANY_SHARES
         if many or self._asked[share] >= _MANY_BATCHES:
             batches = tuple(sorted({*batches, *self._kernels.list_grid(max(*missing, _MOST_BATCH))}))
         if many:
             shares = list(dict.fromkeys((*compared, *_list_shares(share.mig))))
         wanted = [one for one in shares if one != Share() and not self._known.get(one, {}).keys() >= set(batches)]
-        found = self._model.latencies(self._kernels, batches, self._device, [*wanted, Share()])
-        whole = {batch: found[Share(), batch].value / 1e3 for batch in batches}
-        factors = {} if self._whole is None else self._whole.find_factors(self._device, whole)
+        if not self._factors.keys() >= set(batches):
+            wanted.append(Share())
+        found = self._model.latencies(self._kernels, batches, self._device, wanted)
+        if wanted[-1] == Share():
+            self._compare_devices({batch: found[Share(), batch].value / 1e3 for batch in batches})
         for (one, batch), figure in found.items():
-            factor = factors.get(batch, 1.0)
+            factor = self._factors[batch]
             self._known.setdefault(one, {})[batch] = figure.scale_by(factor) if factor < 1.0 else figure
+
+    def _compare_devices(self, whole_s: Mapping[int, float]) -> None:
+        """Note what times are multiplied by so that no worse device is quicker, from those on the whole device."""
+        factors = {} if self._whole is None else self._whole.find_factors(self._device, whole_s)
+        self._factors |= {batch: factors.get(batch, 1.0) for batch in whole_s}
 
 
 def _scale_to(figure: Figure, longest: float) -> Figure:

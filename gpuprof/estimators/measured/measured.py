@@ -97,6 +97,8 @@ class MeasuredModel:
     #: Device → how the model was executed there; the points are of the first alone.
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
     others: tuple[MeasuredModel, ...] = ()  #: The same file at other sizes.
+    #: Batch, share and processes of the points, by device: plans ask for them tens of thousands of times.
+    _runs: dict[str, frozenset[tuple[int, Share, int]]] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def model(self) -> str:
@@ -110,8 +112,9 @@ class MeasuredModel:
 
     def has_run(self, device: str, workload: Workload) -> bool:
         """Whether exactly this workload was measured on the device."""
-        wanted = (workload.batch, workload.share, workload.processes)
-        return any((p.batch, p.share, p.processes) == wanted for p in self.points.get(device, ()))
+        if device not in self._runs:
+            self._runs[device] = frozenset((p.batch, p.share, p.processes) for p in self.points.get(device, ()))
+        return (workload.batch, workload.share, workload.processes) in self._runs[device]
 
     def failed_on(self, device: str) -> list[FailedRun]:
         """Return what failed on a device at these sizes, or at others none of which is larger."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED
@@ -15,6 +18,9 @@ from gpuprof.estimators.measured.measured import Point, shares_of
 #: Least time of one execution in ms by batch and share, up to a factor; what measured points are carried over with.
 Shape = Callable[[int, Share], float]
 
+#: Of distances in doublings.
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -22,6 +28,14 @@ class Reading:
 
     value: float
     source: str
+
+
+class _OtherShare(NamedTuple):
+    """A measured share, seen from another."""
+
+    share: Share
+    doublings: float  #: Between the compute units of the two.
+    other_kind: float  #: 1 where one of them is another kind of partition.
 
 
 class Surface:
@@ -36,7 +50,14 @@ class Surface:
             share: BatchCurve({p.batch: p.latency_ms for p in points if p.share == share})
             for share in shares_of(points)
         }
+        self._order = {key: number for number, key in enumerate(self.points)}
+        self._by_share = {
+            share: sorted((p for p in self.points.values() if p.share == share), key=lambda p: p.batch)
+            for share in self.curves
+        }
+        self._nearest_shares: dict[Share, list[_OtherShare]] = {}
         self._device = device
+        self._nearest: dict[tuple[int, Share], Point] = {}
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
         """Return the latency: measured, on the line between measured batches or shares, else carried over.
@@ -50,13 +71,30 @@ class Surface:
 
     def nearest(self, batch: int, share: Share) -> Point:
         """Return the measured point nearest in doublings of batch and share; of equals the larger batch."""
-        return min(self.points.values(), key=lambda point: (self._distance(point, batch, share), -point.batch))
+        asked = batch, share
+        if asked not in self._nearest:
+            best, nearest = math.inf, []
+            for other in self._rank_shares(share):
+                if other.doublings + other.other_kind > best + _ROUNDING:
+                    break
+                # Of one share none is nearer than the batches next to the one asked for.
+                for point in _list_around(self._by_share[other.share], batch):
+                    distance = abs(math.log2(point.batch / batch)) + other.doublings + other.other_kind
+                    nearest.append(((distance, -point.batch, self._order[point.batch, point.share]), point))
+                    best = min(best, distance)
+            self._nearest[asked] = min(nearest, key=itemgetter(0))[1]
+        return self._nearest[asked]
 
-    def _distance(self, point: Point, batch: int, share: Share) -> float:
-        # Another kind of partition is as far as one doubling.
-        other_kind = 0.0 if point.share.mig == share.mig else 1.0
-        parts = self._device.fraction(point.share) / self._device.fraction(share)
-        return abs(math.log2(point.batch / batch)) + abs(math.log2(parts)) + other_kind
+    def _rank_shares(self, share: Share) -> list[_OtherShare]:
+        """Return the measured shares by how far they are from this one, the nearest first."""
+        if share not in self._nearest_shares:
+            # Another kind of partition is as far as one doubling.
+            others = [_OtherShare(one, self._doublings(one, share), float(one.mig != share.mig)) for one in self.curves]
+            self._nearest_shares[share] = sorted(others, key=lambda one: one.doublings + one.other_kind)
+        return self._nearest_shares[share]
+
+    def _doublings(self, measured: Share, share: Share) -> float:
+        return abs(math.log2(self._device.fraction(measured) / self._device.fraction(share)))
 
     def _between_shares(self, batch: int, share: Share) -> Reading | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
@@ -82,3 +120,9 @@ class Surface:
         value = found[0] if found else curve.beyond(batch)
         parts = self._device.fraction(point.share) / self._device.fraction(share)
         return Reading(value * max(1.0, parts), EXTRAPOLATED)
+
+
+def _list_around(points: Sequence[Point], batch: int) -> Sequence[Point]:
+    """Return the last point below a batch and the first that is not, of points by rising batch."""
+    place = bisect_left(points, batch, key=lambda point: point.batch)
+    return points[max(place - 1, 0) : place + 1]

@@ -108,7 +108,7 @@ def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
 def lattice_law(mean: float, scv: float, step: float) -> Array:
     """Return a gamma law on multiples of ``step``, its mean kept: a constant is split over the two nearest."""
     if scv < _SMALL:
-        place = mean / step
+        place = min(mean / step, float(_LONGEST_STEP))
         split = np.zeros(int(place) + 2)
         split[int(place)], split[int(place) + 1] = 1.0 - place % 1.0, place % 1.0
         return split

@@ -72,6 +72,7 @@ class PoolState(NamedTuple):
     recent: Array
     counted: Array
     joining: Array  #: Shape (K,). Requests that the next batch is expected to hold.
+    tried: Array  #: Shape (K,). Processes that ever had a batch: the first ones, since the first idle one takes it.
 
 
 class Draws(NamedTuple):
@@ -107,6 +108,7 @@ def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
         recent=np.zeros(count),
         counted=np.zeros(count),
         joining=np.zeros(count, np.int64),
+        tried=np.zeros(count, np.int64),
     )
 
 
@@ -128,20 +130,6 @@ def value_at(law: Array, score: float) -> Any:
     place = (score + SCORE_REACH) * ENTRIES_PER_SCORE
     cell = min(max(int(place), 0), ENTRIES - 2)
     return law[cell] + (law[cell + 1] - law[cell]) * min(max(place - cell, 0.0), 1.0)
-
-
-@_jit
-def fill_arrivals(gap: float, law: Array, scores: Array, arrived: Array) -> None:
-    """Fill ``arrived`` with renewals of mean gap ``gap``, exactly: near capacity, waiting is very sensitive to it."""
-    now = 0.0
-    # The number of scores is a power of two.
-    mask = len(scores) - 1
-    for i in range(len(arrived)):
-        now += value_at(law, scores[i & mask])
-        arrived[i] = now
-    scale = gap * len(arrived) / now
-    for i in range(len(arrived)):
-        arrived[i] *= scale
 
 
 @_jit
@@ -176,6 +164,8 @@ def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: A
 @_jit
 def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
     """Note when a request that joins a replica is expected to be answered, as the router's rule has it."""
+    if len(state.finish) == 1:
+        return  # there is nothing to choose from
     begin, end = replicas.first[replica], replicas.first[replica + 1]
     busy = state.spare[: end - begin]
     latency = replicas.means[replica, : replicas.batch[replica]]
@@ -230,6 +220,7 @@ def _start(
     process = replicas.first[replica]
     while state.done[process] < _NEVER:
         process += 1
+    state.tried[replica] = max(state.tried[replica], process + 1 - replicas.first[replica])
     request = state.head[replica]
     group = request // draws.group
     if state.used[group]:  # the group's own number is used: each is drawn once at most
@@ -277,12 +268,13 @@ def _dispatch(
 
 
 @_jit
-def _soonest(state: PoolState) -> tuple[int, float]:
+def _soonest(replicas: Replicas, state: PoolState) -> tuple[int, float]:
     """Return the process that is done first, or minus one and the replica whose timer ends first; and when."""
     event, when = 0, _NEVER
-    for p in range(len(state.done)):
-        if state.done[p] < when:
-            event, when = p, state.done[p]
+    for j in range(len(state.tried)):
+        for p in range(replicas.first[j], replicas.first[j] + state.tried[j]):
+            if state.done[p] < when:
+                event, when = p, state.done[p]
     for j in range(len(state.timer)):
         if state.timer[j] < when:
             event, when = -1 - j, state.timer[j]
@@ -304,7 +296,7 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
                 state.freed[event] = state.expected[event] = when
                 state.free[replica] += 1
             _dispatch(replicas, state, draws, arrived, spent, replica, when)
-            event, when = _soonest(state)
+            event, when = _soonest(replicas, state)
         if i == len(arrived):
             break
         chosen = _choose(state, until)
@@ -320,6 +312,6 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
         state.counted[chosen] = until
         if state.free[chosen] > 0:
             _dispatch(replicas, state, draws, arrived, spent, chosen, until)
-            event, when = _soonest(state)
+            event, when = _soonest(replicas, state)
         else:
             _rank(replicas, state, arrived, chosen, until)

@@ -34,6 +34,7 @@ from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.burst_path import draw_path
 from gpuprof.estimators.queueing.gap_law import Renewal
+from gpuprof.estimators.queueing.replica_kernel import serve_alone
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 Array = NDArray[Any]
@@ -53,6 +54,8 @@ _MOST = 1 << 22
 _CYCLES = 400
 #: Requests in bursts: how long the next bursts last is not all that decides what happens in them.
 _IN_BURSTS = 1 << 21
+#: So many streams of gamma gaps are kept, a megabyte or several each.
+_MOST_UNIT_ARRIVALS = 8
 #: Pieces of a recording that is longer than can be simulated.
 _PIECES = 64
 #: So many times fewer requests are simulated where a coarse answer is enough.
@@ -62,6 +65,8 @@ _COARSER = 10
 _SCORES = 1 << 19
 _BINS = 1 << 13
 _SHORTEST = 1e-8
+#: So many times are put into bins at once: few enough to stay in the processor's cache.
+_CHUNK = 1 << 14
 #: What comes first and is not counted: so many groups, and so many of the longest full batches. Many replicas of large
 #: batches that all begin idle go on in step for that long, the longer the less their batches vary, and the router's
 #: counts of arrivals must fill.
@@ -135,12 +140,17 @@ def simulate_pool(
     state = pool_kernel.new_state(replicas, len(arrived), group)
     spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
     draws = pool_kernel.Draws(scores, others, even, group)
-    pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
-    spent += later
+    if len(replicas.batch) == 1 and replicas.max_wait[0] == 0.0:
+        serve_alone(replicas, state, draws, arrived, spent)
+    else:
+        pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
+    if not isinstance(later, float):
+        spent += later
     begin = max(min(_WARM_UP, groups // 10), min(round(settling / group), groups // 2))
     seen = slice(begin * group, groups * group)
     times = _weigh(spent[seen], served_by[seen], group, strata[begin:], parts, len(kinds))
-    return _sample(times, probabilities, law, replicas, state, float(arrived[-1]))
+    answered = np.bincount(served_by, minlength=len(kinds)).astype(np.float64)
+    return _sample(times, probabilities, law, replicas, state, answered, float(arrived[-1]))
 
 
 def _backlog(stream: PoolArrivals, group: int, mean: float, cv: float) -> Backlog | None:
@@ -176,9 +186,9 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
 
 def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     if stream.process is None:
-        arrived = np.empty(requests)
-        pool_kernel.fill_arrivals(1.0 / stream.rate, _quantiles(stream.scv), _scores()[0], arrived)
-        return arrived
+        unit = _unit_arrivals(stream.scv, 1 << (requests - 1).bit_length())[:requests]
+        # At the rate asked for, exactly: near capacity, waiting is very sensitive to it.
+        return np.asarray(unit * (1.0 / stream.rate * requests / unit[-1]))
     if isinstance(stream.process, RecordedArrivals):
         return _pick_pieces(stream.process.times * 1e-6 / stream.unit_ms, requests)
     random = np.random.Generator(np.random.PCG64(_SEED))
@@ -187,6 +197,15 @@ def _arrivals(stream: PoolArrivals, requests: int) -> Array:
         return np.asarray(times)
     # At the rate asked for, exactly: near capacity, waiting is very sensitive to it.
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
+
+
+@lru_cache(maxsize=_MOST_UNIT_ARRIVALS)
+def _unit_arrivals(scv: float, requests: int) -> Array:
+    """Return the arrivals of gaps whose law has a mean of 1."""
+    scores, law = np.resize(_scores()[0], requests).astype(np.float64), _quantiles(scv)
+    places = (scores + pool_kernel.SCORE_REACH) * pool_kernel.ENTRIES_PER_SCORE
+    cells = np.clip(places.astype(np.int64), 0, pool_kernel.ENTRIES - 2)
+    return np.cumsum(law[cells] + (law[cells + 1] - law[cells]) * np.clip(places - cells, 0.0, 1.0))
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
@@ -268,9 +287,13 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
     low = max(float(spent.min()), _SHORTEST * high)
     # Even in the logarithm of the time: bursts make some requests take a thousand times as long as others.
     scale = _BINS / max(math.log(high / low), 1e-9)
-    cells = np.minimum((np.log(np.maximum(spent / low, 1.0)) * scale).astype(np.int64), _BINS - 1)
-    histogram = np.bincount(served_by * _BINS + cells, np.repeat(weights[strata], group), kinds * _BINS)
-    histogram = histogram.reshape(kinds, _BINS)
+    each, binned = np.repeat(weights[strata], group), np.zeros(kinds * _BINS)
+    for first in range(0, len(spent), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        places = np.log(np.maximum(spent[part] / low, 1.0)) * scale
+        cells = np.minimum(places.astype(np.int64), _BINS - 1)
+        np.add.at(binned, cells if kinds == 1 else served_by[part] * _BINS + cells, each[part])
+    histogram = binned.reshape(kinds, _BINS)
     sums = np.bincount(strata, spent.reshape(-1, group).sum(axis=1), len(counts))
     histogram = np.vstack([histogram, histogram.sum(axis=0)])
     total = np.maximum(histogram.sum(axis=1), 1e-300)
@@ -297,22 +320,33 @@ def _merge_rare(counts: Array) -> tuple[Array, int]:
 
 
 def _sample(
-    times: _Times, probabilities: Array, law: Backlog | None, replicas: Any, state: Any, duration: float
+    times: _Times,
+    probabilities: Array,
+    law: Backlog | None,
+    replicas: Any,
+    state: Any,
+    answered: Array,
+    duration: float,
 ) -> PoolSample:
+    """Return what was simulated; ``answered``: requests of each kind, of which the strata give it another part."""
     quantiles = np.array([_quantiles_of(times, row, probabilities, law) for row in times.below])
     kinds = len(quantiles) - 1
     batches = np.bincount(replicas.kind, state.batches, kinds)
     busy = np.bincount(replicas.kind, state.busy, kinds)
     processes = np.bincount(replicas.kind, np.diff(replicas.first), kinds)
-    requests = len(state.next) * times.part
-    all_batches, all_busy = np.append(batches, batches.sum()), np.append(busy, busy.sum())
+    busy = busy * answered.sum() * times.part[:-1] / np.maximum(answered, 1.0)
     return PoolSample(
         quantiles,
         times.mean,
         times.part,
-        requests / np.maximum(all_batches, 1.0),
-        all_busy / duration / np.append(processes, processes.sum()),
+        _with_total(answered) / np.maximum(_with_total(batches), 1.0),
+        _with_total(busy) / duration / _with_total(processes),
     )
+
+
+def _with_total(by_kind: Array) -> Array:
+    """Return the values with their sum behind them."""
+    return np.append(by_kind, by_kind.sum())
 
 
 def _quantiles_of(times: _Times, below: Array, probabilities: Array, law: Backlog | None) -> Array:

@@ -112,11 +112,12 @@ class _Row:
     busy: Array
 
     def blend(self, other: _Row, part: float) -> _Row:
-        """Return what lies between this row and another; as busy as this one."""
-        pairs = ((self.mean, other.mean), (self.part, other.part), (self.mean_batch, other.mean_batch))
-        mean, share, batch = (one + part * (two - one) for one, two in pairs)
+        """Return times and batches between those of this row and another; as busy as this one, with its parts."""
+        mean, batch = (
+            one + part * (two - one) for one, two in ((self.mean, other.mean), (self.mean_batch, other.mean_batch))
+        )
         times = [_mix_times(one, two, part) for one, two in zip(self.times, other.times, strict=True)]
-        return _Row(np.array(times), mean, share, batch, self.busy)
+        return replace(self, times=np.array(times), mean=mean, mean_batch=batch)
 
 
 def _mix_times(first: Array, second: Array, part: float) -> Array:
@@ -154,10 +155,13 @@ class _Table:
         index = int(place)
         low, high = (1.0 / (1.0 - grid_to_load(number)) for number in (index, index + 1))
         below, above = self._row(index), self._row(index + 1)
-        # How busy processes are grows with the load, waiting with the inverse of what is left of the capacity.
-        part = (load - grid_to_load(index)) / (grid_to_load(index + 1) - grid_to_load(index))
-        busy = below.busy + part * (above.busy - below.busy)
-        return replace(below.blend(above, (1.0 / (1.0 - load) - low) / (high - low)), busy=busy)
+        blend = below.blend(above, (1.0 / (1.0 - load) - low) / (high - low))
+        # What a kind answers, and how busy that keeps it, grow with the load: by one rule, since a kind is no less busy
+        # than its requests make it. Waiting grows with the inverse of what is left of the capacity.
+        loads = grid_to_load(index), grid_to_load(index + 1)
+        part = (load - loads[0]) / (loads[1] - loads[0])
+        answered = (1.0 - part) * loads[0] * below.part + part * loads[1] * above.part
+        return replace(blend, busy=below.busy + part * (above.busy - below.busy), part=answered / load)
 
     def _row(self, index: int) -> _Row:
         if index not in self._rows:

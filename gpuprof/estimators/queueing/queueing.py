@@ -43,6 +43,8 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
 
 _REFINEMENTS = 3
+#: Times of a full batch that smaller ones may take: what comes while one runs must fit the lattice of `batch_chain`.
+_LONGEST = 4.0
 _LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
 
 
@@ -50,11 +52,12 @@ class BatchQueue:
     """Implements `gpuprof.domain.sojourn.QueueModel` for the rules of `gpuprof.rules.batching` and `routing`.
 
     One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`).
-    Several processes or replicas, other arrivals, or batches whose variation differs after a pause are simulated
-    request by request with fixed random numbers; the backlog, which makes plain simulations so long near capacity, is
-    taken from analysis where gaps are gamma (`pool_simulation`). Pools are simulated at a grid of loads and
-    interpolated between. Service times are gamma with the given coefficient of variation. A server whose batches take
-    longer after a pause is stable as long as it is at full speed.
+    Several processes or replicas, other arrivals, batches whose variation differs after a pause, and small batches that
+    take several times as long as full ones are simulated request by request with fixed random numbers; the backlog,
+    which makes plain simulations so long near capacity, is taken from analysis where gaps are gamma
+    (`pool_simulation`). Pools are simulated at a grid of loads and interpolated between. Service times are gamma with
+    the given coefficient of variation. A server whose batches take longer after a pause is stable as long as it is at
+    full speed.
     Results are cached; the cache knows that only ratios of times matter. `bench.queueing` prints the errors.
     """
 
@@ -135,7 +138,9 @@ def _solve(rate: float, scv: float, replica: ScaledServer, coarse: bool) -> Sojo
 
 
 def _is_analysed(scv: float, replica: ScaledServer) -> bool:
-    return replica.processes == 1 and abs(scv - 1.0) < 1e-3 and replica.cv == replica.pause_cv
+    longest = max(replica.latency) * max(1.0, replica.pause)
+    is_alike = replica.cv == replica.pause_cv and longest <= _LONGEST * replica.latency[-1]
+    return replica.processes == 1 and abs(scv - 1.0) < 1e-3 and is_alike
 
 
 def _exact(rate: float, replica: ScaledServer) -> Sojourn:

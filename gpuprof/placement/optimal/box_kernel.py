@@ -110,6 +110,39 @@ def _bound_box(
     return value, found
 
 
+def _find_undominated(classes: Integers, sizes: Integers, rates: Floats, pressures: Floats, kept: Integers) -> int:
+    """Write the numbers of the workloads that no other may stand for, rising, and return how many there are.
+
+    One of the same class may that takes no larger share, serves no less and presses no more: whatever rates and pieces
+    are worth, it is worth as much. Of those that an earlier one may not stand for some are left that a later one may.
+
+    Parameters
+    ----------
+    classes, sizes : (n,) int64
+        Of each workload, smallest share first.
+    rates : (n,) float64
+    pressures : (n, m) float64
+    kept : (n,) int64
+        Filled.
+    """
+    number = 0
+    last, before = np.full(np.max(classes) + 1, -1), np.empty(len(classes), dtype=np.int64)
+    for row in range(len(classes)):
+        other = last[classes[row]]
+        while other >= 0:
+            stands = rates[other] >= rates[row] and sizes[other] <= sizes[row]
+            for pressure in range(pressures.shape[1]):
+                stands &= pressures[other, pressure] <= pressures[row, pressure]
+            if stands:
+                break
+            other = before[other]
+        if other < 0:
+            before[row], last[classes[row]] = last[classes[row]], row
+            kept[number] = row
+            number += 1
+    return number
+
+
 def _search(
     worth: Floats,
     lowered: Floats,
@@ -224,3 +257,4 @@ _search = compile_function(_search)
 _pack = compile_function(_pack, _nrt=False)
 _read_packing = compile_function(_read_packing, _nrt=False)
 bound_box = compile_function(_bound_box)
+find_undominated = compile_function(_find_undominated)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.limit import Limit
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: The policy that makes the maps, and the rule by which.
-_POLICY, _BUDGET = "igniter", 0.5
+#: Part of the SLO that a batch may take in the maps.
+_BUDGET = 0.5
+#: By which rule the maps are found.
+FOUND_BY = "half of the SLO, judged by queues"
 #: How much more than its rate a demand is planned for at first, at least and at most.
 _FIRST, _LEAST, _MOST = 1.7, 1.02, 4.0
 #: By how much a factor is raised, and up to which ratio to one that is too little it is not lowered any more.
@@ -57,10 +60,19 @@ class BudgetPlans:
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Of the same problem.
+    policy: str = "igniter"  #: Which makes the maps.
     _factors: dict[str, _RateFactor] = field(init=False)
 
     def __post_init__(self) -> None:
         self._factors = {demand.model: _RateFactor() for demand in self.problem.demands}
+
+    def find_cheapest(self, limit: Limit) -> Gpus | None:
+        """Return the cheapest map that is found in time, None where none is."""
+        found = None
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            for cheaper in self.plan(limit):
+                found = cheaper
+        return found
 
     def plan(self, limit: Limit) -> Iterator[Gpus]:
         """Yield maps whose replicas serve all demands in time, until the time is up or factors have settled."""
@@ -102,7 +114,7 @@ class BudgetPlans:
         demands = tuple(replace(one, rate_rps=one.rate_rps * factors[one.model]) for one in self.problem.demands)
         asked = replace(self.problem, demands=demands, options=options, previous=None, alike={})
         try:
-            placement = make_policy(_POLICY).place(asked)
+            placement = make_policy(self.policy).place(asked)
         except GpuprofError:
             return None
         return None if placement.unplaced else tuple(_scale_rates(gpu, factors) for gpu in placement.gpus)

@@ -299,15 +299,10 @@ class CandidateSegments:
         """Return the segment under ``share``; of many demands only one that serves what is left, which is quicker."""
         if len(self.problem.demands) > _MOST_DEMANDS and self.problem.options.latency_budget is None:
             rest = replace(demand, rate_rps=rest_rps)
-            if not any(self._serves(rest, device, one) for one in self.segments.workloads(demand.model, device, share)):
+            workloads = self.segments.workloads(demand.model, device, share)
+            if not any(self.segments.meets(rest, device, one, rest_rps) for one in workloads):
                 return None
         return self.segments.best_of(demand, device, share)
-
-    def _serves(self, demand: Demand, device: Device, workload: Workload) -> bool:
-        try:
-            return self.segments.meets(demand, device, workload, demand.rate_rps)
-        except InputError:
-            return False
 
     def _make_guesses(
         self, demand: Demand, device: Device, known: Sequence[Segment], binding: frozenset[PartitionKind]

@@ -66,7 +66,7 @@ class ClassSearch:
         """Return a map that serves all demands, from the patterns of others and new ones; None where none is found."""
         tables = tabulate_kinds(self.problem, self.segments)
         found = TableSearch(self.problem, self.segments, tables, self.limit).search() if tables else None
-        return self._search_partitions(maps) if found is None else found
+        return self._search_partitions(maps) if found is None and not self.limit.is_interrupted else found
 
     def _search_partitions(self, maps: Sequence[Sequence[PlacedGpu]]) -> tuple[PlacedGpu, ...] | None:
         kinds = [

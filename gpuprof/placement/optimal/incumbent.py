@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.problem import Problem
 
 #: What a placement may fall short of its bound and still count as the best there is.
@@ -14,14 +15,14 @@ _NEARLY = 1e-3
 
 def objective_value(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
     """Return what is better when it is less: what is not served, and the cost."""
-    return _unserved_by_priority(problem, placement), round(_cost(problem, placement), 9)
+    return _unserved_by_priority(problem, placement), round(sum_prices(problem, placement.gpus), 9)
 
 
 def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
     """Return what is fairer when it is less: the parts of the demands that are missing, falling, and the cost."""
     missing = {one.model: one.rate_rps / problem.demand(one.model).rate_rps for one in placement.unplaced}
     falling = sorted((round(missing.get(one.model, 0.0), 3) for one in problem.demands), reverse=True)
-    return tuple(falling), round(_cost(problem, placement), 9)
+    return tuple(falling), round(sum_prices(problem, placement.gpus), 9)
 
 
 def update_incumbent(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
@@ -37,7 +38,7 @@ def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
         served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
         return most is not None and served >= most * (1.0 - _NEARLY)
     bound = placement.lower_bound_cost_per_hour
-    return bound is not None and _cost(problem, placement) <= bound * (1.0 + _NEARLY) + 1e-9
+    return bound is not None and sum_prices(problem, placement.gpus) <= bound * (1.0 + _NEARLY) + 1e-9
 
 
 def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:
@@ -60,7 +61,7 @@ def clip_bounds(problem: Problem, placement: Placement) -> Placement:
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
     return replace(
         placement,
-        lower_bound_cost_per_hour=None if cost is None else min(cost, _cost(problem, placement)),
+        lower_bound_cost_per_hour=None if cost is None else min(cost, sum_prices(problem, placement.gpus)),
         lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
     )
 
@@ -77,8 +78,9 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
     return tuple(round(missing[level] / total, 6) for level in levels)
 
 
-def _cost(problem: Problem, placement: Placement) -> float:
-    return sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+def sum_prices(problem: Problem, gpus: Sequence[PlacedGpu]) -> float:
+    """Return what devices cost in an hour."""
+    return sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
 
 
 def choose_better(problem: Problem, improved: Placement, first: Placement) -> Placement:

@@ -25,12 +25,14 @@ from gpuprof.domain.interference_table import Floats
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.alone_bound import find_cheapest_covers
 from gpuprof.placement.optimal.bound_program import BoundProgram
+from gpuprof.placement.optimal.capacity_program import WHOLE, CapacityPattern, make_pattern
 from gpuprof.placement.optimal.neighbour_box import (
     PIECES,
     DualPrices,
     Items,
     KindTable,
     PressureBox,
+    count_pieces,
     root_boxes,
 )
 
@@ -59,6 +61,7 @@ class BoundTask:
     demands: Floats  #: How many there are, by class.
     known: Sequence[_Column]  #: What stands on the devices of a known map, from which worths begin.
     seed: int = 0
+    for_maps: bool = False  #: Whether it is wanted, too, what a map may be made of.
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class NeighbourBound:
     _columns: dict[_Column, PressureBox] = field(default_factory=dict)  #: In the program's order.
     #: Ways to split a demand, by class: how often so many pieces of it are served.
     _splits: list[list[dict[int, int]]] = field(default_factory=list)
+    _duals: DualPrices | None = None  #: Of the program as it was solved last.
 
     def __post_init__(self) -> None:
         self._roots = [root_boxes(kind, _COUNTS) for kind in self.task.kinds]
@@ -89,7 +93,7 @@ class NeighbourBound:
                 self._add_split(group, split)
 
     def raise_bound(self, limit: Limit) -> Iterator[float]:
-        """Yield ever higher bounds until there are none, or the time is up."""
+        """Yield the highest bound so far, after each round, until there is no higher one or the time is up."""
         for number, kind in enumerate(self.task.kinds):
             self._begin(number, kind)
         for number, items in self.task.known:
@@ -102,6 +106,7 @@ class NeighbourBound:
             if solved is None:
                 break
             duals, used, settled = solved
+            self._duals = duals
             worths = centre.mix(duals, weight)
             for box in self.boxes:
                 box.evaluate(worths, box.kind.price)
@@ -110,7 +115,7 @@ class NeighbourBound:
             worths = worths.scale(1.0 / max(1.0, *(box.value / box.kind.price for box in self.boxes)))
             if (bound := self._bound(worths)) > highest:
                 highest, centre = bound, worths
-                yield highest
+            yield highest
             added = self._add_worth(duals)
             split = self._split(used)
             if not whole and self._bound(duals) < highest * (1.0 + _NEAR):
@@ -119,6 +124,20 @@ class NeighbourBound:
             elif settled and not added and not split and not weight:
                 break
             weight = _STABLE if added else 0.0
+
+    def rank_patterns(self) -> list[CapacityPattern]:
+        """Return the program's devices by what their replicas can serve, those worth most for their price first."""
+        duals = self._duals
+        if duals is None:
+            return []
+        patterns = [make_pattern(number, self.task.kinds[number], items) for number, items in self._columns]
+
+        def worth(pattern: CapacityPattern) -> float:
+            classes, parts = np.array(pattern.classes), np.array(pattern.parts) / WHOLE
+            rates = parts * self.task.needed[classes] / self.task.demands[classes]
+            return float((duals.per_rps[classes] * rates + duals.of_pieces[classes, count_pieces(parts)]).sum())
+
+        return sorted(patterns, key=lambda one: -worth(one) / self.task.kinds[one.kind].price)
 
     def _bound(self, worths: DualPrices) -> float:
         """Return what all demands are worth at least, whichever replicas serve them."""
@@ -143,7 +162,7 @@ class NeighbourBound:
         kind = self.task.kinds[number]
         if len(items) <= kind.most and (number, items) not in self._columns:
             root = self._roots[number][min(len(items), len(_COUNTS)) - 1]
-            self._columns[number, items] = box = root.find(kind.sum_pressures(items).tolist())
+            self._columns[number, items] = box = root.find(items)
             self._program.add_devices(kind.price, self._make_entries(box, items))
 
     def _make_entries(self, box: PressureBox, items: Items) -> dict[int, float]:
@@ -209,7 +228,7 @@ class NeighbourBound:
         self.boxes.extend(box.halves)
         for number, (column, where) in enumerate(self._columns.items()):
             if where is box:
-                half = self._columns[column] = box.find(box.kind.sum_pressures(column[1]).tolist())
+                half = self._columns[column] = box.find(column[1])
                 self._program.change_devices(number, self._make_entries(half, column[1]))
 
 

@@ -1,8 +1,8 @@
 """Upper bounds of what a device serves, by the number of its replicas and the sums of their pressures.
 
-A box holds all devices of a kind on which a certain number of replicas stand and the sum of each pressure lies between
-two ends. As less pressure makes nothing slower, none of them is quicker there than at the lower ends, and what all of
-them could then serve together is a knapsack over shares; that the sums stay below the upper ends is relaxed with
+A box holds all devices of a kind on which the number of replicas and the sum of each pressure lie between two ends. As
+fewer replicas and less pressure make nothing slower, none of them is quicker there than at the lower ends, and what all
+of them could then serve together is a knapsack over shares; that the sums stay below the upper ends is relaxed with
 multipliers (Lagrange), which any value of them leaves a bound.
 
 What a replica is worth is the sum of two: what its rate is, and what the pieces of its demand are that it serves.
@@ -114,11 +114,11 @@ def count_pieces(fractions: Floats) -> Integers:
 
 @dataclass(slots=True, eq=False)
 class PressureBox:
-    """The devices of a kind with ``count`` replicas, the last count or more, and sums of pressures between two ends."""
+    """The devices of a kind with ``count`` to ``most`` replicas, and sums of pressures between two ends."""
 
     kind: KindTable
     count: int
-    most: int  #: ``count``; where it stands for larger ones too, all that a device takes.
+    most: int
     low: Floats
     high: Floats
     multipliers: Floats
@@ -128,7 +128,7 @@ class PressureBox:
     items: Items = ()  #: What that was found for; it need not lie in the box.
     halves: tuple[PressureBox, ...] = ()  #: Two that hold all that this one does, once it is split.
     highs: tuple[float, ...] = field(init=False)  #: ``high``, quick to compare with.
-    _rows: Integers = field(init=False)  #: The workloads that serve anything here.
+    _rows: Integers = field(init=False)  #: The workloads that serve anything here and that no other may stand for.
     #: Theirs: pressures; classes, pieces and sizes; rates.
     _serving: tuple[Floats, Integers, Floats] = field(init=False)
 
@@ -138,17 +138,30 @@ class PressureBox:
         self.rates = np.where(np.any(self.kind.table.pressures > self.high, axis=1), 0.0, rates)
         self.pieces = count_pieces(self.rates / self.kind.rates_rps)
         self.highs = tuple(self.high.tolist())
-        self._rows = rows = np.flatnonzero(self.rates > 0.0)
+        self._rows = rows = self._list_useful()
         pressures = np.ascontiguousarray(self.kind.table.pressures[rows], dtype=float)
         numbers = np.stack([self.kind.classes[rows], self.pieces[rows], self.kind.sizes[rows]])
         self._serving = pressures, numbers, self.rates[rows]
 
-    def find(self, sums: Sequence[float]) -> PressureBox:
-        """Return the smallest box within this one that devices belong to whose pressures come to these sums."""
-        box = self
+    def _list_useful(self) -> Integers:
+        """Return the workloads that serve anything here and that no other may stand for."""
+        from gpuprof.placement.optimal.box_kernel import find_undominated  # numba takes long to import
+
+        rows = np.flatnonzero(self.rates > 0.0)
+        if not len(rows):
+            return rows
+        kind, kept = self.kind, np.empty(len(rows), dtype=np.int64)
+        pressures = np.ascontiguousarray(kind.table.pressures[rows], dtype=float)
+        number = find_undominated(kind.classes[rows], kind.sizes[rows], self.rates[rows], pressures, kept)
+        return rows[kept[:number]]
+
+    def find(self, items: Items) -> PressureBox:
+        """Return the smallest box within this one that a device with these replicas belongs to."""
+        box, sums = self, self.kind.sum_pressures(items).tolist()
         while box.halves:
             first, second = box.halves
-            box = first if all(own <= high for own, high in zip(sums, first.highs, strict=True)) else second
+            fits = len(items) <= first.most and all(own <= high for own, high in zip(sums, first.highs, strict=True))
+            box = first if fits else second
         return box
 
     def evaluate(self, worths: DualPrices, goal: float) -> None:
@@ -165,15 +178,20 @@ class PressureBox:
         self.multipliers = steps[:-2]
 
     def split(self, items: Items) -> bool:
-        """Cut the box in halves where it says too much of ``items``; whether it does, whichever sum is cut."""
+        """Cut the box in halves where it says too much of ``items``; whether it does, wherever it is cut."""
         sums = np.minimum(self.kind.sum_pressures(items), self.high)
         now = self._serve(items, self.low)
         losses = []
         for pressure in range(len(sums)):
             losses.append(now - self._serve(items, _replace(self.low, pressure, sums[pressure])))
         pressure = int(np.argmax(losses))
-        if losses[pressure] <= _LITTLE * now:
+        number = min(len(items), self.most)
+        of_count = now - self._serve(items, self.low, number) if number > self.count else 0.0
+        if max(losses[pressure], of_count) <= _LITTLE * now:
             return False
+        if of_count >= losses[pressure]:
+            self._cut_counts((self.count + number + 1) // 2)
+            return True
         # Where half of that is lost: up to there the one half says too much, from there the other.
         low, high = self.low[pressure], sums[pressure]
         for _ in range(_BISECTIONS):
@@ -183,16 +201,30 @@ class PressureBox:
         if np.isfinite(self.high[pressure]):  # halves that are hardly smaller would be split for ever
             edge = _EDGE * (self.high[pressure] - self.low[pressure])
             high = min(max(high, self.low[pressure] + edge), self.high[pressure] - edge)
-        ends = (self.low, _replace(self.high, pressure, high)), (_replace(self.low, pressure, high), self.high)
+        self._cut_pressure(pressure, high)
+        return True
+
+    def _cut_counts(self, first: int) -> None:
+        """Cut the box in devices with fewer replicas than ``first``, and with so many or more."""
+        ranges = (self.count, first - 1), (first, self.most)
+        self.halves = tuple(
+            PressureBox(self.kind, *counts, self.low, self.high, self.multipliers.copy()) for counts in ranges
+        )
+
+    def _cut_pressure(self, pressure: int, end: float) -> None:
+        """Cut the box in devices whose sum of a pressure reaches up to ``end``, and those with more."""
+        ends = (self.low, _replace(self.high, pressure, end)), (_replace(self.low, pressure, end), self.high)
         self.halves = tuple(
             PressureBox(self.kind, self.count, self.most, *pair, self.multipliers.copy()) for pair in ends
         )
-        return True
 
-    def _serve(self, items: Items, totals: Floats) -> float:
-        """Return what part of what their classes ask for the items serve, exactly and in whole pieces, added up."""
+    def _serve(self, items: Items, totals: Floats, count: int | None = None) -> float:
+        """Return what part of what their classes ask for the items serve, exactly and in whole pieces, added up.
+
+        ``count``: beside so many, the fewest of the box where it is left out.
+        """
         rows = np.array(items, dtype=np.int64)
-        exact = self.kind.most_rps(self.count, totals, rows) / self.kind.rates_rps[rows]
+        exact = self.kind.most_rps(count or self.count, totals, rows) / self.kind.rates_rps[rows]
         return float((exact + count_pieces(exact) / PIECES).sum() / 2.0)
 
 
@@ -209,12 +241,13 @@ def root_boxes(kind: KindTable, counts: Sequence[int]) -> list[PressureBox]:
 
 def compile_kernel() -> None:
     """Compile the machine code of `PressureBox.evaluate`, or load it: with arrays of the types that it is given."""
-    from gpuprof.placement.optimal.box_kernel import bound_box
+    from gpuprof.placement.optimal.box_kernel import bound_box, find_undominated
 
     floats, numbers = np.zeros(1), np.zeros((3, 1), dtype=np.int64)
     steps, packing = np.array([0.0, 1.0, 1.0]), np.array([1, 1, 1], dtype=np.int64)
     table = np.zeros((1, 1))
     bound_box(floats, table, table, numbers, floats, floats, packing, steps, np.zeros(1, dtype=np.int64))
+    find_undominated(numbers[0], numbers[0], floats, table, np.zeros(1, dtype=np.int64))
 
 
 def _replace(values: Floats, position: int, value: float) -> Floats:

@@ -10,7 +10,8 @@ from itertools import chain
 
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.bound_process import BoundProcess, start_bound_process
-from gpuprof.placement.optimal.class_bound import bound_classes, make_bound_task
+from gpuprof.placement.optimal.class_bound import bound_classes, improve_by_classes, make_bound_task
+from gpuprof.placement.optimal.class_maps import search_class_maps
 from gpuprof.placement.optimal.class_search import ClassSearch
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.demand_classes import is_of_few_classes
@@ -63,8 +64,6 @@ _MOST_SEARCHED, _AFTER_BUDGET = 20, 0.25
 _FOR_REST = 0.05
 #: Seconds of processor time for reasons why something is not placed, in any case.
 _LEAST_REASONS_S = 0.3
-#: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
-_FOR_BOUND = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,9 @@ class Optimal:
     the program over them; elsewhere the best of many patterns is kept, and the quick policies' maps (`run_portfolio`)
     and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). Demands
     that are alike are worked out once; where they are many of few classes, patterns of classes are generated with their
-    neighbours (`ClassSearch`). The best becomes the incumbent; the map's ``found_by`` says which it is. What is left
-    over goes to the least sure estimates (`SpareCapacity`), and what runs already stays where an equally good map
-    leaves it.
+    neighbours (`ClassSearch`), and a map is made of the devices on which its bound rests (`capacity_program`). The best
+    becomes the incumbent; the map's ``found_by`` says which it is. What is left over goes to the least sure estimates
+    (`SpareCapacity`), and what runs already stays where an equally good map leaves it.
     """
 
     #: Where not everything can be served, serve the least-served demand first: maximise the smallest served fraction,
@@ -123,7 +122,8 @@ class Optimal:
             if pruned.known is not None and is_proven_optimal(problem, pruned.known):
                 return self._place_pruned(problem, pruned, None, whole, quick)
         # A map with a device of a kind that was left out costs no less than the one by which it was.
-        first = quick.find_predicted(problem if pruned is None else pruned.problem, whole)
+        worthwhile, known = (problem, None) if pruned is None else (pruned.problem, pruned.known)
+        first = quick.find_predicted(worthwhile, whole, known)
         if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
             return self._place_pruned(problem, pruned, None, whole, quick)
         first = replace(first, policy="optimal", found_by=first.policy)
@@ -134,7 +134,8 @@ class Optimal:
     ) -> Placement:
         """Return the placement for pools on the kinds of devices that may be worth it, from a first map if it helps."""
         if pruned is None:
-            pruned = PrunedFleet(problem) if first is not None and whole.is_over else _prune(problem, whole)
+            late = whole.is_over and first is not None
+            pruned = PrunedFleet(problem) if late else _prune(problem, whole)
         known = [one for one in (pruned.known, first) if one is not None and not one.unplaced]
         start = min(known, key=partial(objective_value, problem), default=None)
         if problem.previous is not None:
@@ -216,9 +217,7 @@ class Optimal:
         """
         task = None if process is None or first.unplaced else make_bound_task(problem, segments, first.gpus)
         beside = process if process is not None and task is not None and process.begin(task, limit) else None
-        kept = _FOR_BOUND * (limit.left_s or 0.0) if beside is None else 0.0
-        gpus = ClassSearch(problem, segments, limit.keeping(kept)).search([first.gpus])
-        if gpus is not None:
+        for gpus in search_class_maps(problem, segments, first.gpus, limit, beside):
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
         return first if first.unplaced else bound_classes(problem, segments, first, limit, beside)
 
@@ -287,6 +286,8 @@ class Optimal:
             best = _search_patterns(problem, segments, best, search)
         if not (best.found_by and is_proven_optimal(problem, best)):
             best = self._improve(problem, segments, planned, best, search)
+        if limit.seconds is None:
+            best = improve_by_classes(problem, segments, best)
         return clip_bounds(problem, best)
 
     def _find_fairest(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:

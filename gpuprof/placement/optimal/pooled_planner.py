@@ -17,7 +17,7 @@ from functools import partial
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.budget_plan import BudgetPlans
+from gpuprof.placement.optimal.budget_plan import FOUND_BY, BudgetPlans
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cost_bound import with_cost_bound, with_least_bound
 from gpuprof.placement.optimal.goodput import bound_goodput
@@ -92,13 +92,10 @@ class PooledPlanner:
 
     def plan_by_budget(self, limit: Limit) -> Placement | None:
         """Return the cheapest map of `BudgetPlans` that is found in time, with a bound; None where there is none."""
-        found: Gpus | None = None
-        with self.problem.limits.until(limit), suppress(TimeUpError):
-            for cheaper in BudgetPlans(self.problem, self.segments).plan(limit):
-                found = cheaper
+        found = BudgetPlans(self.problem, self.segments).find_cheapest(limit)
         if found is None:
             return None
-        made = Placement("optimal", found, found_by="half of the SLO, judged by queues")
+        made = Placement("optimal", found, found_by=FOUND_BY)
         return with_cost_bound(self.problem, self.segments, self._without_bounds(made), limit)
 
     def plan_by_tables(self, known: Placement | None, standing: Gpus) -> Placement | None:

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload, batch_times
 from gpuprof.domain.interference_table import tabulate_interference
 from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import QuickQueueModel
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.budget_plan import FOUND_BY, BudgetPlans
 from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
 
 #: Policies that take time in proportion to the demands, from the least on; the last solve queues of several processes.
 QUICKEST = "igniter"
 _QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu", "mig-serving")
 #: Baselines that are as quick: `optimal` must not fall behind them either.
 _BASELINES = ("alpaserve", "paris-elsa", "shepherd")
-#: Seconds of processor time that all of them have in any case, where few demands' figures are predicted.
-_LEAST_S = 3.0
+#: Policies that give each model whole MIG instances; by half of the SLO the first is the quickest and the second
+#: mostly the best: these two come before the policies by queues, the others behind.
+_FOR_INSTANCES = ("parvagpu", "ffd", "paris-elsa", "mig-serving")
+_FIRST_BY_BUDGET = 2
+#: Seconds of processor time that all of them have in any case, where few demands' figures are predicted: without a map
+#: that serves everything, and with one; and without one where they simulate the several processes of MIG instances.
+_LEAST_S, _LEAST_BESIDE_S, _LEAST_FOR_INSTANCES_S = 3.0, 1.0, 4.5
 #: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
 _FEW = 20
 #: Of figures that are looked up, all of them together take 20 to 30 ms a demand by a latency budget, 0.2 s by queues.
@@ -80,10 +90,13 @@ class QuickPolicies:
             return placement
         return None
 
-    def find_predicted(self, problem: Problem, limit: Limit) -> Placement | None:
+    def find_predicted(self, problem: Problem, limit: Limit, known: Placement | None) -> Placement | None:
         """Return the best map of few demands by queues whose figures are predicted, None of other problems.
 
-        There the policies take seconds, within the limit or `_LEAST_S` in any case, so that they come before all else.
+        There the policies take seconds, within the limit or for a while in any case, so that they come before all else.
+        Where models were measured in MIG instances alone, maps of instances are mostly the best: these come first, two
+        of them by half of the SLO, which takes a fraction of the time; others by it come last. ``known``: a map that
+        serves everything.
         """
         many = len(problem.demands)
         if limit.seconds is None or problem.options.latency_budget is not None or many > _FEW:
@@ -91,7 +104,11 @@ class QuickPolicies:
         if _are_figures_measured(problem):
             return None
         best, least = None, min(entry.price_per_hour for entry in problem.fleet.entries)
-        for made in self.run(problem, limit.with_least(_LEAST_S)):
+        least_s = _LEAST_FOR_INSTANCES_S if _are_instances_measured(problem) else _LEAST_S
+        until = limit.with_least(least_s if known is None else _LEAST_BESIDE_S)
+        first = _plan_instances(problem, until, _FOR_INSTANCES[:_FIRST_BY_BUDGET])
+        others = _plan_instances(problem, until, _FOR_INSTANCES[_FIRST_BY_BUDGET:])
+        for made in chain(first, self.run(problem, until), others):
             best = made if best is None else min(best, made, key=partial(objective_value, problem))
             if not best.unplaced and objective_value(problem, best)[1] <= least * (1.0 + 1e-9):
                 break  # no map is cheaper than one device
@@ -104,7 +121,10 @@ class QuickPolicies:
         one of them instead would wait as long, and have the better map. The others have until the time is up.
         """
         looked_up = len(problem.demands) <= _FEW_LOOKED_UP and _are_figures_measured(problem)
-        for name in (*_QUICK, *_BASELINES):
+        names: tuple[str, ...] = (*_QUICK, *_BASELINES)
+        if not looked_up and _are_instances_measured(problem):
+            names = tuple(sorted(names, key=lambda name: name not in _FOR_INSTANCES))
+        for name in names:
             if name in self._done or not _is_meant_for(name, problem):
                 continue
             policy, until = make_policy(name), Limit() if looked_up or _is_quick(name, problem) else limit
@@ -120,6 +140,16 @@ class QuickPolicies:
                 self._finished.add(name)
                 self._ended.pop(name, None)
                 yield placement
+
+
+def _plan_instances(problem: Problem, limit: Limit, policies: Sequence[str]) -> Iterator[Placement]:
+    """Yield the maps by half of the SLO of policies for MIG instances, where models were measured in these."""
+    if not _are_instances_measured(problem):
+        return
+    segments = Segments(problem)
+    for name in policies:
+        if (gpus := BudgetPlans(problem, segments, name).find_cheapest(limit)) is not None:
+            yield Placement(FOUND_BY, gpus)
 
 
 def _without_limit(problem: Problem) -> Problem:
@@ -139,10 +169,35 @@ def _are_figures_measured(problem: Problem) -> bool:
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
             for share in problem.estimator.shares(demand.model, entry.device)[-1:]:
-                for batch in problem.estimator.batches(demand.model, entry.device, share)[:1]:
-                    if not problem.estimator.estimate(demand.model, entry.device, batch, share).latency_ms.is_observed:
-                        return False
+                batches = problem.estimator.batches(demand.model, entry.device, share)[:1]
+                times = batch_times(problem.estimator, demand.model, entry.device, batches, share, 1)
+                if not all(one.is_observed for one in times):
+                    return False
     return True
+
+
+def _are_instances_measured(problem: Problem) -> bool:
+    """Whether every model was measured in some MIG instance of a device of the fleet."""
+    return all(
+        any(_is_instance_measured(problem, demand, entry.device) for entry in problem.fleet.entries)
+        for demand in problem.demands
+    )
+
+
+def _is_instance_measured(problem: Problem, demand: Demand, device: Device) -> bool:
+    with suppress(InputError):
+        for share in problem.estimator.shares(demand.model, device):
+            if share.mig is not None and _is_first_batch_observed(problem, demand, device, share):
+                return True
+    return False
+
+
+def _is_first_batch_observed(problem: Problem, demand: Demand, device: Device, share: Share) -> bool:
+    """Whether the time of the smallest batch was measured, or lies between such."""
+    for batch in problem.estimator.batches(demand.model, device, share)[:1]:
+        with suppress(InputError):
+            return problem.estimator.estimate(demand.model, device, batch, share).latency_ms.is_observed
+    return False
 
 
 def has_fast_late_bounds(problem: Problem) -> bool:

@@ -125,14 +125,12 @@ class QueueSearch(TableSearch):
         device, partition = self.problem.device(pattern.pattern.device), pattern.pattern.partition
         if sum(one.memory_bytes or 0 for one in partition.replicas) > device.dram_bytes:
             return False
-        with suppress(InputError):
-            return all(
-                self.segments.meets(
-                    self.problem.demand(one.model), device, one.workload, one.rate_rps, partition.beside(one)
-                )
-                for one in partition.replicas
+        return all(
+            self.segments.meets(
+                self.problem.demand(one.model), device, one.workload, one.rate_rps, partition.beside(one)
             )
-        return False
+            for one in partition.replicas
+        )
 
     def _mend(self, pattern: PartPattern) -> PartPattern | None:
         by_task = sorted(pattern.parts, key=self._task)

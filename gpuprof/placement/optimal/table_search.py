@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart, PartPattern, Split
 from gpuprof.placement.optimal.demand_classes import DemandClasses, group_alike, number_classes
+from gpuprof.placement.optimal.incumbent import sum_prices
 from gpuprof.placement.optimal.neighbour_box import KindTable
 from gpuprof.placement.optimal.pattern import SPACE, PartitionKind
 from gpuprof.placement.optimal.pattern_program import ReplicaPattern
@@ -51,6 +53,8 @@ _STALLED = 1e-4
 _MOST_STALLED = 6
 #: Part of the time that is left to the program in whole numbers.
 _FOR_PROGRAM = 0.35
+#: Part of the time for patterns that the relaxation by classes leaves to those of whole demands.
+_FOR_WHOLE = 0.35
 #: Programs in whole numbers are solved again without patterns that break an SLO after all, at most this often.
 _MOST_REPAIRED = 5
 
@@ -77,7 +81,7 @@ class TableSearch:
         if best is None or self.limit.seconds is None or self.limit.is_over:
             return best
         finer, _ = self._search(_FINE, patterns, self._keep_for_program())
-        return best if finer is None else min(best, finer, key=self._cost)
+        return best if finer is None else min(best, finer, key=partial(sum_prices, self.problem))
 
     def _keep_for_program(self) -> Limit:
         """Return the limit of patterns: some of what is left is for the program in whole numbers."""
@@ -93,10 +97,10 @@ class TableSearch:
             if splits is None:
                 return None, known
             relaxed = self._make_program(splits, known, unequal=True)
-            relaxed = self._generate(relaxed, limit, by_class=True)
+            relaxed = self._generate(relaxed, _keep_for_whole(limit), by_class=True)
             program = self._make_program(splits, relaxed.patterns())
             program = self._generate(program, limit, by_class=False)
-        if program is None:
+        if program is None or limit.is_interrupted:
             return None, known
         return self._solve(program, splits or ()), program.patterns()
 
@@ -221,14 +225,11 @@ class TableSearch:
         first = self._solve_whole(splits, self._choose(ranked, 0), _GAP, least)
         second = None if limit.is_over else self._solve_whole(splits, self._choose(ranked, 1), EXACT, limit)
         found = [gpus for gpus in (first, second) if gpus is not None]
-        return min(found, key=self._cost, default=None)
+        return min(found, key=partial(sum_prices, self.problem), default=None)
 
     def _choose(self, ranked: Sequence[PartPattern], number: int) -> Sequence[PartPattern]:
         """Return which patterns, of least reduced cost first, the first program in whole numbers or the next has."""
         return ranked[: _CHOSEN[number]]
-
-    def _cost(self, gpus: Sequence[PlacedGpu]) -> float:
-        return sum(self.problem.entry(gpu.device).price_per_hour for gpu in gpus)
 
     def _solve_whole(
         self, splits: Sequence[Split], chosen: Sequence[PartPattern], gap: float, limit: Limit
@@ -243,7 +244,7 @@ class TableSearch:
                 return None
             broken = {one for one in program.find_used(found) if not self._holds(one)}
             if not broken:
-                return _trim_rates(self.problem, program.read_solution(found))
+                return trim_rates(self.problem, program.read_solution(found))
             chosen = [one for one in chosen if one not in broken]
         return None
 
@@ -251,6 +252,12 @@ class TableSearch:
         device, partition = self.problem.device(pattern.pattern.device), pattern.pattern.partition
         memory = sum(one.memory_bytes or 0 for one in partition.replicas)
         return memory <= device.dram_bytes and self.segments.holds(device, partition)
+
+
+def _keep_for_whole(limit: Limit) -> Limit:
+    """Return the limit of the relaxation by classes: with its patterns alone maps take up to a third more devices."""
+    kept = limit.keeping(_FOR_WHOLE * (limit.left_s or 0.0))
+    return kept.with_least((1.0 - _FOR_WHOLE) * limit.least_cpu_s)
 
 
 def _drop_expensive(costs: Mapping[DemandPart, float]) -> list[DemandPart]:
@@ -293,7 +300,7 @@ def _average(first: Mapping[DemandPart, float], second: Mapping[DemandPart, floa
     return {part: (first[part] + second[part]) / 2.0 for part in second}
 
 
-def _trim_rates(problem: Problem, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+def trim_rates(problem: Problem, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
     """Return the devices with lower rates where the replicas of a demand would serve more than is asked for."""
     served = Placement("optimal", tuple(gpus)).rates_rps()
     kept = {model: min(1.0, problem.demand(model).rate_rps / rate) for model, rate in served.items()}

@@ -209,13 +209,10 @@ class _OpenGpus:
         held = sum(one.memory_bytes or 0 for one in partition.replicas)
         if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
-        try:
-            return all(
-                self.segments.meets(self.problem.demand(one.model), device, one.workload, one.rate_rps, beside)
-                for one, beside in self._list_neighbours(partition)
-            )
-        except InputError:  # nothing is known of one beside the others, or they failed so
-            return False
+        return all(
+            self.segments.meets(self.problem.demand(one.model), device, one.workload, one.rate_rps, beside)
+            for one, beside in self._list_neighbours(partition)
+        )
 
     def _list_neighbours(self, partition: PlacedPartition) -> Iterator[tuple[PlacedReplica, tuple[Workload, ...]]]:
         for one in partition.replicas:

@@ -168,10 +168,7 @@ class _Cluster:
         return Workload(model, batch, Share(min(100.0, units * self.unit_pct)))
 
     def _alone(self, demand: Demand, rate_rps: float, batch: int, units: int) -> bool:
-        try:
-            return self.segments.meets(demand, self.device, self._workload(demand.model, batch, units), rate_rps)
-        except InputError:
-            return False
+        return self.segments.meets(demand, self.device, self._workload(demand.model, batch, units), rate_rps)
 
     def allocate(self, state: _State, number: int, most: int) -> _State | None:
         """Algorithm 2: raise the shares until every SLO is kept; None when that takes more units than ``most``."""
@@ -202,10 +199,7 @@ class _Cluster:
 
     def _keeps(self, task: _Task, running: Sequence[Workload], index: int) -> bool:
         beside = (*running[:index], *running[index + 1 :])
-        try:
-            return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
-        except InputError:  # nothing is known of it beside these, or it failed so
-            return False
+        return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
 
     def replica(self, task: _Task, units: int) -> PlacedReplica:
         """Return the task as a replica with a share of ``units``."""

@@ -18,6 +18,9 @@ from gpuprof.placement.published.mig_serving_slow import SlowSearch
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
+#: Rounds of the slow algorithms without an improvement.
+_ROUNDS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class MigServing:
@@ -34,15 +37,19 @@ class MigServing:
     #: they find is never worse than the fast algorithm's map, and the same for the same seed where the time limit does
     #: not end them.
     slow: bool = False
-    rounds: int = 10  #: Rounds of the slow algorithms without an improvement after which they end.
+    #: Rounds of the slow algorithms without an improvement after which they end; None: ten.
+    rounds: int | None = None
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises `InputError` when no device of the fleet has MIG, or ``rounds`` is below one.
+        Raises `InputError` when no device of the fleet has MIG, or ``rounds`` is below one or given without ``slow``.
         """
-        if self.rounds < 1:
-            raise InputError(f"rounds must be at least 1 but got {self.rounds}")
+        if self.rounds is not None and not self.slow:
+            raise InputError("rounds are of the slow algorithms, which were not asked for", "give -O slow=true, too")
+        rounds = _ROUNDS if self.rounds is None else self.rounds
+        if rounds < 1:
+            raise InputError(f"rounds must be at least 1 but got {rounds}")
         limit = Limit(problem.options.time_limit_s)
         entry = problem.mig_entry("mig-serving")
         segments = Segments(problem)
@@ -52,7 +59,7 @@ class MigServing:
         found_by, stopped = None, False
         if self.slow:
             fast = len(gpus)
-            search = SlowSearch(services, layouts, entry.count, self.rounds, problem.options.seed, limit)
+            search = SlowSearch(services, layouts, entry.count, rounds, problem.options.seed, limit)
             gpus = search.improve(gpus)
             found_by = f"the slow algorithms: {len(gpus)} devices where the fast one has {fast}"
             stopped = limit.is_over

@@ -28,8 +28,8 @@ class Milp:
     One batch size a model, at most one replica of a model on a GPU, ΣCreq and ΣMreq at most 100% on each GPU, at most
     ``max_replicas`` replicas. With several kinds of device goodput, Creq and Mreq have the device as a third index.
     The thesis leaves open which of equally good solutions is taken: here the one of least ΣCreq + ΣMreq. Decided here
-    too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a device
-    on which an SLO would break beside the others is not used.
+    too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a replica for which an SLO
+    would break beside the others goes, with its batch, to the first other GPU where none does, if there is one.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
@@ -126,7 +126,28 @@ def _put_replicas(
     capacity: dict[str, float] = {}
     for demand, requirement, _, _ in chosen:
         capacity[demand.model] = capacity.get(demand.model, 0.0) + requirement.segment.capacity_rps
+    refused = []
     for demand, requirement, gpu, _ in chosen:
-        load = min(1.0, demand.rate_rps / capacity[demand.model])
-        bins[gpu].add(requirement.replica(requirement.segment.capacity_rps * load), segments)
+        rate_rps = requirement.segment.capacity_rps * min(1.0, demand.rate_rps / capacity[demand.model])
+        if not bins[gpu].add(requirement.replica(rate_rps), segments):
+            refused.append((demand.model, requirement.segment.batch, rate_rps))
+    for model, batch, rate_rps in refused:
+        _put_elsewhere(bins, segments, program.known[model], model, batch, rate_rps)
     return Placement("milp", tuple(one.to_gpu() for one in bins if not one.is_empty))
+
+
+def _put_elsewhere(
+    bins: Sequence[Bin],
+    segments: Segments,
+    known: Mapping[str, Mapping[int, Requirement]],
+    model: str,
+    batch: int,
+    rate_rps: float,
+) -> None:
+    """Put a replica on the first GPU without one of its model where everybody keeps the SLO, if there is one."""
+    for one in bins:
+        requirement = known[one.device.name].get(batch)
+        if requirement is None or any(replica.model == model for replica in one.to_gpu().replicas()):
+            continue
+        if one.add(requirement.replica(min(rate_rps, requirement.segment.capacity_rps)), segments):
+            return

@@ -13,6 +13,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
@@ -26,6 +27,8 @@ _SMALL_SLICES = 2
 #: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others to
 #: the lowest that is free.
 _HIGH_SLICES = 3
+#: Most processes of an instance (§III-D).
+_PROCESSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,22 @@ class ParvaGpu:
 
     single: bool = False  #: One process in each instance (the paper's ParvaGPU-single).
     unoptimized: bool = False  #: Without Allocation Optimization (ParvaGPU-unoptimized).
-    #: Most processes of an instance where `Options.max_processes` says nothing; the paper says three.
-    processes: int = 3
+    #: Most processes of an instance where `Options.max_processes` says nothing; None: three, as the paper says.
+    processes: int | None = None
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises `InputError` when no device of the fleet has MIG.
+        Raises `InputError` when no device of the fleet has MIG, or ``processes`` is below one or has no effect.
         """
+        said = 1 if self.single else problem.options.max_processes
+        if self.processes is not None and said is not None and self.processes != said:
+            other = "single" if self.single else f"--max-processes {said}"
+            raise InputError(f"processes={self.processes} has no effect beside {other}", "leave one of them out")
+        if self.processes is not None and self.processes < 1:
+            raise InputError(f"processes must be at least 1 but got {self.processes}")
         entry = problem.mig_entry("parvagpu")
-        most = 1 if self.single else problem.options.max_processes or self.processes
+        most = said or self.processes or _PROCESSES
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
         kept = standing(problem, segments, entry, services)

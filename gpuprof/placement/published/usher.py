@@ -12,7 +12,7 @@ from random import Random
 from gpuprof.domain.demand import Demand
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
-from gpuprof.placement.placement import PlacedReplica, Placement
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.published.usher_groups import balanced_groups
@@ -49,7 +49,7 @@ class Usher:
     device a model's Creq and Mreq are the means over those that can host it; goodput is the largest rate that a
     replica serves by the problem's latency rule; of configurations of equal goodput the cheapest, on fixed fleets
     too; a replica whose SLO, or whose neighbours', would break where USHER puts it, which USHER does not look at,
-    gets a further device if there is one.
+    gets a further device if there is one, of the same kind or else the one that serves most of it.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
@@ -169,35 +169,45 @@ class Usher:
     ) -> Placement:
         """Put the replicas on real devices, which may refuse for interference, and name what is missing."""
         bins = [Bin(problem.device(space.device), unshared=self.unshared) for space in spaces]
-        refused = []
+        refused: list[tuple[Option, str, float]] = []
         for model, own in _by_model(hosts).items():
             demand = problem.demand(model)
-            chosen = [(option.by_device[spaces[index].device], index) for option, index in own]
-            capacity = sum(requirement.segment.capacity_rps for requirement, _ in chosen)
+            chosen = [(option, option.by_device[spaces[index].device], index) for option, index in own]
+            capacity = sum(requirement.segment.capacity_rps for _, requirement, _ in chosen)
             load = min(1.0, demand.rate_rps / capacity)
-            for requirement, index in chosen:
-                replica = requirement.replica(requirement.segment.capacity_rps * load)
-                if not bins[index].add(replica, segments):
-                    refused.append((bins[index].device.name, replica))
+            for option, requirement, index in chosen:
+                rate_rps = requirement.segment.capacity_rps * load
+                if not bins[index].add(requirement.replica(rate_rps), segments):
+                    refused.append((option, bins[index].device.name, rate_rps))
         bins += self._apart(problem, segments, bins, refused)
         gpus = tuple(one.to_gpu() for one in bins if not one.is_empty)
         name = f"usher{'/' + self.without if self.without else ''}"
         return with_unplaced(problem, segments, Placement(name, gpus))
 
     def _apart(
-        self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[str, PlacedReplica]]
+        self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[Option, str, float]]
     ) -> list[Bin]:
-        """Return further devices for the replicas that would not bear their neighbours, first fit."""
+        """Return further devices for the replicas that would not bear their neighbours, first fit.
+
+        They are of the same kind, else of that which serves most of it, the cheapest of equal ones.
+        """
         used = Counter(one.device.name for one in bins)
         fresh: list[Bin] = []
-        for device, replica in refused:
-            if any(one.device.name == device and one.add(replica, segments) for one in fresh):
+        for option, kind, rate_rps in refused:
+            replicas = {
+                device: requirement.replica(min(rate_rps, requirement.segment.capacity_rps))
+                for device, requirement in option.by_device.items()
+            }
+            if any(one.device.name in replicas and one.add(replicas[one.device.name], segments) for one in fresh):
                 continue
-            entry = problem.entry(device)
-            if entry.count is None or used[device] < entry.count:
-                fresh.append(Bin(entry.device, unshared=self.unshared))
-                fresh[-1].add(replica, segments)
-                used[device] += 1
+            able = [entry for entry in problem.fleet.entries if entry.device.name in replicas]
+            left = [entry for entry in able if entry.count is None or used[entry.device.name] < entry.count]
+            if left:
+                ranks = [(e.device.name != kind, -replicas[e.device.name].rate_rps, e.price_per_hour) for e in left]
+                device = left[ranks.index(min(ranks))].device
+                fresh.append(Bin(device, unshared=self.unshared))
+                fresh[-1].add(replicas[device.name], segments)
+                used[device.name] += 1
         return fresh
 
 

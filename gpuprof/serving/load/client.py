@@ -67,7 +67,6 @@ class SentRequests:
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
     status: array[int] = field(default_factory=lambda: array("h"))  #: HTTP status; 0 where no answer came.
-    start: float = 0.0  #: When the times begin, on the monotonic clock.
     cpu_s: float = 0.0  #: CPU time of the client that sent them.
     #: Of a closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
@@ -202,7 +201,6 @@ class LoadClient:
 
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
-        self.sent.start = start
         shorten_wakeup_latency()
         gc.collect()
         gc.disable()  # a collection in the middle would be seen as latency

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.lost_time import StolenSpan, StolenSpanRecorder, StolenTime
+from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.client_processes import run_clients
+from gpuprof.serving.load.p99_gap import AnsweredRequests, select_answered
 from gpuprof.serving.load.report import ModelResult, stage_rows, summarize
 from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
 from gpuprof.serving.load.traffic import arrival_times
@@ -67,7 +68,7 @@ class LoadOutcome:
     """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU.
 
     ``stolen`` is the part of the time of this machine's cores that its hypervisor gave to others meanwhile, None where
-    the kernel does not say; ``stolen_spans`` are when and of which core, in seconds from the first request on.
+    the kernel does not say; ``answered`` are the requests of each model, none where answers let the next ones go.
     With a rule for windows also how many there were, and whether the last of them agree.
     """
 
@@ -76,7 +77,7 @@ class LoadOutcome:
     clients: int
     client_cpu_s: float = 0.0
     stolen: float | None = None
-    stolen_spans: tuple[StolenSpan, ...] = ()
+    answered: tuple[AnsweredRequests, ...] = ()
     windows: int | None = None
     is_stable: bool | None = None
 
@@ -90,8 +91,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     schedules = make_schedules(target, streams, requests, settings)
     before = _statistics(target, streams)
     stolen = StolenTime()
-    with StolenSpanRecorder() as recorder:
-        results = run_clients(schedules, settings.rule, settings.warmup_s)
+    results = run_clients(schedules, settings.rule, settings.warmup_s)
     stolen_part = stolen.part()
     try:
         after = _statistics(target, streams)
@@ -104,13 +104,15 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
         for position, stream in enumerate(streams)
     ]
     stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
+    is_open = not any(stream.concurrency for stream in streams)
+    answered = (select_answered(schedules, results, position, span) for position in range(len(streams)) if is_open)
     return LoadOutcome(
         measured,
         stages,
         len(schedules),
         sum(result.cpu_s for result in results),
         stolen_part,
-        tuple(replace(one, at_s=one.at_s - results[0].start) for one in recorder.spans),
+        tuple(answered),
         *((results[0].windows, results[0].is_stable) if settings.rule else (None, None)),
     )
 

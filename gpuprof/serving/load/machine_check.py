@@ -87,19 +87,19 @@ def is_local(host: str) -> bool:
 
 def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
     """Return the cores of this machine that the workers of a map hold if they are served here; none if they cannot."""
-    return frozenset(core for cores in replica_cores(deployment) for core in cores)
-
-
-def replica_cores(deployment: DeploymentMap) -> list[tuple[int, ...]]:
-    """Return the cores of this machine that each replica holds, in the order of the map; none where none is its own."""
-    places = list(deployment.places())
-    held = [gpu.device.startswith("cpu") and not gpu.index and len(deployment.nodes) == 1 for _, gpu, *_ in places]
-    replicas = [replica for (*_, replica), on_cpu in zip(places, held, strict=True) if on_cpu]
+    if len(deployment.nodes) != 1:
+        return frozenset()
+    shares = [
+        (replica.sm_share_pct, replica.turns)
+        for gpu in deployment.nodes[0].gpus
+        if gpu.device.startswith("cpu") and not gpu.index
+        for partition in gpu.partitions
+        for replica in partition.replicas
+    ]
     try:
-        slices = iter(plan_shared_slices([(one.sm_share_pct, one.turns) for one in replicas], own_cores()))
+        return frozenset(core for part in plan_shared_slices(shares, own_cores()) for core in part.cores)
     except InputError:
-        return [()] * len(places)
-    return [next(slices).cores if on_cpu else () for on_cpu in held]
+        return frozenset()
 
 
 def check_machine(target: Target, streams: Sequence[RequestStream], deployment: DeploymentMap) -> MachineCheck:

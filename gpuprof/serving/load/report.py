@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.percentiles import find_percentile
 from gpuprof.serving.load.prediction import LoadPrediction
+from gpuprof.serving.load.request_columns import select_columns
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from gpuprof.serving.load.p99_gap import P99Gap
 
     Floats = npt.NDArray[np.float64]
 
@@ -91,7 +94,7 @@ def summarize(
     """Return the figures of one model; ``span`` is the part of the schedule that counts, in seconds."""
     import numpy as np
 
-    due, sent, done, status, told_ms = _columns(schedules, results, model, span)
+    due, sent, done, status, told_ms = select_columns(schedules, results, model, span)
     latency = 1000.0 * (done - due)
     found = status == 200
     answered = latency[found]
@@ -155,36 +158,16 @@ def _find_percentiles(ordered: Floats) -> dict[str, Any]:
     return figures
 
 
-def _columns(
-    schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return by request when it was due, sent and answered, its status, and what the server told (three rows)."""
-    import numpy as np
-
-    due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
-    models = np.concatenate([np.asarray(schedule.models) for schedule in schedules])
-    sent = np.concatenate([np.asarray(result.sent_s) for result in results])
-    done = np.concatenate([np.asarray(result.done_s) for result in results])
-    status = np.concatenate([np.asarray(result.status, float) for result in results])
-    told = [
-        [one or [UNKNOWN_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
-        for result in results
-    ]
-    told_ms = np.concatenate([np.asarray(one, float) for one in told], axis=1)
-    own = (models == model) & (due >= span[0]) & (due < span[1])
-    return due[own], sent[own], done[own], status[own], told_ms[:, own]
-
-
 def report_row(
     result: ModelResult,
     predicted: LoadPrediction | None,
     planned: LoadPrediction | None = None,
-    with_stolen: LoadPrediction | None = None,
+    p99_gap: P99Gap | None = None,
 ) -> dict[str, object]:
     """Return measured and predicted figures side by side with the relative errors (measured against predicted).
 
     ``predicted_by`` names what they come from. ``planned`` is what the map was planned to do at these rates,
-    ``with_stolen`` what is predicted of workers whose cores the hypervisor gave to others at times.
+    ``p99_gap`` where the difference of p99 arose.
     """
     row: dict[str, object] = asdict(result)
     row["client_is_limit"] = result.client_is_limit
@@ -193,16 +176,15 @@ def report_row(
     row["planned_goodput_rps"] = None if planned is None else planned.goodput_rps
     row["planned_p99_ms"] = None if planned is None else planned.p99_ms
     for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
-        row[f"predicted_{key}"], row[f"{key}_error"] = _compare(result, predicted, key)
-    row["with_stolen_p99_ms"], row["with_stolen_p99_ms_error"] = _compare(result, with_stolen, "p99_ms")
+        expected = None if predicted is None else getattr(predicted, key)
+        got = getattr(result, key)
+        row[f"predicted_{key}"] = expected
+        known = expected is not None and 0.0 < expected < float("inf") and got is not None
+        row[f"{key}_error"] = (got - expected) / expected if known else None
+    row["p99_gap_batches_ms"] = None if p99_gap is None else p99_gap.batches_ms
+    row["p99_gap_late_ms"] = None if p99_gap is None else p99_gap.late_ms
+    row["p99_gap_rest_ms"] = None if p99_gap is None else p99_gap.rest_ms
     return row
-
-
-def _compare(result: ModelResult, predicted: LoadPrediction | None, key: str) -> tuple[float | None, float | None]:
-    """Return a predicted figure, and the relative error of it (measured against predicted)."""
-    expected, got = None if predicted is None else getattr(predicted, key), getattr(result, key)
-    known = expected is not None and 0.0 < expected < float("inf") and got is not None
-    return expected, (got - expected) / expected if known else None
 
 
 def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:

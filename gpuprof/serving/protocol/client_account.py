@@ -13,6 +13,11 @@ class ClientAccount:
     HTTP/2 limits how much data may be sent that nobody waits for, but neither settings nor pings nor resets, each of
     which keeps grpcio and the relay busy.
 
+    Attributes
+    ----------
+    connections : int
+        Of the client.
+
     Examples
     --------
     >>> account = ClientAccount(now=0.0)
@@ -21,10 +26,11 @@ class ClientAccount:
     (False, True)
     """
 
-    __slots__ = ("_at", "_left")
+    __slots__ = ("_at", "_left", "connections")
 
     def __init__(self, now: float) -> None:
         self._left, self._at = _FRAMES_AT_ONCE, now
+        self.connections = 0
 
     def may_send(self, now: float) -> bool:
         """Return whether the client may send more."""
@@ -44,3 +50,49 @@ class ClientAccount:
     def is_needless(self, now: float) -> bool:
         """Return whether a new account would be the same."""
         return self._left + (now - self._at) * _FRAMES_PER_S >= _FRAMES_AT_ONCE
+
+
+class ConnectionAccount:
+    """Counts what one connection sends: it goes on, whatever others of its client send, with less than its part.
+
+    Its part of what a client may send grows as time goes by, to as much as a second's: who opens a connection
+    has none yet.
+
+    Parameters
+    ----------
+    client : ClientAccount
+    now : float
+        Monotonic seconds.
+    """
+
+    __slots__ = ("_at", "_client", "_left")
+
+    def __init__(self, client: ClientAccount, now: float) -> None:
+        self._client, self._left, self._at = client, 0.0, now
+        client.connections += 1
+
+    def may_send(self, now: float) -> bool:
+        """Return whether the connection may send more."""
+        if self._client.may_send(now):
+            return True
+        self._grow(now)
+        return self._left > 0.0
+
+    def spend(self, cost: int, now: float) -> None:
+        """Count frames that the connection has sent."""
+        self._client.spend(cost, now)
+        self._grow(now)
+        self._left -= cost
+
+    def earn(self, size: int) -> None:
+        """Count bytes that the connection is sent."""
+        self._client.earn(size)
+
+    def close(self) -> None:
+        """Count the connection no longer."""
+        self._client.connections -= 1
+
+    def _grow(self, now: float) -> None:
+        part_per_s = _FRAMES_PER_S / max(1, self._client.connections)
+        self._left = min(part_per_s, self._left + (now - self._at) * part_per_s)
+        self._at = now

@@ -8,6 +8,8 @@ import time
 _LEAST_BYTES_PER_S = 1 << 17
 #: One that has asked nothing, or not gone on with a request, for so long makes room where there are too many.
 _IDLE_S, _SILENT_S = 1.0, 5.0
+#: And, for another of the same client, one whose request is not whole after so long.
+_UNFINISHED_S = 0.5
 
 
 class ClientProgress:
@@ -48,6 +50,10 @@ class ClientProgress:
     def is_quiet(self, now: float, is_asked: bool) -> bool:
         """Return whether nothing has moved for a while; ``is_asked``: whether a request has begun."""
         return now - self.touched > (_SILENT_S if is_asked else _IDLE_S)
+
+    def has_lasted(self, now: float) -> bool:
+        """Return whether a request has been under way for longer than requests usually are."""
+        return self._began is not None and now - self._began > _UNFINISHED_S
 
     def is_overdue(self, now: float, stall_s: float, byte_count: int) -> bool:
         """Return whether nothing has moved for ``stall_s``, or ``byte_count`` bytes have taken ``stall_s`` too long."""

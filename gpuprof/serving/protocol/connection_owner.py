@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuprof.serving.protocol.http_route import Route
     from gpuprof.serving.protocol.incoming_request import KnownHead
     from gpuprof.serving.protocol.loop_turns import LoopTurns
+    from gpuprof.serving.protocol.record_turns import RecordTurns
     from gpuprof.serving.transport.inference import RefusedError
     from gpuprof.serving.transport.wire import Buffer
 
@@ -23,6 +24,7 @@ class ConnectionOwner(BodyOwner, Protocol):
     scratch: bytearray
     connections: ConnectionSet[Any]
     turns: LoopTurns
+    records: RecordTurns
     known_heads: dict[bytes, KnownHead]
 
     @property

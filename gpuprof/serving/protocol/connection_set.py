@@ -30,6 +30,10 @@ class PeerConnection(Hashable, Protocol):
         """Return whether its client has asked nothing for a while, or has not gone on with what it began."""
         ...
 
+    def is_unfinished_at(self, now: float) -> bool:
+        """Return whether its client has begun a request a while ago of which more is to come."""
+        ...
+
     def abort(self) -> None:
         """Close the connection at once."""
         ...
@@ -41,9 +45,10 @@ ConnectionT = TypeVar("ConnectionT", bound=PeerConnection)
 class ConnectionSet(Generic[ConnectionT]):
     """The connections that are open: so many in all and so many of a client.
 
-    A client that has as many as it may gets another one where one of its own is idle, which is closed. When there are
-    too many in all, the client that has most gives one up, an idle one rather than one in use. So nobody keeps others
-    out by holding connections. Which one has been idle longest is looked for among some of them.
+    A client that has as many as it may gets another one where one of its own is idle, or has a request that does not
+    become whole: that is closed. When there are too many in all, the client that has most gives one up, an idle one
+    rather than one in use. So nobody keeps others out by holding connections, whoever they are. Which one has been idle
+    longest is looked for among some of them.
 
     Parameters
     ----------
@@ -119,7 +124,7 @@ class ConnectionSet(Generic[ConnectionT]):
             del own[connection]
             own[connection] = None
         idle = [connection for connection in examined if connection.is_idle_at(now)]
-        candidates = idle or (examined if or_busy else [])
+        candidates = idle or [connection for connection in examined if or_busy or connection.is_unfinished_at(now)]
         return min(candidates, key=lambda connection: connection.touched, default=None)
 
     def _move(self, client: str, before: int, after: int) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_messages import (
     InferCall,
@@ -24,6 +23,7 @@ from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.known_calls import KnownCalls
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
 from gpuprof.serving.protocol.parse_pool import refuse_long_text
+from gpuprof.serving.protocol.peer_counts import peer_of
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
@@ -152,7 +152,8 @@ class InferenceCalls:
             model = self._router.find(call.name, call.version)
             if isinstance(call, LargeCall):
                 refuse_long_text(call.text_bytes)
-                request = await self._pool.run(read_large_call, model.spec, call.data)
+                async with self._pool.turn(peer_of(context)):
+                    request = await self._pool.run(read_large_call, model.spec, call.data)
                 return self._submit(model, request, context, settle, arrived)
             if self._turns.admits_all(arrived) or self._turns.admits(model.name, arrived):
                 return self._read_and_submit(model, call, context, settle, arrived)
@@ -250,13 +251,3 @@ def _settle(answer: asyncio.Future[bytes], outcome: Sequence[Buffer] | RefusedEr
 
 def _metadata_value(context: Any, name: str) -> str:
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
-
-
-def peer_of(context: Any) -> str:
-    """Return the address of a call's client without its port: ``127.0.0.1`` of ``ipv4:127.0.0.1:50412``."""
-    return _address_of(context.peer())
-
-
-@lru_cache(4096)
-def _address_of(uri: str) -> str:
-    return unquote(uri).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
+from gpuprof.serving.protocol.begun_question import QUESTION_PATH
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
-from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
-from gpuprof.serving.protocol.grpc_reader import MessageReader
+from gpuprof.serving.protocol.grpc_inference import InferenceCalls
+from gpuprof.serving.protocol.grpc_reader import MAX_SHORT_BYTES, MessageReader
+from gpuprof.serving.protocol.grpc_refusals import end_call
 from gpuprof.serving.protocol.grpc_stream import InferStream
-from gpuprof.serving.protocol.open_inference import SERVICE, message_class, protocol_pool, service_methods
-from gpuprof.serving.protocol.peer_counts import PeerCounts
+from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
+from gpuprof.serving.protocol.peer_counts import PeerCounts, peer_of
 from gpuprof.serving.protocol.protocol_parts import CountRefusal
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
@@ -26,18 +26,12 @@ from gpuprof.serving.transport.wire import Buffer
 
 #: Answers a call, given its messages or its only one, and the context.
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Of a message that is no inference.
-_MAX_SHORT_BYTES = 1 << 16
-_HEALTH = "grpc.health.v1.Health"
-_PUBLIC_PREFIX = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{_HEALTH}/Check"})
-_STATUSES = {
-    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
-    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-}
+_PROBES = "ServerLive", "ServerReady"
+_PUBLIC_PREFIX = frozenset({*(f"/{SERVICE}/{name}" for name in _PROBES), "/grpc.health.v1.Health/Check", QUESTION_PATH})
+#: Calls that grpcio has at a time, of which it refuses any more, and what is in them for those that ask for health and
+#: for others. The rest are on their way here.
+MAX_CALLS = 20_000
+_MOST_CALLS, _MOST_PROBES = 8_000, 2_000
 
 
 class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
@@ -75,23 +69,9 @@ class GuardedMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
     def _refuse_by(self, refusal: RefusedError) -> Any:
         async def refuse(_: object, context: Any) -> None:
             self._count_refusal(refusal)
-            await _abort_with(context, refusal)
+            await end_call(context, refusal)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-class _HandlerCollector:
-    """Stands where grpc's generated code expects a server, and keeps what it registers."""
-
-    def __init__(self) -> None:
-        self.methods: dict[str, Any] = {}
-
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Take over the methods of a service."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Take over the methods of a service by their names."""
-        self.methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 
 class CallLimits:
@@ -111,28 +91,47 @@ class CallLimits:
         self.count_refusal = count_refusal
         self._reader = reader
         self._receive_s = receive_s
-        self.peers = PeerCounts(per_peer)
+        self._peers = PeerCounts(per_peer, _MOST_CALLS)
+        #: Beside calls of such a client, or of others at its address, it can still ask for the server's health.
+        self._probing = PeerCounts(per_peer, _MOST_PROBES)
 
-    def limit(self, behaviour: Behaviour) -> Behaviour:
-        """Return ``behaviour``, but that it ends the calls that it refuses, and those that are too many of a client."""
+    @property
+    def turned_away(self) -> int:
+        """Calls beyond those that an address may have."""
+        return self._peers.turned_away + self._probing.turned_away
+
+    @property
+    def clients(self) -> int:
+        """How many clients have calls."""
+        return self._peers.clients + self._probing.clients
+
+    def limit(self, behaviour: Behaviour, is_probe: bool = False) -> Behaviour:
+        """Return ``behaviour``, but that it ends the calls that it refuses, and those that are too many of a client.
+
+        ``is_probe``: Whether it says at once how the server is; of such calls a client may have as many beside others.
+        """
+        peers = self._probing if is_probe else self._peers
 
         async def answer(messages: Any, context: Any) -> Any:
             peer = peer_of(context)
-            is_one_more = self.peers.add(peer)
+            is_one_more = peers.add(peer)
             try:
                 if not is_one_more:
-                    raise _too_many(self.peers.per_peer)
+                    raise _too_many()
                 return await behaviour(messages, context)
             except RefusedError as refusal:
                 self.count_refusal(refusal)
-                await _abort_with(context, refusal)
+                # What grpcio ends the call with keeps the refusal in a cycle, and with it the message.
+                refusal.forget_origin()
+                if not context.done():  # whoever waited for its message has told it already
+                    await end_call(context, refusal)
             finally:
                 if is_one_more:
-                    self.peers.discard(peer)
+                    peers.discard(peer)
 
         return answer
 
-    def read_one(self, behaviour: Behaviour, parse: Callable[[Buffer], Any]) -> Behaviour:
+    def read_one(self, behaviour: Behaviour, parse: Callable[[Buffer], Any], is_probe: bool = False) -> Behaviour:
         """Return what reads the only message of a call, which is a short one, and has ``behaviour`` answer it.
 
         grpcio would receive it, however long, before the call is known here; so the call is registered as one that
@@ -145,7 +144,7 @@ class CallLimits:
                 raise RefusedError(HTTPStatus.BAD_REQUEST, "the call has no message")
             return await behaviour(request, context)
 
-        return self.limit(answer)
+        return self.limit(answer, is_probe)
 
     def read_all(
         self, behaviour: Callable[[Any, Any], AsyncIterator[Any]], parse: Callable[[Buffer], Any]
@@ -163,12 +162,12 @@ class CallLimits:
         return self.limit(answer)
 
     async def _read_short(self, context: Any, parse: Callable[[Buffer], Any], limit_s: float) -> Any:
-        message = await self._reader.read_message(context, limit_s)
+        message = await self._reader.read_message(context, limit_s, is_short=True)
         if message is None:
             return None
         self._reader.release(len(message))
-        if len(message) > _MAX_SHORT_BYTES:
-            text = f"the message is larger than {_MAX_SHORT_BYTES} bytes"
+        if len(message) > MAX_SHORT_BYTES:
+            text = f"the message is larger than {MAX_SHORT_BYTES} bytes"
             raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         try:
             return parse(message)
@@ -177,12 +176,19 @@ class CallLimits:
             raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
 
 
-def inference_methods(router: Router, calls: InferenceCalls, limits: CallLimits) -> dict[str, Any]:
-    """Return the handlers of the Open Inference Protocol by their paths."""
+def inference_methods(
+    router: Router, calls: InferenceCalls, limits: CallLimits, streams: set[InferStream]
+) -> dict[str, Any]:
+    """Return the handlers of the Open Inference Protocol by their paths; ``streams`` will hold those that are open."""
     described = DescriptionCalls(router)
 
     async def stream(_: object, context: Any) -> None:
-        await InferStream(calls, context, limits.count_refusal).run()
+        own = InferStream(calls, context, limits.count_refusal)
+        streams.add(own)
+        try:
+            await own.run()
+        finally:
+            streams.discard(own)
 
     methods = {}
     for method in service_methods():
@@ -192,54 +198,16 @@ def inference_methods(router: Router, calls: InferenceCalls, limits: CallLimits)
             handler = grpc.stream_stream_rpc_method_handler(limits.limit(stream))
         else:
             request, response = (message_class(one.name) for one in (method.input_type, method.output_type))
-            answer = limits.read_one(described.handler(method), request.FromString)
+            answer = limits.read_one(described.handler(method), request.FromString, method.name in _PROBES)
             handler = grpc.stream_unary_rpc_method_handler(answer, None, response.SerializeToString)
         methods[f"/{SERVICE}/{method.name}"] = handler
     return methods
 
 
-def standard_methods(health_servicer: health.aio.HealthServicer, limits: CallLimits) -> dict[str, Any]:
-    """Return the handlers of gRPC's own services by their paths: health and server reflection."""
-    pool = protocol_pool()
-    for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-        pool.AddSerializedFile(described.serialized_pb)
-    names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
-    collected = _HandlerCollector()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, collected)
-    reflected = reflection.aio.ReflectionServicer(names, pool)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, collected)
-    return {path: _limit_standard(handler, limits) for path, handler in collected.methods.items()}
-
-
-def _limit_standard(handler: Any, limits: CallLimits) -> Any:
-    """Return a handler of grpc's generated code as one that reads through the reader of all calls."""
-    parse, serialize = handler.request_deserializer, handler.response_serializer
-    if handler.request_streaming:
-        answer = limits.read_all(handler.stream_stream, parse)
-    elif handler.response_streaming:
-        answer = limits.read_one(handler.unary_stream, parse)
-    else:
-        return grpc.stream_unary_rpc_method_handler(limits.read_one(handler.unary_unary, parse), None, serialize)
-    return grpc.stream_stream_rpc_method_handler(answer, None, serialize)
-
-
-def _too_many(per_peer: int) -> RefusedError:
-    message = f"the address has {per_peer} calls that are not answered yet, as many as it may have"
+def _too_many() -> RefusedError:
+    message = "the address has as many calls that are not answered yet as it may have"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
 
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
-
-
-async def _abort_with(context: Any, refusal: RefusedError) -> NoReturn:
-    """End a call with the status that stands for a refusal."""
-    code = _STATUSES.get(refusal.status, grpc.StatusCode.INTERNAL)
-    if refusal.overloaded:
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    trailers: tuple[tuple[str, str], ...] = ()
-    if refusal.retry_after_s is not None:
-        # gRFC A6: a client that retries by its service config waits so long.
-        trailers = (("grpc-retry-pushback-ms", str(int(1000 * refusal.retry_after_s) + 1)),)
-    await context.abort(code, refusal.message, trailers)
-    raise AssertionError("a call that was aborted goes on")

@@ -17,23 +17,30 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.listening import stop_listening
+from gpuprof.serving.protocol.begun_question import BegunQuestion
+from gpuprof.serving.protocol.call_turns import CallTurns
 from gpuprof.serving.protocol.client_account import ClientAccount
 from gpuprof.serving.protocol.connection_set import ConnectionSet
 from gpuprof.serving.protocol.peer_counts import find_client
+from gpuprof.serving.protocol.pending_connection import HTTP2, PendingConnection
 from gpuprof.serving.protocol.poller import Poller
-from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, PendingConnection, RelayedConnection
+from gpuprof.serving.protocol.relayed_connection import PIECE_BYTES, RelayedConnection
 from gpuprof.serving.watch.memory import return_free_memory
 
-#: What the router says, once, and what it is answered.
-STOP, STOPPED = b"stop", "stopped"
-#: Events of connections in a turn, and of those without the preface yet: each may be a TLS handshake, a millisecond.
-_EVENTS, _NEW_EVENTS = 128, 4
+#: What the router says, the last once, and what it is answered.
+PING, STOP = b"ping", b"stop"
+ALIVE, STOPPED = "alive", "stopped"
+#: What it is told beside: connections for which there was no room, and clients without HTTP/2, so far.
+TURNED_AWAY, WITHOUT_HTTP2 = "turned_away", "without_http2"
+#: Events of connections in a turn, of those without the preface yet, and TLS handshakes that begin, a millisecond each.
+_EVENTS, _NEW_EVENTS, _HANDSHAKES = 128, 32, 4
 _ACCEPTED_AT_ONCE = 16
 _TICK_S = 0.1
 #: So often the memory of connections that are gone is returned, some 50 KB of each with TLS.
@@ -76,9 +83,15 @@ class Relay:
         self._accounts: dict[str, ClientAccount] = {}
         self._connections = ConnectionSet[PendingConnection | RelayedConnection](order.per_peer, order.connections)
         self._pending: dict[PendingConnection, None] = {}
+        #: Whose TLS can begin, by address: these have turns.
+        self._hellos: dict[str, deque[PendingConnection]] = {}
         self._waiting_for_grpcio: list[PendingConnection] = []
+        connect = partial(self._connect_upstream, "relay", 0)
+        self._question = BegunQuestion(self._poller, connect, self._note_begun)
+        self._turns = CallTurns(self._question.ask)
         self._relayed: set[RelayedConnection] = set()
-        self._told = self._most = 0
+        self._most = self._without_http2 = 0
+        self._told = (0, 0)
         self._ends_by = self._trimmed = 0.0
         #: Tells names apart that the same client has one after another, and those of other servers.
         self._mark, self._count = os.urandom(6).hex(), 0
@@ -92,11 +105,16 @@ class Relay:
         self._accept_from_now()
         ticked = 0.0
         while not self._ends_by or (self._relayed and time.monotonic() < self._ends_by):
-            is_busy = self._connections or self._accounts or self._most
-            self._poller.dispatch(_TICK_S if is_busy else None, _EVENTS)
+            is_busy = self._connections or self._accounts or self._most or self._told != self._count_refused()
+            self._poller.dispatch(0.0 if self._hellos else _TICK_S if is_busy else None, _EVENTS)
+            self._turns.give_turns()
+            self._begin_handshakes()
             if (now := time.monotonic()) > ticked + _TICK_S:
                 self._tick(now)
                 ticked = now
+
+    def _note_begun(self) -> None:
+        self._turns.note_answer()
 
     def _accept_from_now(self) -> None:
         for listener in self._listening:
@@ -119,16 +137,39 @@ class Relay:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pending = PendingConnection(
-            self._new_poller, client, find_client(host), self._context, self._start_relaying, self._forget
+            self._new_poller,
+            client,
+            find_client(host),
+            self._context,
+            self._take_hello,
+            self._start_relaying,
+            self._forget,
         )
         self._pending[pending] = None
         if not self._connections.add(pending, pending.touched):
             pending.abort()
 
+    def _take_hello(self, pending: PendingConnection) -> None:
+        self._hellos.setdefault(pending.peer, deque()).append(pending)
+
+    def _begin_handshakes(self) -> None:
+        """Begin a few handshakes, of each address in turn one of its newest or oldest."""
+        began = 0
+        while self._hellos and began < _HANDSHAKES:
+            peer = next(iter(self._hellos))
+            waiting = self._hellos.pop(peer)
+            pending = waiting.pop() if len(waiting) % 2 else waiting.popleft()
+            if waiting:
+                self._hellos[peer] = waiting
+            if pending in self._pending:  # else it was given up meanwhile
+                pending.begin_tls()
+                began += 1
+
     def _forget(self, connection: PendingConnection | RelayedConnection) -> None:
         self._connections.discard(connection)
         if isinstance(connection, PendingConnection):
             self._pending.pop(connection, None)
+            self._without_http2 += connection.lacks_http2
         else:
             self._relayed.discard(connection)
 
@@ -145,7 +186,9 @@ class Relay:
         self._forget(pending)
         now = time.monotonic()
         account = self._accounts.setdefault(pending.peer, ClientAccount(now))
-        connection = RelayedConnection(self._poller, self._buffer, pending, upstream, account, self._forget)
+        connection = RelayedConnection(
+            self._poller, self._buffer, pending, upstream, account, self._turns, self._forget
+        )
         self._relayed.add(connection)
         self._connections.add(connection, now)
 
@@ -169,7 +212,9 @@ class Relay:
         said = b""
         with suppress(ConnectionError):  # it has not read what it was told last
             said = self._router.recv(len(STOP))
-        if said == STOP:
+        if said == PING:
+            self._tell({ALIVE: True})
+        elif said == STOP:
             for listener in self._listening:
                 self._new_poller.unwatch(listener)
             for client in stop_listening(self._listening):
@@ -193,6 +238,7 @@ class Relay:
         for pending in waiting:
             if pending in self._pending:
                 self._start_relaying(pending)
+        self._question.check(now)
         for connection in list(self._relayed):
             connection.check(now, self._order.stall_s)
         for client in [client for client, account in self._accounts.items() if account.is_needless(now)]:
@@ -200,11 +246,15 @@ class Relay:
                 del self._accounts[client]
         self._accept_from_now()
         self._return_memory(now)
-        if self._connections.turned_away != self._told:
-            self._told = self._connections.turned_away
-            self._tell({"turned_away": self._told})
+        if (counts := self._count_refused()) != self._told:
+            self._told = counts
+            self._tell({TURNED_AWAY: counts[0], WITHOUT_HTTP2: counts[1]})
         with suppress(OSError):  # where it runs is for the router to say
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+
+    def _count_refused(self) -> tuple[int, int]:
+        """Return how many connections found no room, and how many clients offered no HTTP/2."""
+        return self._connections.turned_away, self._without_http2
 
     def _return_memory(self, now: float) -> None:
         """Have the C library return what connections had that are gone, where half of them are."""
@@ -221,7 +271,7 @@ class Relay:
 def _make_context(certificate: str, private_key: str) -> ssl.SSLContext:
     """Return what shows the certificate and speaks HTTP/2."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([HTTP2])
     context.options |= ssl.OP_NO_RENEGOTIATION
     files = [os.memfd_create("pem") for _ in range(2)]  # it is read from files only
     for file, text in zip(files, (certificate, private_key), strict=True):

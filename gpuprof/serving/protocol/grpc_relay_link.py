@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import math
 import os
 import socket
 import subprocess
@@ -14,10 +15,12 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.runtime.module_command import module_command
-from gpuprof.serving.protocol.grpc_relay import STOP, STOPPED, RelayOrder
+from gpuprof.serving.protocol.grpc_relay import PING, STOP, STOPPED, TURNED_AWAY, WITHOUT_HTTP2, RelayOrder
+from gpuprof.serving.protocol.protocol_figures import RelayFigures
 from gpuprof.serving.transport.security import Security
 from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.stalls import read_waited_s
 
 #: Connections that wait to be accepted, as many as the system allows (net.core.somaxconn).
 _MOST_UNACCEPTED = (1 << 16) - 1
@@ -27,6 +30,11 @@ _MESSAGE_BYTES = 1 << 12
 #: One that lived for less is not replaced at once, or it would be started as fast as it can die.
 _LONG_LIFE_S = _BACKOFF_S = 1.0
 _PATIENCE_S = 8.0
+#: A relay that has not answered for so long hangs; it answers between two pieces of work, which take milliseconds. One
+#: that starts may have to be read from a slow disk.
+_HANG_S, _FIRST_ANSWER_S = 10.0, 60.0
+#: Clients that do not offer HTTP/2 are told of so often at most.
+_WARN_S = 60.0
 
 
 class RelayLink:
@@ -56,6 +64,12 @@ class RelayLink:
         self._process: LivingProcess | None = None
         self._relay: socket.socket | None = None
         self._began = 0.0
+        #: Since when it owes an answer, on the clock of `watch` without its waits for a core; None: it owes none.
+        self._asked: float | None = None
+        self._silent_s = self._waited_s = 0.0
+        self._has_answered = False
+        self._ends = self._hangs = 0
+        self._without_http2, self._warned_at = 0, -math.inf
         self._ended, self._stopped = asyncio.Event(), asyncio.Event()
         self._turned_away_before = self._turned_away = 0
 
@@ -68,6 +82,11 @@ class RelayLink:
     def turned_away(self) -> int:
         """Return how many connections there would have been more."""
         return self._turned_away_before + self._turned_away
+
+    @property
+    def figures(self) -> RelayFigures:
+        """Return how the relay has fared."""
+        return RelayFigures(self._ends - self._hangs, self._hangs, self._silent_s)
 
     def listen(self, host: str, port: int) -> int:
         """Take a port, on every address of ``host``; return it.
@@ -97,6 +116,30 @@ class RelayLink:
         """Start the relay; it connects to the socket ``upstream``, which may then lose its name."""
         self._upstream = os.open(upstream, os.O_PATH)
         self._start()
+
+    def watch(self, awake_s: float) -> None:
+        """Kill the relay when it has not answered for too long; called periodically.
+
+        Parameters
+        ----------
+        awake_s : float
+            A clock that stands still while the router does, and with it when the machine stands still.
+        """
+        if self._relay is None or self._process is None:
+            return
+        # While it waits for a core, which others have, it cannot answer either.
+        self._waited_s = max(self._waited_s, read_waited_s(self._process.pid))
+        clock = awake_s - self._waited_s
+        if self._asked is None:
+            self._asked = clock
+        self._silent_s = max(0.0, clock - self._asked)
+        if self._silent_s > (_HANG_S if self._has_answered else _FIRST_ANSWER_S):
+            LOGGER.warning("the relay of gRPC hangs, is replaced", extra={"pid": self.pid})
+            self._hangs += 1
+            self._asked = math.inf
+            self._process.kill()
+        with suppress(OSError):  # what it has not read fills its socket
+            self._relay.send(PING)
 
     async def stop_listening(self) -> None:
         """Let no new connection in; those that the system has accepted are relayed."""
@@ -167,10 +210,19 @@ class RelayLink:
         if not text:  # it has ended
             asyncio.get_running_loop().remove_reader(self._relay)
             return
+        self._has_answered, self._asked, self._silent_s = True, None, 0.0
         said = json.loads(text)
-        self._turned_away = said.get("turned_away", self._turned_away)
+        self._turned_away = said.get(TURNED_AWAY, self._turned_away)
+        self._warn_of_clients(said.get(WITHOUT_HTTP2, 0))
         if STOPPED in said:
             self._stopped.set()
+
+    def _warn_of_clients(self, without_http2: int) -> None:
+        now = time.monotonic()
+        if without_http2 > self._without_http2 and now > self._warned_at + _WARN_S:
+            more = without_http2 - self._without_http2
+            self._without_http2, self._warned_at = without_http2, now
+            LOGGER.warning("clients of gRPC offer no HTTP/2 (ALPN h2), are refused", extra={"clients": more})
 
     def _has_ended(self) -> None:
         assert self._process is not None
@@ -182,6 +234,9 @@ class RelayLink:
         self._stopped.set()
         if self._relay is None:  # it was to end
             return
+        self._ends += 1
+        self._asked, self._has_answered = None, False
+        self._silent_s, self._waited_s, self._without_http2 = 0.0, 0.0, 0
         loop.remove_reader(self._relay)
         self._relay.close()
         self._relay = None

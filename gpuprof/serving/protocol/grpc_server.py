@@ -15,29 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2
 
 from gpuprof.errors import UnavailableError
+from gpuprof.serving.protocol.grpc_health import HealthService, health_methods
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_methods import (
+    MAX_CALLS,
     CallLimits,
     GuardedMethods,
     inference_methods,
-    standard_methods,
 )
 from gpuprof.serving.protocol.grpc_reader import WEIGH_S, MessageReader
+from gpuprof.serving.protocol.grpc_reflection_methods import reflection_methods
 from gpuprof.serving.protocol.grpc_relay_link import RelayLink
+from gpuprof.serving.protocol.grpc_stream import InferStream
 from gpuprof.serving.protocol.open_inference import SERVICE
+from gpuprof.serving.protocol.protocol_figures import RelayFigures
 from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.security import OPEN, Security
 
 _MAX_STREAMS = 1000
-_MAX_CALLS = 20_000
 #: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
 _LOOKAHEAD_BYTES = 1 << 16
 _LEAST_BYTES_PER_S = 1 << 20
-_SERVING, _NOT_SERVING = (health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING"))
+#: When it stops, grpcio waits for 20 s for clients that answer no ping; where so often there was no call, nobody does.
+_QUIET_S, _QUIET_TURNS = 0.1, 15
 
 
 class GrpcServer:
@@ -79,16 +82,17 @@ class GrpcServer:
         shared = ProtocolParts() if shared is None else shared
         self.port = 0
         self._relay = RelayLink(security, per_peer, stall_s)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService([SERVICE])
         receive_s = stall_s + max_message_bytes / _LEAST_BYTES_PER_S
         self._reader = MessageReader(router.arena, max_message_bytes)
         self._limits = CallLimits(self._reader, receive_s, per_peer, shared.count_refusal)
+        self._streams: set[InferStream] = set()
         calls = InferenceCalls(router, self._reader, receive_s, shared)
-        methods = inference_methods(router, calls, self._limits) | standard_methods(self._health, self._limits)
+        methods = inference_methods(router, calls, self._limits, self._streams)
+        methods |= health_methods(self._health, self._limits) | reflection_methods(self._limits)
         options = _options(max_message_bytes, stall_s, idle_s)
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
         self._server.add_generic_rpc_handlers((GuardedMethods(methods, security, shared.count_refusal),))
-        self._was_ready: bool | None = None
         self._weighing: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -108,7 +112,7 @@ class GrpcServer:
                 self._server.add_insecure_port(f"unix:{path}")
             except RuntimeError:
                 raise UnavailableError(f"cannot open a socket in {directory}") from None
-            await self.watch(time.monotonic())
+            self.watch(time.monotonic())
             await self._server.start()
             self._relay.start(path)
         self._weighing = asyncio.ensure_future(self._weigh())
@@ -116,9 +120,14 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls and wait for those that are there."""
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         await self._relay.stop_listening()
-        await self._server.stop(grace_s)
+        for stream in list(self._streams):
+            stream.stop()
+        stopping, quiet = asyncio.ensure_future(self._server.stop(grace_s)), 0
+        while not stopping.done() and quiet < _QUIET_TURNS:
+            await asyncio.wait([stopping], timeout=_QUIET_S)
+            quiet = 0 if self._limits.clients or self._router.arena.charged else quiet + 1
 
     async def close(self) -> None:
         """Close the port and all connections."""
@@ -128,19 +137,24 @@ class GrpcServer:
         await self._relay.close()
         self._reader.weigh()  # messages that were not whole are gone
 
-    async def watch(self, now: float) -> None:
+    def watch(self, now: float) -> None:
         """End calls that do not go on, and have the health service say whether every model can be answered."""
         self._reader.watch(now)
-        ready = self._router.is_ready
-        if ready != self._was_ready:
-            self._was_ready = ready
-            for name in ("", SERVICE):
-                await self._health.set(name, _SERVING if ready else _NOT_SERVING)
+        self._health.tell(self._router.is_ready)
+
+    def watch_relay(self, awake_s: float) -> None:
+        """Replace the relay where it hangs; ``awake_s``: a clock that stands still while the router does."""
+        self._relay.watch(awake_s)
+
+    @property
+    def relay_figures(self) -> RelayFigures:
+        """How the relay has fared."""
+        return self._relay.figures
 
     @property
     def turned_away(self) -> int:
         """Calls and connections beyond those that an address may have."""
-        return self._limits.peers.turned_away + self._relay.turned_away
+        return self._limits.turned_away + self._relay.turned_away
 
     def measure_idle_bytes(self) -> None:
         """Take the memory that the process has now for its own; called when nothing is asked of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
@@ -36,7 +37,7 @@ class InferStream:
         self._waiting: set[Inference] = set()
         self._permits = asyncio.Semaphore(_DEPTH)
         self._unanswered = 0
-        self._client_ended = self._is_over = False
+        self._client_ended = self._is_over = self._is_stopping = False
 
     async def run(self) -> None:
         """Return when the client has said everything and everything is answered."""
@@ -51,6 +52,11 @@ class InferStream:
             while not self._answers.empty():
                 left = self._answers.get_nowait()
                 self._arena.discharge(left[1] if isinstance(left, tuple) else 0)
+
+    def stop(self) -> None:
+        """End the stream when everything is answered: the server stops, and the client may have nothing more to say."""
+        self._is_stopping = True
+        self._finish_if_all_is_answered()
 
     async def _write(self) -> None:
         while (answer := await self._answers.get()) is not None:
@@ -69,6 +75,7 @@ class InferStream:
             try:
                 call = await self._calls.receive(self._context)
             except RefusedError as refusal:  # what follows need not make sense either
+                refusal.forget_origin()  # it waits behind answers that may be read slowly
                 self._answers.put_nowait(refusal)
                 return
             if call is None:
@@ -107,5 +114,9 @@ class InferStream:
         self._finish_if_all_is_answered()
 
     def _finish_if_all_is_answered(self) -> None:
-        if self._client_ended and not self._unanswered:
+        if self._unanswered:
+            return
+        if self._client_ended:
             self._answers.put_nowait(None)
+        elif self._is_stopping:
+            self._answers.put_nowait(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping"))

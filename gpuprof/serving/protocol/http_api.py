@@ -31,6 +31,8 @@ from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.loop_turns import DiscardTurns, LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures, RelayFigures
+from gpuprof.serving.protocol.record_turns import RecordTurns
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_urgency
 from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
@@ -74,6 +76,8 @@ class HttpApi:
     ----------
     turned_away_elsewhere : callable
         Returns how many connections and calls of other protocols addresses had too many.
+    find_relay_figures : callable
+        Returns how the relay of gRPC has fared; None: there is none.
     """
 
     def __init__(
@@ -89,15 +93,16 @@ class HttpApi:
         self.arena = router.arena
         self.scratch, self.discard_buffer = bytearray(SCRATCH_BYTES), bytearray(DISCARD_BYTES)
         self.connections = ConnectionSet[HttpConnection](connections_per_peer, find_most_connections())
-        self.bodies, self.discards = BodyTurns(), DiscardTurns()
+        self.bodies, self.discards, self.records = BodyTurns(), DiscardTurns(), RecordTurns()
         self.turns = LoopTurns(held=self.bodies.crowded)
         self.known_heads: dict[bytes, KnownHead] = {}
         self._own_hosts = own_hosts
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self.pool = ParsePool()
         self.turned_away_elsewhere: Callable[[], int] = lambda: 0
-        stalls = StallMeter(time.monotonic()) if stalls is None else stalls
-        self._descriptions = HttpDescriptions(router, self._refusals, self._count_turned_away, stalls)
+        self.find_relay_figures: Callable[[], RelayFigures | None] = lambda: None
+        self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
+        self._descriptions = HttpDescriptions(router, self._find_figures)
         self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
         self._inflater = Inflater(self, max_body_bytes, HTTPStatus.BAD_REQUEST)
@@ -166,8 +171,9 @@ class HttpApi:
         infer, refuse_early = partial(self._infer, model), partial(_refuse_early, model)
         return Route(infer, self._max_body_bytes, True, refuse_early, lane=model.name, lifo_after_s=lifo_after_s)
 
-    def _count_turned_away(self) -> int:
-        return self.connections.turned_away + self.turned_away_elsewhere()
+    def _find_figures(self) -> ProtocolFigures:
+        turned_away = self.connections.turned_away + self.turned_away_elsewhere()
+        return ProtocolFigures(self._refusals, turned_away, self._stalls, self.find_relay_figures())
 
     def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
         """Count an answer that says no, by its protocol, status and reason."""
@@ -243,7 +249,8 @@ class HttpApi:
         connection.on_disconnect = lambda: gone.append(True)
         body, slots = received.body, [] if received.slot is None else [received.slot]
         try:
-            request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
+            async with self.pool.turn(connection.peer):
+                request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
             placed, own_slots = place_inputs(request, self.arena)
         except RefusedError as refusal:
             self._refuse(connection, refusal, slots)
@@ -262,12 +269,13 @@ class HttpApi:
         """Submit a request whose body is compressed; ``gone`` is not empty once its client has disconnected."""
         size = 0
         try:
-            data = await self._inflate(received)
+            data = await self._inflate(received, connection.peer)
             size = len(data)
             body = RequestBody(data, find_json_length(head, size))
             refuse_long_text(body.json_bytes)
             if body.json_bytes > ON_LOOP_BYTES:
-                request = await self.pool.run(read_large_request, model.spec, bytes(data), body.json_bytes)
+                async with self.pool.turn(connection.peer):
+                    request = await self.pool.run(read_large_request, model.spec, bytes(data), body.json_bytes)
             else:
                 request = model.read_request(body)
             placed, slots = place_inputs(request, self.arena)
@@ -282,10 +290,10 @@ class HttpApi:
         else:
             self._submit(model, connection, head, placed, slots, received.arrived)
 
-    async def _inflate(self, received: ReceivedBody) -> Buffer:
+    async def _inflate(self, received: ReceivedBody, client: str) -> Buffer:
         """Return what a body was compressed from, and give its own memory back."""
         try:
-            return await self._inflater.inflate(received.body.data)
+            return await self._inflater.inflate(received.body.data, client)
         finally:
             if received.slot is not None:
                 self.arena.give_back(received.slot)
@@ -349,14 +357,23 @@ class HttpApi:
     ) -> None:
         """Answer with large tensors as JSON, written in another process."""
         copied = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
+        size = sum(len(output.data) for output in copied)
         if slot is not None:
             self.arena.give_back(slot)
         try:
-            text, tensors = await self.pool.run(write_large_response, model.spec, asked, copied)
+            self.charge(size)
+        except RefusedError as refusal:
+            connection.refuse(refusal)
+            return
+        try:
+            async with self.pool.turn(connection.peer):
+                text, tensors = await self.pool.run(write_large_response, model.spec, asked, copied)
         except RefusedError as refusal:
             connection.refuse(refusal)
         else:
             self._answer(connection, inference, text, tensors, None)
+        finally:
+            self.release(size)
 
 
 def _text_bytes(asked: InferRequest, outputs: list[OutputTensor]) -> int:

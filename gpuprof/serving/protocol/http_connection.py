@@ -22,6 +22,7 @@ from gpuprof.serving.protocol.http_message import CONTENT_JSON, read_head, refus
 from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody
 from gpuprof.serving.protocol.incoming_request import IncomingRequest, KnownHead
 from gpuprof.serving.protocol.peer_counts import find_client
+from gpuprof.serving.protocol.record_turns import RecordReader
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -55,6 +56,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.busy = False
         self.on_disconnect: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._records: RecordReader | None = None  #: Of TLS.
         self._body = BodyReceiver(self, owner)
         self._answers = AnswerWriter(owner.arena)
         self._pending = bytearray()
@@ -66,20 +68,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._lingering = False
         self._lingering_bytes = 0
 
-    # --- asyncio's side
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, unless there are too many connections."""
         self._transport = cast(asyncio.Transport, transport)
         self._answers.open(self._transport)
         self._body.open(transport)
         self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
+        if transport.get_extra_info("ssl_object") is not None:
+            self._records = RecordReader(self._owner.records, self.peer, self._end_wait)
         if not self._owner.connections.add(self, self.progress.opened):
             self._transport.write(_TOO_MANY_CONNECTIONS)
             self._transport.close()
 
     def get_buffer(self, hint: int) -> memoryview:
         """Return where the next bytes go: into the arena when a large body is being received."""
+        space = self._find_space()
+        return space if self._records is None else self._records.limit(space)
+
+    def _find_space(self) -> memoryview:
         scratch = memoryview(self._owner.scratch)
         if self.incoming is None and not self._lingering:
             return scratch[:_FIRST_BYTES]
@@ -88,6 +94,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
+        if self._records is not None and self._records.count(count) and self._transport is not None:
+            self._transport.pause_reading()
         self.progress.receive()
         incoming = self.incoming
         if self._lingering:
@@ -137,8 +145,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.incoming = None
         if self.on_disconnect is not None:
             self.on_disconnect()
-
-    # --- the server's side
 
     def respond(
         self,
@@ -213,15 +219,21 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def is_idle_at(self, now: float) -> bool:
         """Return whether the client has asked nothing for a while, or has not gone on with a request."""
-        is_served = self.busy or self._awaits_turn or self._body.awaits_turn or not self._answers.is_idle
-        return not is_served and self.progress.is_quiet(now, is_asked=not self.is_idle)
+        return not self._is_served and self.progress.is_quiet(now, is_asked=not self.is_idle)
+
+    def is_unfinished_at(self, now: float) -> bool:
+        """Return whether the client has begun a request a while ago of which more is to come."""
+        return not (self._is_served or self.is_idle) and self.progress.has_lasted(now)
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether it is the server that a request waits for, or an answer that is being sent."""
+        return self.busy or self._awaits_turn or self._body.awaits_turn or not self._answers.is_idle
 
     def can_close(self, now: float) -> bool:
         """Return whether closing loses nothing; a client that has just connected may be about to send a request."""
         opened = self.progress.opened
         return self.is_idle and (self.progress.touched > opened or now - opened > _NEW_CONNECTION_S)
-
-    # --- reading requests
 
     def pause_reading(self) -> None:
         """Receive nothing until `resume_reading`."""
@@ -233,6 +245,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Receive again."""
         if self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._is_paused = False
+            if self._records is None or not self._records.is_waiting:
+                self._transport.resume_reading()
+
+    def _end_wait(self) -> None:
+        """Receive again, unless something else is waited for."""
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     @property

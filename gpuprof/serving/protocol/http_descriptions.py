@@ -11,9 +11,9 @@ from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures, RelayFigures
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
-from gpuprof.serving.watch.stalls import StallMeter
 
 Answer = Callable[[HttpClient], None]
 
@@ -24,24 +24,13 @@ class HttpDescriptions:
     Parameters
     ----------
     router : Router
-    refusals : Counter
-        Answers that said no, by protocol, status and reason.
-    count_turned_away : callable
-        Returns how many connections and calls addresses had too many.
-    stalls : StallMeter
+    find_figures : callable
+        Returns what the protocols count.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        refusals: Counter[tuple[str, int, str]],
-        count_turned_away: Callable[[], int],
-        stalls: StallMeter,
-    ) -> None:
+    def __init__(self, router: Router, find_figures: Callable[[], ProtocolFigures]) -> None:
         self._router = router
-        self._refusals = refusals
-        self._count_turned_away = count_turned_away
-        self._stalls = stalls
+        self._find_figures = find_figures
 
     def find(self, words: list[str], method: str) -> Route | None:
         """Return what answers at the address of these words; None: nothing.
@@ -92,8 +81,8 @@ class HttpDescriptions:
 
         Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
         """
-        refused: Counter[str] = Counter()
-        for (_, _, reason), count in sorted(self._refusals.items()):
+        figures, refused = self._find_figures(), Counter[str]()
+        for (_, _, reason), count in sorted(figures.refusals.items()):
             refused[reason] += count
         now = time.monotonic()
         slowdowns = [slowdown for model in self._router.list_models() for slowdown in model.list_slowdowns(now)]
@@ -101,23 +90,23 @@ class HttpDescriptions:
             "ready": self._router.is_ready,
             "refused": refused,
             "stalls": {
-                "count": self._stalls.count,
-                "longest_s": round(self._stalls.longest_s, 3),
-                "longest_own_s": round(self._stalls.longest_own_s, 3),
-                "longest_computed_s": round(self._stalls.longest_computed_s, 3),
+                "count": figures.stalls.count,
+                "longest_s": round(figures.stalls.longest_s, 3),
+                "longest_own_s": round(figures.stalls.longest_own_s, 3),
+                "longest_computed_s": round(figures.stalls.longest_computed_s, 3),
             },
             "estimates": {
                 "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
                 "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
             },
+            "relay": None if figures.relay is None else _describe_relay(figures.relay),
         }
         connection.respond_json(200 if self._router.is_ready else 503, state)
 
     def _metrics(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render_metrics
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
 
-        counted = ProtocolFigures(self._refusals, self._count_turned_away(), self._stalls)
-        connection.respond(200, CONTENT_TYPE, render_metrics(self._router, counted))
+        connection.respond(200, CONTENT_TYPE, render_metrics(self._router, self._find_figures()))
 
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document
@@ -142,6 +131,10 @@ class HttpDescriptions:
 
 def _answer_server_metadata(connection: HttpClient) -> None:
     connection.respond_json(200, descriptions.server_metadata())
+
+
+def _describe_relay(figures: RelayFigures) -> dict[str, float]:
+    return {"ended": figures.ended, "hung": figures.hung, "silent_s": round(figures.silent_s, 3)}
 
 
 def _simple(answer: Answer) -> Route:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,6 +29,8 @@ _MOST_DIGITS = 18
 MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
 #: What may stand around the chunks of a body beyond so many times the body: a chunk of a byte has five bytes around it.
 _MAX_FRAMING_BYTES, _MAX_FRAMING_PART = 1 << 16, 16
+#: A name, or an address, in brackets where it is one of IPv6; and a port (RFC 9110, 7.2; RFC 3986, 3.2.2).
+_HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
 _AUTHORIZATION = b"\r\nauthorization:"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -62,7 +65,7 @@ class HttpHead:
         name = name.lower()
         if name in self.headers and name in _GIVEN_ONCE:
             self.repeated = name
-        self.headers[name] = value
+        self.headers[name] = value.rstrip(b" \t")
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
@@ -163,6 +166,8 @@ def _read_host(head: HttpHead, version: str) -> None:
         if head.target[: len(scheme)].lower() == scheme:
             authority, slash, rest = head.target[len(scheme) :].partition(b"/")
             head.headers[b"host"], head.target = authority, slash + rest if slash else b"/"
+    if not _HOST.fullmatch(head.headers.get(b"host", b"")):  # RFC 9112, 3.2
+        raise bad_request("the header Host, or the address in its place, must be a name or an address, and a port")
 
 
 def is_own_host(host: bytes, names: Collection[str]) -> bool:

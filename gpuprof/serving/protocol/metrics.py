@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,26 +11,16 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures, RelayFigures
 from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
-from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _StatisticsByModel = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
 #: Of the format that `generate_latest` writes.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class ProtocolFigures:
-    """Counts of the protocols, beside those of the router."""
-
-    #: Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
-    refusals: Mapping[tuple[str, int, str], int]
-    turned_away: int  #: Connections, and calls of gRPC, beyond those that an address may have.
-    stalls: StallMeter
 
 
 class RouterCollector(Collector):
@@ -103,6 +92,20 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "For how long it did so at most")
     longest.add_metric([], figures.stalls.longest_s)
     yield from (refused, turned, stalls, seconds, longest)
+    if figures.relay is not None:
+        yield from _relay(figures.relay)
+
+
+def _relay(figures: RelayFigures) -> Iterator[Metric]:
+    """Yield what became of the relay of gRPC."""
+    replaced = CounterMetricFamily(
+        "gpuprof_relay_replacements", "How often another relay of gRPC took the place of one", labels=["cause"]
+    )
+    replaced.add_metric(["ended"], float(figures.ended))
+    replaced.add_metric(["hung"], float(figures.hung))
+    silent = GaugeMetricFamily("gpuprof_relay_silence_seconds", "For how long the relay of gRPC has not answered")
+    silent.add_metric([], figures.silent_s)
+    yield from (replaced, silent)
 
 
 def _requests(models: _StatisticsByModel) -> Metric:

@@ -13,11 +13,13 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from multiprocessing import get_context
 from typing import Any, ParamSpec, TypeVar
 
+from gpuprof.serving.transport.client_turns import ClientTurns
 from gpuprof.serving.transport.inference import RefusedError
 
 #: What is parsed on the event loop: a few milliseconds' work.
@@ -25,7 +27,10 @@ ON_LOOP_BYTES = 1 << 18
 #: Larger texts are not read at all: tensors can be sent as they are.
 MAX_TEXT_BYTES = 1 << 24
 _PROCESSES = 1
-_MAX_PENDING = 16
+#: With its process, and on their way there; more of their texts would be copied before it is their turn.
+_AT_ONCE = 2
+#: Of one client.
+_MAX_WAITING = 16
 _MAX_MEMORY_BYTES = 4 << 30
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +51,15 @@ class ParsePool:
 
     def __init__(self) -> None:
         self._executor: ProcessPoolExecutor | None = None
-        self._pending = 0
+        refusal = "too many large texts of this client wait to be read: send tensors as binary data"
+        self._turns = ClientTurns(_AT_ONCE, _MAX_WAITING, refusal, "large texts")
+
+    def turn(self, client: str) -> AbstractAsyncContextManager[None]:
+        """Return what waits for a turn of this client and holds it: `run` is called within.
+
+        Entering it raises `RefusedError`, 503, when too much of the client waits already.
+        """
+        return self._turns.turn(client)
 
     async def run(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Return what a function of a module returns; its arguments and results travel between processes.
@@ -54,19 +67,13 @@ class ParsePool:
         Raises
         ------
         RefusedError
-            What the function raised; 413, when it needs too much memory; 503, when too much waits already.
+            What the function raised; 413, when it needs too much memory.
         """
-        if self._pending >= _MAX_PENDING:
-            message = "too many large texts wait to be read: send tensors as binary data"
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True, reason="large texts")
-        self._pending += 1
         try:
             outcome = await asyncio.wrap_future(self._start().submit(_guard, function, arguments, named))
         except BrokenProcessPool:
             self._executor = None
             raise _too_costly() from None
-        finally:
-            self._pending -= 1
         if isinstance(outcome, _Refusal):
             raise RefusedError(outcome.status, outcome.message)
         return outcome

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
 
 #: Of an address of IPv6, the part that is a client's: whoever has one address has all that begin so.
 _NETWORK_BITS = 64
@@ -11,6 +13,14 @@ _NETWORK_BITS = 64
 
 class PeerCounts:
     """Lets one client have only so many: an address, of IPv6 the network of 64 bits that it is in.
+
+    Nobody may have more than what is left of all: so however many clients take what they can, another finds as much.
+
+    Parameters
+    ----------
+    per_peer : int
+    most : int
+        Of all clients.
 
     Attributes
     ----------
@@ -27,8 +37,9 @@ class PeerCounts:
     True
     """
 
-    def __init__(self, per_peer: int) -> None:
+    def __init__(self, per_peer: int, most: int = 1 << 31) -> None:
         self.per_peer = per_peer
+        self._left = most
         self.turned_away = 0
         self._counts: dict[str, int] = {}
 
@@ -36,11 +47,17 @@ class PeerCounts:
         """Count one more; False, and nothing counted, when the client has too many."""
         client = find_client(peer)
         count = self._counts.get(client, 0)
-        if count >= self.per_peer:
+        if count >= min(self.per_peer, self._left):
             self.turned_away += 1
             return False
         self._counts[client] = count + 1
+        self._left -= 1
         return True
+
+    @property
+    def clients(self) -> int:
+        """How many clients have any."""
+        return len(self._counts)
 
     def has(self, peer: str) -> bool:
         """Return whether the client has any."""
@@ -49,6 +66,7 @@ class PeerCounts:
     def discard(self, peer: str) -> None:
         """Count one less."""
         client = find_client(peer)
+        self._left += 1
         left = self._counts[client] - 1
         if left:
             self._counts[client] = left
@@ -63,6 +81,16 @@ def find_client(peer: str) -> str:
     ('10.0.0.1', '2001:db8::', '10.0.0.1')
     """
     return peer if ":" not in peer else _find_network(peer)
+
+
+def peer_of(context: Any) -> str:
+    """Return the client of a call of gRPC, as `find_client` says: ``127.0.0.1`` of ``ipv4:127.0.0.1:50412``."""
+    return _find_peer(context.peer())
+
+
+@lru_cache(4096)
+def _find_peer(uri: str) -> str:
+    return find_client(unquote(uri).partition(":")[2].rpartition(":")[0].strip("[]"))
 
 
 @lru_cache(4096)

@@ -16,109 +16,25 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from gpuprof.serving.protocol.client_account import ClientAccount
-from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, ClientFrames, FrameError, find_preface_end
+from gpuprof.serving.protocol.call_turns import CallTurns
+from gpuprof.serving.protocol.client_account import ClientAccount, ConnectionAccount
+from gpuprof.serving.protocol.http2_frames import ClientFrames, FrameError, ServerFrames
+from gpuprof.serving.protocol.pending_connection import AGAIN, RECORD_BYTES, PendingConnection
 from gpuprof.serving.protocol.poller import Poller
-from gpuprof.serving.transport.tls_hello import can_begin_tls
 
-#: So much is read at once; a piece of TLS is never longer than the least.
-PIECE_BYTES, _LEAST_BYTES = 1 << 16, 1 << 14
-#: In one direction of a connection, before others have their turn.
-_PIECES = 4
+#: So much is read at once.
+PIECE_BYTES = 1 << 16
+#: In one direction of a connection, before others have their turn; and records of TLS in one of them, each of which
+#: takes microseconds, though it were a byte.
+_PIECES, _RECORDS = 4, 16
 #: For the client to close when it has been told everything: what it still sends would else have the system reset the
 #: connection, and take from it what it has not read yet.
 _LINGER_S = 1.0
-#: A client that has not finished its TLS handshake, or that has moved no byte, for so long makes room where there are
-#: too many: whether a call is being answered is not known here.
-_HANDSHAKE_S, _IDLE_S = 1.0, 5.0
+#: Where there are too many, a client makes room that has had no call for so long, or has for so long neither gone on
+#: with a request nor read more of an answer.
+_IDLE_S, _HALTED_S = 5.0, 30.0
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _NOTHING = memoryview(b"")
-
-
-class PendingConnection:
-    """A client that has not yet said what it must say first: that costs no more than a socket.
-
-    Parameters
-    ----------
-    poller : Poller
-    client : socket
-        Non-blocking.
-    peer : str
-        Whose connections are counted together.
-    context : SSLContext or None
-        For TLS, which begins when the client says something.
-    on_ready : callable
-        Told when the client has sent the preface and its settings.
-    on_closed : callable
-        Told when it is given up.
-
-    Attributes
-    ----------
-    touched : float
-        When it was accepted; monotonic seconds.
-    frames : ClientFrames
-        Of the client.
-    begin, carried : bytes
-        What grpcio is to be sent first, with the acknowledgement of its settings, and what comes before all else later.
-    """
-
-    def __init__(
-        self,
-        poller: Poller,
-        client: socket.socket,
-        peer: str,
-        context: ssl.SSLContext | None,
-        on_ready: Callable[[PendingConnection], None],
-        on_closed: Callable[[PendingConnection], None],
-    ) -> None:
-        self._poller, self.client, self.peer, self._context = poller, client, peer, context
-        self._on_ready, self._on_closed = on_ready, on_closed
-        self.frames = ClientFrames()
-        self.begin = self.carried = b""
-        self._said = bytearray()
-        self.touched = time.monotonic()
-        poller.watch(client, _IN, self._handle)
-
-    def is_idle_at(self, now: float) -> bool:
-        """Return whether the client has begun nothing, or has had time to finish it."""
-        return not isinstance(self.client, ssl.SSLSocket) or now - self.touched > _HANDSHAKE_S
-
-    def abort(self) -> None:
-        """Close the connection."""
-        self._poller.unwatch(self.client)
-        self.client.close()
-        self._on_closed(self)
-
-    def _handle(self, _: int) -> None:
-        try:
-            if self._context is not None and not self._shake_hands(self._context):
-                return
-            while more := self.client.recv(_LEAST_BYTES):
-                self._said += more
-                if length := find_preface_end(self._said):
-                    rest = memoryview(self._said[length:])
-                    passed, self.carried = self.frames.follow(rest, len(rest))
-                    self.begin = bytes(self._said[:length]) + ACKNOWLEDGEMENT + rest[:passed]
-                    self._poller.unwatch(self.client)
-                    self._on_ready(self)
-                    return
-            self.abort()
-        except _AGAIN:
-            pass
-        except (OSError, FrameError, ValueError):  # what is no TLS is an OSError, too, or a ValueError
-            self.abort()
-
-    def _shake_hands(self, context: ssl.SSLContext) -> bool:
-        if not isinstance(self.client, ssl.SSLSocket):
-            if not can_begin_tls(self.client):
-                return False
-            self._poller.unwatch(self.client)
-            self.client = context.wrap_socket(self.client, server_side=True, do_handshake_on_connect=False)
-            self._poller.watch(self.client, _IN, self._handle)
-        self.client.do_handshake()
-        self._context = None
-        return True
 
 
 class RelayedConnection:
@@ -135,6 +51,8 @@ class RelayedConnection:
         The connection to grpcio.
     account : ClientAccount
         Of all connections of its client.
+    turns : CallTurns
+        In which calls begin.
     forget : callable
         Told when the connection is closed.
 
@@ -143,11 +61,12 @@ class RelayedConnection:
     peer : str
         Whose connections are counted together.
     touched : float
-        When bytes last moved, to a tick; monotonic seconds.
+        When a part of a call last came, from either side, to a tick; monotonic seconds.
     """
 
     __slots__ = (
         "_account",
+        "_answers",
         "_begin",
         "_blocked_since",
         "_buffer",
@@ -156,12 +75,12 @@ class RelayedConnection:
         "_down",
         "_forget",
         "_frames",
-        "_has_moved",
         "_is_client_ended",
         "_is_discarding",
         "_is_paused",
         "_lingers_until",
         "_poller",
+        "_turns",
         "_up",
         "_upstream",
         "_watched",
@@ -176,15 +95,18 @@ class RelayedConnection:
         pending: PendingConnection,
         upstream: socket.socket,
         account: ClientAccount,
+        turns: CallTurns,
         forget: Callable[[RelayedConnection], None],
     ) -> None:
-        self._poller, self._buffer, self._account, self._forget = poller, buffer, account, forget
+        self._poller, self._buffer, self._turns, self._forget = poller, buffer, turns, forget
+        self._account = ConnectionAccount(account, time.monotonic())
         self._client, self._upstream, self.peer = pending.client, upstream, pending.peer
         #: Until grpcio has sent its settings nothing is sent to it.
-        self._begin, self._carried, self._frames = pending.begin, pending.carried, pending.frames
+        self._begin, self._carried, self._frames = pending.begin, pending.carried, ClientFrames()
+        self._answers = ServerFrames(self._frames.calls)
         #: What could not be passed on yet, to grpcio and to the client.
         self._up = self._down = _NOTHING
-        self._is_client_ended = self._is_discarding = self._is_paused = self._has_moved = False
+        self._is_client_ended = self._is_discarding = self._is_paused = False
         self._blocked_since = self.touched = time.monotonic()
         self._lingers_until = 0.0
         self._watched = [0, 0]
@@ -192,8 +114,9 @@ class RelayedConnection:
 
     def check(self, now: float, stall_s: float) -> None:
         """Go on where that is a matter of time; close it when its client has not read for ``stall_s``."""
-        if self._has_moved:
-            self._has_moved, self.touched = False, now
+        calls = self._frames.calls
+        if calls.has_moved:
+            calls.has_moved, self.touched = False, now
         if self._is_paused and self._account.may_send(now):
             self._is_paused = False
             self._watch()
@@ -206,8 +129,18 @@ class RelayedConnection:
             self.abort()
 
     def is_idle_at(self, now: float) -> bool:
-        """Return whether no byte has moved for a while."""
-        return now - self.touched > _IDLE_S
+        """Return whether the server owes no answer that the client would read, and no call has gone on for a while.
+
+        Pings and other frames that are of no call keep no connection from being idle.
+        """
+        calls = self._frames.calls
+        if calls.is_computing and not self._down:
+            return False
+        return not calls.has_moved and now - self.touched > (_HALTED_S if calls else _IDLE_S)
+
+    def is_unfinished_at(self, now: float) -> bool:
+        """Return False: calls of a client are counted by themselves."""
+        return False
 
     def abort(self) -> None:
         """Close both ends."""
@@ -217,10 +150,20 @@ class RelayedConnection:
         for end in (self._client, self._upstream):
             self._poller.unwatch(end)
             end.close()
+        self._turns.forget(self)
+        self._account.close()
         self._forget(self)
 
+    def take_turn(self, room: int) -> None:
+        """Begin so many of the calls that have come."""
+        try:
+            self._pass_carried(room)
+            self._watch()
+        except (OSError, FrameError):
+            self.abort()
+
     def _on_client(self, events: int) -> None:
-        if self._is_paused and events & ~(_IN | _OUT):
+        if (self._is_paused or self._frames.lacks_room) and events & ~(_IN | _OUT):
             self.abort()  # nobody waits for what it has sent and is not read yet
             return
         try:
@@ -247,7 +190,8 @@ class RelayedConnection:
         if self._client.fileno() < 0:
             return
         waits = self._up or self._begin or self._is_client_ended
-        events = (0 if waits else select.EPOLLRDHUP if self._is_paused else _IN) | (_OUT if self._down else 0)
+        is_held = self._is_paused or self._frames.lacks_room
+        events = (0 if waits else select.EPOLLRDHUP if is_held else _IN) | (_OUT if self._down else 0)
         if events != self._watched[0]:
             self._watched[0] = events
             self._poller.watch(self._client, events, self._on_client)
@@ -267,31 +211,44 @@ class RelayedConnection:
                 return
             carried = len(self._carried)
             self._buffer[:carried] = self._carried
-            size = _receive(self._client, self._buffer[carried:])
+            size = receive_piece(self._client, self._buffer[carried:])
             if size is None:
                 return
-            self._has_moved = True
             if not size:
                 self._end_up()
                 return
-            self._pass_up(carried + size, now)
-            if self._up or carried + size < PIECE_BYTES:
+            self._pass_up(carried + size, now, self._turns.find_room(self.peer))
+            if self._up or self._frames.lacks_room or carried + size < PIECE_BYTES:
                 return
 
-    def _pass_up(self, size: int, now: float) -> None:
-        """Pass on what is in the buffer."""
+    def _pass_carried(self, room: int) -> None:
+        """Pass on what has come already."""
+        size = len(self._carried)
+        self._buffer[:size] = self._carried
+        self._pass_up(size, time.monotonic(), room)
+
+    def _pass_up(self, size: int, now: float, room: int) -> None:
+        """Pass on what is in the buffer, but no more calls than there is room for."""
+        frames = self._frames
         if self._is_discarding:
+            self._carried, frames.lacks_room = b"", False
             return
-        cost = self._frames.cost
-        size, self._carried = self._frames.follow(self._buffer, size)
-        if self._frames.cost != cost:
-            self._account.spend(self._frames.cost - cost, now)
+        cost, begun = frames.cost, frames.calls.begun
+        size, self._carried = frames.follow(self._buffer, size, room)
+        if frames.cost != cost:
+            self._account.spend(frames.cost - cost, now)
         sent = self._try_upstream(self._buffer[:size])
         if sent < size:
             self._up = memoryview(bytes(self._buffer[sent:size]))
+        elif frames.lacks_room:
+            self._turns.wait(self)
+        if frames.calls.begun != begun:
+            self._turns.begin(frames.calls.begun - begun)
 
     def _send_up(self) -> None:
         self._up = self._up[self._try_upstream(self._up) :]
+        if not self._up and self._frames.lacks_room:
+            self._turns.wait(self)
 
     def _try_upstream(self, data: memoryview) -> int:
         """Send to grpcio; where it has closed the connection everything is thrown away, but what it has said counts."""
@@ -313,22 +270,27 @@ class RelayedConnection:
     def _receive_down(self) -> None:
         """Read from grpcio and pass it on."""
         for _ in range(_PIECES):
-            size = _receive(self._upstream, self._buffer)
+            size = receive_piece(self._upstream, self._buffer)
             if size is None:
                 return
             if not size:
                 self._end_down()
                 return
             self._account.earn(size)
-            self._has_moved = True
+            self._answers.follow(self._buffer, size)
             sent = _send(self._client, self._buffer[:size])
             if sent < size:
                 self._down = memoryview(bytes(self._buffer[sent:size]))
             if self._begin:
-                self._up, self._begin = memoryview(self._begin), b""
-                self._send_up()
+                self._begin_up()
             if self._down or size < PIECE_BYTES:
                 return
+
+    def _begin_up(self) -> None:
+        """Pass on what the client has sent until grpcio has sent its settings."""
+        self._try_upstream(memoryview(self._begin))  # which takes it whole, the first that it is sent
+        self._begin = b""
+        self._pass_carried(self._turns.find_room(self.peer))
 
     def _send_down(self) -> None:
         sent = _send(self._client, self._down)
@@ -339,7 +301,9 @@ class RelayedConnection:
     def _end_down(self) -> None:
         """Tell the client that nothing more comes, and let it close."""
         self._lingers_until = time.monotonic() + _LINGER_S
-        self._is_discarding, self._up = True, _NOTHING
+        self._is_discarding, self._up, self._carried = True, _NOTHING, b""
+        self._frames.lacks_room = False
+        self._turns.forget(self)
         self._poller.unwatch(self._upstream)
         self._upstream.close()
         if self._is_client_ended:
@@ -351,17 +315,17 @@ class RelayedConnection:
         self._client.shutdown(socket.SHUT_WR)
 
 
-def _receive(end: socket.socket, room: memoryview) -> int | None:
+def receive_piece(end: socket.socket, room: memoryview) -> int | None:
     """Read what there is, as far as there is room; 0 at the end, None where there is nothing yet."""
     try:
         size = end.recv_into(room)
-    except _AGAIN:
+    except AGAIN:
         return None
     if isinstance(end, ssl.SSLSocket):
         # A record at a time: where there is room for one, none is left where epoll does not see it.
-        with suppress(*_AGAIN):
-            while size and len(room) - size >= _LEAST_BYTES:
-                more = end.recv_into(room[size:])
+        with suppress(*AGAIN):
+            for _ in range(1, _RECORDS):
+                more = end.recv_into(room[size:]) if size and len(room) - size >= RECORD_BYTES else 0
                 if not more:
                     break
                 size += more
@@ -371,7 +335,7 @@ def _receive(end: socket.socket, room: memoryview) -> int | None:
 def _send(end: socket.socket, data: memoryview) -> int:
     """Send what is taken; return how much."""
     sent = 0
-    with suppress(*_AGAIN):
+    with suppress(*AGAIN):
         sent = end.send(data)
         if isinstance(end, ssl.SSLSocket):
             while sent < len(data):

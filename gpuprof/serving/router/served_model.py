@@ -318,10 +318,13 @@ class ServedModel:
         inference.on_refused(inference, refusal)
 
     def forget_cancelled(self) -> None:
-        """Drop waiting requests whose client has disconnected."""
-        for replica in self.replicas:
-            for inference in replica.drop_cancelled():
-                self.discard(inference)
+        """Drop waiting requests whose client has disconnected, those that wait for a worker, too."""
+        gone = [inference for inference in self._unassigned if inference.cancelled]
+        self._unassigned = [inference for inference in self._unassigned if not inference.cancelled]
+        for replica in (*self.replicas, *self._retired):
+            gone += replica.drop_cancelled()
+        for inference in gone:
+            self.discard(inference)
 
     def discard(self, inference: Inference) -> None:
         """Free all memory that a request holds."""

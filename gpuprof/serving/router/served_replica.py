@@ -21,6 +21,7 @@ from gpuprof.rules.routing import (
     must_be_alone,
     update_mean_left_ms,
 )
+from gpuprof.serving.router.failing_clients import FailingClients
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -82,6 +83,7 @@ class ServedReplica:
         self.latency = LatencyTable(plan.batch, plan.latency_ms, time.monotonic())
         self._owner = owner
         self._queue = RequestQueue()
+        self._failing = FailingClients()
         self._timer: asyncio.TimerHandle | None = None
         self._arrival_count = self._refused_count = 0.0
         self._wait_ms = plan.max_wait_ms
@@ -161,7 +163,7 @@ class ServedReplica:
         self._arrival_count = 1.0 + self._arrival_count * left
         self._refused_count = self._refused_count * left + refused
         counts = self._refused_count, self._arrival_count
-        self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, full_ms)
+        self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, load.latency_ms)
         if load.idle == 0 and load.busy_ms:
             self._left_ms = update_mean_left_ms(self._left_ms, min(load.busy_ms), self._arrival_count)
         self._counted_at = now
@@ -171,6 +173,8 @@ class ServedReplica:
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request by priority, then fairly among clients; send it at once where nothing waits."""
+        if self._failing.has(inference.client, time.monotonic()):
+            _keep_apart(inference, inference.client)
         if not self._queue.rows and (worker := self._find_free_worker(inference.rows)) is not None:
             now = time.monotonic()
             limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
@@ -225,8 +229,8 @@ class ServedReplica:
             if not self._queue.rows:
                 return
             oldest = self._queue.oldest
-            if oldest.alone:
-                self._send(worker, self._queue.take(oldest.rows), now)
+            if oldest.attempts:
+                self._send(worker, self._queue.take(self.plan.batch), now)
                 continue
             limit_ms = wait_limit_ms(self._wait_ms, oldest.deadline_ms, self.latency.times_ms(now))
             waited_ms = 1000.0 * (now - oldest.arrived)
@@ -310,15 +314,35 @@ class ServedReplica:
         self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
-        """Answer the request that failed; of several, try each alone, so that one does not spoil the others."""
-        if len(batch.inferences) == 1:
-            inference = batch.inferences[0]
-            self._owner.refuse(inference, bad_request(f"the model failed on these inputs: {message}"))
+        """Answer the request that failed; of several, try again those of each client, then each alone."""
+        inferences = batch.inferences
+        if len(clients := {inference.client for inference in inferences}) == 1:
+            self._note_failure(inferences[0].client)
+        if len(inferences) == 1:
+            self._owner.refuse(inferences[0], bad_request(f"the model failed on these inputs: {message}"))
             self.send_batches()
             return
-        for inference in batch.inferences:
+        if len(clients) == 1:
+            self._queue_alone(inferences)
+            return
+        again = object()
+        for inference in inferences:
+            _keep_apart(inference, (again, inference.client))
+        self.requeue(inferences)
+
+    def _queue_alone(self, inferences: list[Inference]) -> None:
+        """Queue requests of one client, of which one fails, each to run alone: at its own expense, not first of all."""
+        for inference in inferences:
             inference.alone = True
-        self.requeue(batch.inferences)
+            self._queue.add(inference, find_flow(inference.client, 0.0, math.inf), self.plan.batch)
+        self.send_batches()
+
+    def _note_failure(self, client: str) -> None:
+        """Let the requests of a client share no batch with those of others for a while."""
+        if self._failing.note(client, time.monotonic()):
+            for inference in self._queue:
+                if inference.client == client:
+                    _keep_apart(inference, client)
 
     def _on_batches_lost(self, batches: list[SentBatch]) -> None:
         """Retry the requests of a worker that died, at another replica if this one has no worker left."""
@@ -341,6 +365,11 @@ class ServedReplica:
             self.requeue(again)
         else:
             self._owner.reassign([*again, *self.empty()])
+
+
+def _keep_apart(inference: Inference, group: object) -> None:
+    """Let a request share batches only with others of this group."""
+    inference.batch_key = inference.batch_key, group
 
 
 def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:

@@ -68,7 +68,9 @@ class WorkerHandle:
         Raises `GpuprofError` when the worker cannot load the model or have its share.
         """
         self._link = self._connect(
-            LinkEvents(self._handle_ready, self._handle_refusal, self._handle_done, self._on_failed, self._handle_lost)
+            LinkEvents(
+                self._handle_ready, self._handle_refusal, self._handle_done, self._handle_failure, self._handle_lost
+            )
         )
         await self._link.start(self.order)
         await self._was_ready.wait()
@@ -192,17 +194,25 @@ class WorkerHandle:
             self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
 
     def _handle_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        assert self._link is not None
         now = time.monotonic()
         begun = max(batch.sent, self._last_done)
         for inference in batch.inferences:
             inference.sent = begun  # a batch that waits in the worker behind another still counts as queued
         batch.took_ms = 1000.0 * (now - begun)
-        self._last_done = now
         run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
         self._run_ms = run_ms if math.isinf(self._run_ms) else self._run_ms + _WEIGHT * (run_ms - self._run_ms)
-        self._busy_until = now + sum([other.expected_ms for other in self._link.sent.values()]) / 1000.0
+        self._note_end(now)
         self._on_done(batch, answer)
+
+    def _handle_failure(self, batch: SentBatch, message: str) -> None:
+        self._note_end(time.monotonic())
+        self._on_failed(batch, message)
+
+    def _note_end(self, now: float) -> None:
+        """Expect the other batches that the worker has from now on."""
+        assert self._link is not None
+        self._last_done = now
+        self._busy_until = now + sum([other.expected_ms for other in self._link.sent.values()]) / 1000.0
 
     def _handle_lost(self, batches: list[SentBatch]) -> None:
         if not self._was_ready.is_set():

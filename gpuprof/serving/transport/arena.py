@@ -103,6 +103,22 @@ class Arena:
         self.charged += size
         return True
 
+    def charge_counted(self, size: int, is_needed: bool = False) -> bool:
+        """Charge ``size`` bytes as `charge` does; what `count_elsewhere` has counted of them counts there no longer.
+
+        With ``is_needed`` they are charged though the memory is full.
+        """
+        counted = min(size, self._elsewhere)
+        self.count_elsewhere(self._elsewhere - counted)
+        if self.charge(size):
+            return True
+        if is_needed:
+            self.used += size
+            self.charged += size
+            return True
+        self.count_elsewhere(self._elsewhere + counted)
+        return False
+
     def discharge(self, size: int) -> None:
         """Count ``size`` bytes no longer that were charged."""
         self.used -= size

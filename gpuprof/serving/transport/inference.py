@@ -43,6 +43,10 @@ class RefusedError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
+    def forget_origin(self) -> None:
+        """Forget where it arose: the frames there hold the request, for as long as somebody keeps the refusal."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
 
 def bad_request(message: str) -> RefusedError:
     """Return the refusal of an invalid request."""

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.client_turns import ClientTurns
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
@@ -45,10 +46,10 @@ class Inflater:
         self._memory = memory
         self._max_bytes = max_bytes
         self._invalid = invalid
-        self._turns = asyncio.Semaphore(_INFLATED_AT_ONCE)
+        self._turns = ClientTurns(_INFLATED_AT_ONCE)
 
-    async def inflate(self, message: Buffer) -> Buffer:
-        """Return what a message was compressed from, charged to the memory: the caller releases it.
+    async def inflate(self, message: Buffer, client: str) -> Buffer:
+        """Return what a message of this client was compressed from, charged to the memory: the caller releases it.
 
         Raises
         ------
@@ -57,7 +58,7 @@ class Inflater:
         """
         most = min(self._max_bytes, _MOST_RATIO * len(message))
         inflated: bytearray | RefusedError = bytearray()
-        async with self._turns:
+        async with self._turns.turn(client):
             self._memory.charge(most)
             try:
                 inflated = await asyncio.to_thread(_inflate, message, self._max_bytes, self._invalid)

@@ -47,7 +47,7 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
 
     ``token_file``: none: the token is in the environment (``GPUPROF_TOKEN``), or there is none; ``certificate`` and
     ``key``: PEM files: the chain, and its private key without a passphrase. Raises `InputError` when a file cannot be
-    read or they do not belong together, or everybody can read the token or the key.
+    read or they do not belong together, or everybody can read or write the token or the key.
     """
     token = read_token(token_file)
     os.environ.pop(TOKEN_VARIABLE, None)  # workers need not know it
@@ -94,8 +94,8 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
 def read_token(file: Path | None) -> str:
     """Return the token in ``file``, else that of the environment, else an empty one.
 
-    Raises `InputError` when the file cannot be read, or everybody can read it, or the token is too short to be a secret
-    or has other than visible characters.
+    Raises `InputError` when the file cannot be read, or everybody can read or write it, or the token is too short to be
+    a secret or has other than visible characters.
     """
     where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
     token = (_secret_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
@@ -144,10 +144,12 @@ def _text(path: Path) -> str:
 
 
 def _secret_text(path: Path) -> str:
-    """Return the text of a file that must not be readable by every user of the machine."""
+    """Return the text of a file that not every user of the machine may read or replace by his own."""
     text = _text(path)
-    if path.stat().st_mode & stat.S_IROTH:
-        raise InputError(f"every user of this machine can read {path}", f"chmod 600 {path}")
+    mode = path.stat().st_mode
+    for bit, verb in ((stat.S_IROTH, "read"), (stat.S_IWOTH, "write")):
+        if mode & bit:
+            raise InputError(f"every user of this machine can {verb} {path}", f"chmod 600 {path}")
     return text
 
 

@@ -48,7 +48,7 @@ class StallMeter:
             self._observe_now()
 
     def _observe_now(self) -> None:
-        self.observe_tick(time.monotonic(), time.thread_time(), _read_waited_s())
+        self.observe_tick(time.monotonic(), time.thread_time(), read_waited_s())
 
     def observe_tick(self, now: float, computed_s: float, waited_s: float) -> None:
         """Record that the timer ran only now, when its thread had computed, and waited for a core, so long in all."""
@@ -73,9 +73,12 @@ class StallMeter:
         return now - self.total_s - (late_s if late_s > _LEAST_S else 0.0)
 
 
-def _read_waited_s() -> float:
-    """Return for how long the thread has been ready to run without a core in all; 0 where the system does not say."""
+def read_waited_s(thread: int | str = "thread-self") -> float:
+    """Return for how long a thread has been ready to run without a core in all; 0 where the system does not say.
+
+    ``thread``: its id, by default this one; a process's id is that of its first thread.
+    """
     try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0

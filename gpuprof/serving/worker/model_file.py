@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
 
@@ -17,7 +18,7 @@ def check_model_file(path: Path, planned_sha256: str) -> None:
     if not planned_sha256:
         return
     try:
-        with path.open("rb") as file:
+        with refuse_pipe(path).open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from bench.launch_training import train_launches
 from bench.published_launches import Launches, kernel_resources, published_launches
 from gpuprof.domain.catalogue import datasets, device
+from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq import creq as creq_module
@@ -21,6 +24,9 @@ from gpuprof.estimators.cross_gpu.op_table import make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.placement.contract import demand, problem
+from gpuprof.placement.problem import Options
+from gpuprof.placement.search_space import SearchSpace
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 from tests.estimators.rows import database, measured_row
@@ -53,6 +59,26 @@ def test_averages_grow_with_the_batch_until_the_gpu_is_full(network: Path) -> No
         assert values == sorted(values)
         assert values[0] < 0.5 * values[-1]
     assert found[-1]["wavg_sm_util"] > 80.0
+
+
+def test_requirements_are_predicted_once_somebody_looks_at_them(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, predict = [], creq_module.UnprofiledRequirements.predict
+
+    def record(self: creq_module.UnprofiledRequirements, known: Any, device: Device, batch: int) -> Any:
+        asked.append(batch)
+        return predict(self, known, device, batch)
+
+    monkeypatch.setattr(creq_module.UnprofiledRequirements, "predict", record)
+    estimator = DatabaseEstimator(None, {"net": network}, execution=EAGER)
+    said, same = (estimator.estimate("net", V100, batch, Share()) for batch in (4, 4))
+    posed = problem([demand("net", 5.0)], [(V100, None)], estimator, Options())  # type: ignore[arg-type]
+    steps = SearchSpace(posed).steps("net", V100, None)
+    assert not asked and len(steps) > 1
+    found = said.creq_pct
+    assert [metric for metric, _ in found] == list(METRICS) and found[:1] == tuple(found)[:1]
+    assert asked == [4]
+    assert found == tuple(found) == same.creq_pct and hash(found) == hash(tuple(found))
+    assert pickle.loads(pickle.dumps(found)) == tuple(found) and repr(found) == repr(tuple(found))
 
 
 def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
 from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
+from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
@@ -63,6 +65,47 @@ def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
         for share, batch in asked
     ]
     assert found == pytest.approx(fresh, rel=1e-9)
+
+
+def _list_predicted(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
+    """Return the shares that are predicted from now on, as they are."""
+    predicted: list[Share] = []
+    latencies = CrossGpuModel.latencies
+
+    def note(*asked: Any) -> Any:
+        predicted.extend(asked[-1])
+        return latencies(*asked)
+
+    monkeypatch.setattr(CrossGpuModel, "latencies", note)
+    return predicted
+
+
+def test_the_whole_device_is_predicted_and_compared_with_others_once(
+    network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, kernels = device("a100-80"), _kernels(network, LaunchMode.FUSED)
+    whole = WholeTimes(kernels, shipped_model())
+    grid = LatencyGrid(kernels, gpu, shipped_model(), whole)
+    grid.series(Share(), (1, 2, 64))
+    predicted = _list_predicted(monkeypatch)
+    monkeypatch.setattr(WholeTimes, "find_factors", None)  # not to be called
+    found = [grid.at(share, 2).value for share in _SHARES]
+    assert Share() not in predicted
+    assert predicted.count(Share(10.0)) == 1
+    monkeypatch.undo()
+    fresh = [LatencyGrid(kernels, gpu, shipped_model(), whole).at(share, 2).value for share in _SHARES]
+    assert found == pytest.approx(fresh, rel=1e-9)
+
+
+def test_many_shares_of_the_device_say_nothing_of_those_of_an_instance(
+    network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = LatencyGrid(_kernels(network, LaunchMode.FUSED), device("a100-80"), shipped_model())
+    for step in range(1, 11):
+        grid.at(Share(10.0 * step), 1)
+    predicted = _list_predicted(monkeypatch)
+    grid.at(Share(100.0, "1g.10gb"), 1)
+    assert predicted == [Share(100.0, "1g.10gb")]
 
 
 def test_rates_of_several_shares_stand_one_after_another() -> None:

@@ -211,3 +211,12 @@ def test_a_few_odd_replicas_of_a_large_pool_answer_no_more_than_they_can() -> No
     assert found.parts[-1].rate_rps < odd.capacity_rps
     assert math.fsum(part.rate_rps for part in found.parts) == pytest.approx(0.97 * capacity_rps(servers))
     assert found.parts[0].rate_rps == pytest.approx(0.97 * many.capacity_rps, rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.46, 0.5, 0.55, 0.6, 0.65])
+def test_a_replica_that_others_leave_little_is_as_busy_as_its_requests_take(load: float) -> None:
+    quick, slow = BatchServer((4.5,), 1, 0.0), BatchServer((8.0,), 1, 0.0)
+    pool = (*(quick,) * 12, slow)
+    part = QUEUE.pool(Arrivals(load * capacity_rps(pool)), pool).parts[-1]
+    assert part.rate_rps > 0.0
+    assert part.sojourn.utilization == pytest.approx(0.008 * part.rate_rps, rel=0.03)

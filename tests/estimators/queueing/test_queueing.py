@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.brute_force import simulate, truth
 from bench.queueing import configurations
 from gpuprof.domain.sojourn import Arrivals, BatchServer
-from gpuprof.estimators.queueing.batch_backlog import backlog_law
+from gpuprof.estimators.queueing.batch_backlog import backlog_law, lattice_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 QUEUE = BatchQueue()
@@ -120,6 +120,17 @@ def test_the_backlog_of_single_exponential_services_is_known() -> None:
     assert law.quantile(within) == pytest.approx(10.0 * np.log(0.9 / (1.0 - within)), rel=0.003)
 
 
+@pytest.mark.parametrize("scv", [0.0, 0.3])
+def test_gaps_beyond_the_lattice_take_no_more_memory_than_the_lattice(scv: float) -> None:
+    law = lattice_law(1e6, scv, 1.0)
+    assert len(law) < 25_000 and law[-2:].sum() > 0.9
+
+
+def test_rare_flat_arrivals_meet_no_backlog() -> None:
+    law = backlog_law(1e-5, 0.0, 1, 1.0, 0.1)
+    assert law is not None and law.mass[0] == pytest.approx(1.0) and len(law.mass) < 1_000
+
+
 def test_a_wait_of_next_to_nothing_is_none() -> None:
     none, tiny = _server(4, 0.0), _server(4, 5e-324)
     assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
@@ -213,3 +224,15 @@ def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: 
 def test_what_one_process_does_is_solved_even_where_a_coarse_answer_would_do() -> None:
     server, arrivals = BatchServer((2.0, 3.0), 2, 0.0, latency_cv=0.1), Arrivals(200.0)
     assert BatchQueue().pool(arrivals, (server,), coarse=True).whole == BatchQueue().sojourn(arrivals, server)
+
+
+@pytest.mark.parametrize("latency_ms", [(5000.0, 10.0), (5.0, 250.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0)])
+def test_a_batch_that_takes_many_times_as_long_as_a_full_one_keeps_the_process_busy(
+    latency_ms: tuple[float, ...],
+) -> None:
+    server = BatchServer(latency_ms, len(latency_ms), 0.0)
+    law = BatchQueue().sojourn(Arrivals(0.9 * server.capacity_rps), server)
+    assert law.utilization == pytest.approx(1.0, abs=0.01)
+    assert law.percentile(50.0) > 0.3 * max(latency_ms)
+    # Nearly all come while a slow batch runs; the full ones that then follow are quick.
+    assert 0.9 * max(latency_ms) <= law.percentile(99.0) < 1.1 * max(latency_ms)

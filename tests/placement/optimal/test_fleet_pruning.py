@@ -104,7 +104,8 @@ def test_with_a_limit_quick_policies_are_not_run_on_kinds_that_cannot_be_cheaper
 ) -> None:
     asked = []
 
-    def record_kinds(_: QuickPolicies, problem: Problem, limit: Limit) -> None:
+    def record_kinds(_: QuickPolicies, problem: Problem, limit: Limit, known: Placement | None) -> None:
+        assert known is not None and not known.unplaced
         asked.append({entry.device.name for entry in problem.fleet.entries})
 
     monkeypatch.setattr(QuickPolicies, "find_predicted", record_kinds)

@@ -13,7 +13,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import table_search
-from gpuprof.placement.optimal.class_program import DemandPart
+from gpuprof.placement.optimal.class_program import ClassProgram, DemandPart
 from gpuprof.placement.optimal.class_search import ClassSearch
 from gpuprof.placement.optimal.demand_classes import number_classes
 from gpuprof.placement.optimal.kind_table import tabulate_kinds
@@ -86,3 +86,20 @@ def test_classes_whose_neighbours_act_through_sums_are_searched_by_tables(monkey
     segments = Segments(given)
     monkeypatch.setattr(ClassSearch, "_search_partitions", lambda *_: pytest.fail("searched without tables"))
     assert ClassSearch(given, segments, Limit()).search([]) is not None
+
+
+def test_the_relaxation_by_classes_leaves_time_for_patterns_of_whole_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, seconds = problem(0), list[float]()
+    segments, generate = Segments(given), TableSearch._generate
+
+    def note_limit(search: TableSearch, program: ClassProgram, limit: Limit, *, by_class: bool) -> ClassProgram:
+        assert limit.seconds is not None
+        seconds.extend((limit.seconds, limit.least_cpu_s))
+        return generate(search, program, limit, by_class=by_class)
+
+    monkeypatch.setattr(TableSearch, "_generate", note_limit)
+    monkeypatch.setattr(table_search, "_LEAST_S", 60.0)
+    TableSearch(given, segments, tabulate_kinds(given, segments), Limit(600.0)).search()
+    by_class, least_by_class, whole, least_whole = seconds[:4]
+    assert 0.0 < by_class < 0.75 * whole
+    assert 0.0 < least_by_class < 0.75 * least_whole

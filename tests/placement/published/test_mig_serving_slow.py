@@ -75,3 +75,8 @@ def test_by_default_the_fast_algorithm_decides_alone() -> None:
     assert MigServing().place(make_problem(seed=1, models=2)).found_by is None
     with pytest.raises(InputError, match="rounds must be at least 1 but got 0"):
         MigServing(slow=True, rounds=0).place(make_problem(seed=1, models=2))
+
+
+def test_rounds_without_the_slow_algorithms_are_refused() -> None:
+    with pytest.raises(InputError, match="were not asked for"):
+        MigServing(rounds=3).place(make_problem(seed=1, models=2))

@@ -47,3 +47,12 @@ def test_no_more_replicas_than_the_demand_allows() -> None:
     )
     assert sum(1 for gpu in limited.gpus for _ in gpu.replicas()) == 2
     assert limited.unplaced[0].rate_rps == pytest.approx(900.0 - 2000.0 / 3.0)
+
+
+def test_a_replica_that_would_break_an_slo_goes_to_a_gpu_that_the_program_left_empty() -> None:
+    # 3 ms alone, 6 beside the other, 5 are allowed: the program, which does not see it, needs one GPU for both
+    needs = Needs(slowdown=1.0, creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(1,))
+    asked = [demand("a", 10.0, 5.0), demand("b", 10.0, 5.0)]
+    placement, _ = solve_and_check(Milp(), problem(asked, [(LARGE, 1), (plain_device(), 1)], needs, BUDGET))
+    assert sorted(len(list(gpu.replicas())) for gpu in placement.gpus) == [1, 1]
+    assert placement.unplaced == ()

@@ -140,3 +140,16 @@ def test_a_service_whose_profile_changed_is_configured_anew() -> None:
         ParvaGpu(), slower
     )  # sound by the new times, although the map was planned by the old ones
     assert after.unplaced == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "said"),
+    [
+        (ParvaGpu(single=True, processes=2), Options(), "processes=2 has no effect beside single"),
+        (ParvaGpu(processes=2), Options(max_processes=3), "processes=2 has no effect beside --max-processes 3"),
+        (ParvaGpu(processes=0), Options(), "processes must be at least 1 but got 0"),
+    ],
+)
+def test_processes_that_would_have_no_effect_are_refused(policy: ParvaGpu, options: Options, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        policy.place(problem([demand("m")], [(sliced_device(), None)], options=options))

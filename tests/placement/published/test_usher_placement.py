@@ -171,6 +171,17 @@ def test_a_replica_that_would_break_an_slo_gets_a_device_of_its_own_where_there_
     assert "beside a it would not keep its SLO" in placement.unplaced[0].reason
 
 
+def test_a_replica_that_would_break_an_slo_goes_to_another_kind_where_its_own_is_used_up() -> None:
+    needs = Needs(slowdown=1.0, creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(1,))
+    asked = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]
+    fleet = [(plain_device(), 1), (plain_device("other", 2.0), 1)]
+    placement, _ = solve_and_check(Usher(), problem(asked, fleet, needs, Options(latency_budget=0.5)))
+    assert {gpu.device: [one.model for one in gpu.replicas()] for gpu in placement.gpus} == {
+        "plain": ["a"],
+        "other": ["b"],
+    }
+
+
 def test_heterogeneous_devices_are_bought_by_their_price() -> None:
     needs = Needs(creq=(("small", 10.0), ("big", 30.0)), gib=(("small", 3.0), ("big", 20.0)))
     large = replace(plain_device("large", 5.0), dram_bytes=40 * 2**30)

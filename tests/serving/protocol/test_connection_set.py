@@ -14,9 +14,13 @@ class Opened:
 
     def __init__(self, peer: str, touched: float = 0.0, is_idle: bool = False) -> None:
         self.peer, self.touched, self.is_idle, self.is_aborted = peer, touched, is_idle, False
+        self.is_unfinished = False
 
     def is_idle_at(self, now: float) -> bool:
         return self.is_idle
+
+    def is_unfinished_at(self, now: float) -> bool:
+        return self.is_unfinished
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -47,6 +51,18 @@ def test_the_connection_that_has_been_idle_longest_makes_room_for_another_of_its
     assert connections.add(new, 0.0)
     assert [one.is_aborted for one in (*held, *others)] == [False, True, *[False] * 6]
     assert new in list(connections) and held[1] not in list(connections) and connections.turned_away == 1
+
+
+def test_a_request_that_does_not_become_whole_makes_room_for_another_connection_of_its_client_only() -> None:
+    connections = ConnectionSet[Opened](3, 100)
+    held, others = fill(connections, "a", 3), fill(connections, "b", 2)
+    for one in (held[1], held[2], *others):
+        one.is_unfinished = True
+    assert connections.add(Opened("a"), 0.0)
+    assert [one.is_aborted for one in (*held, *others)] == [False, True, False, False, False]
+    held[2].is_idle = True
+    assert connections.add(Opened("a"), 0.0) and held[2].is_aborted
+    assert not connections.add(Opened("a"), 0.0) and not held[0].is_aborted
 
 
 @pytest.mark.parametrize("is_idle", [True, False])

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,15 +29,25 @@ class Call:
 
     def __init__(self, message: bytes | None = None) -> None:
         self._message = message
+        self._aborted = asyncio.Event()
+        self.was_read_cancelled = False
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:4242"
 
     async def read(self) -> bytes:
         if self._message is None:
-            await asyncio.Event().wait()
-        assert self._message is not None
+            try:
+                await self._aborted.wait()
+            except asyncio.CancelledError:
+                self.was_read_cancelled = True
+                raise
+            raise grpc.aio.AbortError
         return self._message
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailers: object) -> None:
+        self._aborted.set()
+        raise grpc.aio.AbortError
 
 
 def run(test: Callable[[Arena, MessageReader], Coroutine[Any, Any, None]], capacity: int = 8 * MIB) -> None:
@@ -92,9 +103,72 @@ def test_messages_count_from_when_they_are_whole_until_they_are_released() -> No
     async def test(arena: Arena, reader: MessageReader) -> None:
         await reader.read_message(Call(bytes(5 * MIB)))
         assert arena.used == 5 * MIB
+        reader.release(5 * MIB)
+
+    run(test)
+
+
+def test_a_message_that_finds_no_memory_waits_for_some_and_is_refused_when_there_is_none_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(arena: Arena, reader: MessageReader) -> None:
+        await reader.read_message(Call(bytes(5 * MIB)))
+        waiting = asyncio.ensure_future(reader.read_message(Call(bytes(5 * MIB))))
+        for _ in range(3):
+            reader.weigh()
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        reader.release(5 * MIB)
+        reader.weigh()
+        assert len(await waiting or b"") == arena.used == 5 * MIB
+        monkeypatch.setattr(grpc_reader, "_ROOM_S", -1.0)
         with pytest.raises(RefusedError, match="no memory"):
             await reader.read_message(Call(bytes(5 * MIB)))
         reader.release(5 * MIB)
+
+    run(test)
+
+
+def test_what_had_come_of_a_message_counts_no_longer_beside_the_whole_message_nor_do_answers(
+    weights: list[int],
+) -> None:
+    async def test(arena: Arena, reader: MessageReader) -> None:
+        calls = [asyncio.ensure_future(reader.read_message(Call())) for _ in range(10)]
+        await asyncio.sleep(0)
+        assert arena.charge(MIB)  # an answer
+        weights.append(weights[0] + 7 * MIB)
+        reader.weigh()
+        assert arena.used == 7 * MIB
+        await reader.read_message(Call(bytes(5 * MIB)))
+        assert arena.used == 7 * MIB
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        reader.release(5 * MIB)
+        arena.discharge(MIB)
+        weights.append(weights[0])
+        reader.weigh()
+
+    run(test)
+
+
+def test_messages_that_wait_for_memory_end_where_there_is_too_much_in_it(
+    weights: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(arena: Arena, reader: MessageReader) -> None:
+        monkeypatch.setattr(grpc_reader, "_ROOM_S", 1e9)
+        slot = arena.take(8 * MIB - 4096)
+        assert slot is not None
+        waiting = [asyncio.ensure_future(reader.read_message(Call(bytes(MIB)))) for _ in range(4)]
+        await asyncio.sleep(0)
+        weights.append(weights[0] + 4 * MIB)
+        while not all(call.done() for call in waiting):
+            reader.weigh()
+            await asyncio.sleep(0.01)
+        assert all(isinstance(call.exception(), RefusedError) for call in waiting)
+        arena.give_back(slot)
+        weights.append(weights[0])
+        reader.weigh()
 
     run(test)
 
@@ -141,10 +215,13 @@ def test_as_many_messages_as_there_is_memory_for_are_not_weighed(weights: list[i
     run(test)
 
 
-def test_a_message_that_does_not_come_in_time_is_refused() -> None:
+def test_a_message_that_does_not_come_in_time_is_refused_without_cancelling_the_read_to_which_it_would_be_lost() -> (
+    None
+):
     async def test(arena: Arena, reader: MessageReader) -> None:
+        late = Call()
         limited, patient = (
-            asyncio.ensure_future(reader.read_message(Call(), 5.0)),
+            asyncio.ensure_future(reader.read_message(late, 5.0)),
             asyncio.ensure_future(reader.read_message(Call())),
         )
         await asyncio.sleep(0)
@@ -154,7 +231,35 @@ def test_a_message_that_does_not_come_in_time_is_refused() -> None:
         reader.watch(time.monotonic() + 6.0)
         with pytest.raises(RefusedError, match="not arrived within 5 s"):
             await limited
-        assert not patient.done()
+        assert not late.was_read_cancelled and not patient.done()
         patient.cancel()
+
+    run(test)
+
+
+def test_what_asks_for_the_health_of_a_full_server_is_read_while_messages_with_tensors_end(
+    weights: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(arena: Arena, reader: MessageReader) -> None:
+        monkeypatch.setattr(grpc_reader, "_SHORT_S", 1e9)
+        asking = asyncio.ensure_future(reader.read_message(Call(), is_short=True))
+        await asyncio.sleep(0)
+        calls = [asyncio.ensure_future(reader.read_message(Call())) for _ in range(8)]
+        await asyncio.sleep(0)
+        weights.append(weights[0] + 10 * MIB)
+        for _ in range(5):
+            reader.weigh()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert await reader.read_message(Call(b"ok"), is_short=True) == b"ok"
+        done = [isinstance(call.exception(), RefusedError) for call in calls if call.done()]
+        assert done and all(done)
+        assert not asking.done()
+        for call in (asking, *calls):
+            call.cancel()
+        await asyncio.gather(asking, *calls, return_exceptions=True)
+        reader.release(2)
+        weights.append(weights[0])
+        reader.weigh()
 
     run(test)

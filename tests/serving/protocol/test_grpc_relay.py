@@ -6,11 +6,14 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import psutil
@@ -18,10 +21,12 @@ import pytest
 import trustme
 
 from bench.grpc_attacks import _frame, _head_block, _literal, _many_fields
-from gpuprof.serving.protocol.grpc_inference import peer_of
-from gpuprof.serving.protocol.grpc_relay import RelayOrder
+from gpuprof.serving.protocol.begun_question import QUESTION_PATH
+from gpuprof.serving.protocol.grpc_relay import Relay, RelayOrder
 from gpuprof.serving.protocol.grpc_relay_link import RelayLink
 from gpuprof.serving.protocol.http2_frames import ACKNOWLEDGEMENT, PREFACE
+from gpuprof.serving.protocol.peer_counts import find_client, peer_of
+from gpuprof.serving.protocol.protocol_figures import RelayFigures
 from gpuprof.serving.transport.security import OPEN, Security
 from tests.reruns import serves_in_real_time
 
@@ -33,17 +38,30 @@ SETTINGS, HEADERS, DATA, PING, GOAWAY = 4, 1, 0, 6, 7
 
 
 class Echo(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
-    """Answers each message with itself, or with a megabyte; notes the addresses of clients."""
+    """Answers each message with itself, a megabyte, or when it may; notes the addresses of clients."""
 
     def __init__(self) -> None:
         self.peers: list[str] = []
+        self.may_answer = asyncio.Event()
 
     def service(self, handler_call_details: Any) -> Any:
+        if handler_call_details.method == QUESTION_PATH:
+            return None
+
         async def answer(message: bytes, context: Any) -> bytes:
             self.peers.append(peer_of(context))
+            if handler_call_details.method == "/later/b":
+                await self.may_answer.wait()
             return bytes(1_000_000) if handler_call_details.method == "/large/b" else message
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class Hello:
+    """A connection whose TLS can begin."""
+
+    def __init__(self, name: str, begun: list[str]) -> None:
+        self.peer, self.begin_tls = name[0], partial(begun.append, name)
 
 
 class Relayed:
@@ -114,7 +132,7 @@ def test_calls_are_answered_and_know_the_address_of_their_client(tmp_path: Path,
         ):
             for size in (0, 4, 600_000, 20_000_000):
                 assert await channel.unary_unary("/a/b")(bytes(size), timeout=60) == bytes(size)
-            assert set(one.echo.peers) == {host}
+            assert set(one.echo.peers) == {find_client(host)}
 
     run(test)
 
@@ -258,6 +276,45 @@ def test_who_holds_connections_and_asks_nothing_keeps_nobody_out_behind_the_same
     run(test)
 
 
+def test_an_address_with_too_many_connections_loses_no_call_that_is_computed_and_gives_up_one_that_only_pings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "gpuprof.serving.protocol.relayed_connection"
+    starting = (
+        f"import {module} as m; m._IDLE_S = m._HALTED_S = -1.0; from gpuprof.serving.protocol.grpc_relay import main; "
+    )
+    command = [sys.executable, "-c", starting + "main()"]  # where whatever is not computed is idle at once
+    monkeypatch.setattr("gpuprof.serving.protocol.grpc_relay_link.module_command", lambda name: command)
+
+    async def test() -> None:
+        async with relayed(tmp_path, per_peer=4) as one:
+            held = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(4)]
+            for reader, writer in held:
+                writer.write(GREETING)
+                assert await frames_of(reader, SETTINGS) == [SETTINGS]
+            for _, writer in held[:3]:
+                writer.write(call(path="/later/b"))
+            await becomes(lambda: len(one.echo.peers) == 3)
+            held[3][1].write(call())  # the last one of which something has come
+            assert DATA in await frames_of(held[3][0], DATA)
+            kinds: list[int] = []
+            while DATA not in kinds:  # the relay looks at what has come ten times a second
+                await asyncio.sleep(0.02)
+                held[3][1].write(_frame(PING, 0, 0, bytes(8)))
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                writer.write(GREETING + call())
+                kinds = await frames_of(reader, DATA)
+                writer.close()
+            assert (await frames_of(held[3][0], -1))[-1] == -1
+            one.echo.may_answer.set()
+            for reader, _ in held[:3]:
+                assert DATA in await frames_of(reader, DATA)
+            for _, opened in held:
+                opened.close()
+
+    run(test)
+
+
 @pytest.mark.parametrize("sent", [b"", GREETING, GREETING + call()[:-1]])
 def test_two_addresses_that_hold_all_connections_keep_a_third_out_of_nothing(
     tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +368,23 @@ def test_half_a_hello_of_tls_takes_no_memory(tmp_path: Path) -> None:
     run(test)
 
 
+def test_addresses_begin_their_handshakes_in_turn_newest_and_oldest_and_who_is_gone_takes_none() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    relay, begun = Relay(RelayOrder([], theirs.detach(), -1, 10, 10, 30.0)), list[str]()
+    for name in ("a1", "a2", "a3", "a4", "a5", "a6", "b1", "c1", "b2"):
+        pending = cast(Any, Hello(name, begun))
+        relay._take_hello(pending)
+        if name != "c1":
+            relay._pending[pending] = None
+    for count in (4, 8, 8):
+        relay._begin_handshakes()
+        assert len(begun) == count
+    assert begun == ["a1", "b1", "a6", "b2", "a2", "a5", "a3", "a4"]
+    assert not relay._hellos
+    ours.close()
+    relay._router.close()
+
+
 def test_a_relay_that_is_killed_comes_back_and_keeps_its_port(tmp_path: Path) -> None:
     async def test() -> None:
         async with relayed(tmp_path) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
@@ -343,6 +417,64 @@ def test_a_relay_that_is_stopped_loses_no_call_and_one_that_ends_leaves_no_file_
                 await becomes(lambda stopped=stopped: one.link.pid not in (0, stopped))  # type: ignore[misc]
                 assert await echo(b"x", wait_for_ready=True, timeout=60) == b"x", number
             await becomes(lambda: psutil.Process().num_fds() <= files)
+
+    run(test)
+
+
+def test_a_relay_that_does_not_answer_is_replaced_and_never_for_a_pause_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited_s = [0.0]
+    monkeypatch.setattr("gpuprof.serving.protocol.grpc_relay_link.read_waited_s", lambda pid: waited_s[0])
+    monkeypatch.setattr("gpuprof.serving.watch.logs.LOGGER.propagate", True)
+
+    async def test() -> None:
+        async with relayed(tmp_path) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            link, echo = one.link, channel.unary_unary("/a/b")
+            stopped = link.pid
+            os.kill(stopped, signal.SIGSTOP)
+            for awake_s in (100.0, 159.0):  # it starts, which may take long
+                link.watch(awake_s)
+            os.kill(stopped, signal.SIGCONT)
+            await becomes(lambda: link._has_answered and link._asked is None)
+            os.kill(stopped, signal.SIGSTOP)
+            # The clock stands still with the router and the machine; a wait for a core is no silence.
+            for awake_s, waited in [(200.0, 0.0), (209.0, 0.0), (209.0, 0.0), (250.0, 40.5)]:
+                waited_s[0] = waited
+                link.watch(awake_s)
+            assert link.pid == stopped and link.figures == RelayFigures(0, 0, 9.5)
+            link.watch(250.6)
+            await becomes(lambda: link.pid not in (0, stopped))
+            assert link.figures == RelayFigures(0, 1, 0.0)
+            assert "the relay of gRPC hangs, is replaced" in caplog.messages
+            assert await echo(b"x", wait_for_ready=True, timeout=60) == b"x"
+            link.watch(1000.0)
+            await becomes(lambda: link._has_answered and link._asked is None)
+            assert link.figures == RelayFigures(0, 1, 0.0)
+
+    run(test)
+
+
+def test_a_client_of_tls_that_offers_no_http_2_is_refused_and_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gpuprof.serving.watch.logs.LOGGER.propagate", True)
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    certificate = b"".join(pem.bytes() for pem in own.cert_chain_pems).decode()
+    security = Security(certificate=certificate, private_key=own.private_key_pem.bytes().decode())
+
+    async def test() -> None:
+        async with relayed(tmp_path, security) as one:
+            for protocols in ([], ["http/1.1"], ["http/1.1", "h2"]):
+                context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+                if protocols:
+                    context.set_alpn_protocols(protocols)
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port, ssl=context)
+                writer.write(GREETING + call())
+                assert (DATA in await frames_of(reader, DATA)) == ("h2" in protocols)
+                writer.close()
+            await becomes(lambda: any("offer no HTTP/2" in text for text in caplog.messages))
 
     run(test)
 
@@ -384,3 +516,41 @@ def test_what_grpcio_says_last_reaches_the_client_when_the_server_stops(tmp_path
 
 def test_a_secret_of_the_order_is_not_shown() -> None:
     assert "secret" not in repr(RelayOrder([1], 2, 3, 4, 5, 6.0, "secret", "secret"))
+
+
+def test_two_thousand_calls_at_once_are_all_answered(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            channels = [
+                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}", [("grpc.use_local_subchannel_pool", 1)])
+                for _ in range(4)
+            ]
+            calls = [channel.unary_unary("/a/b")(b"x", timeout=100) for channel in channels for _ in range(500)]
+            assert await asyncio.gather(*calls) == [b"x"] * 2000
+            for channel in channels:
+                await channel.close()
+
+    run(test)
+
+
+def test_calls_go_on_beside_another_connection_of_the_address_that_sends_data_by_the_byte(tmp_path: Path) -> None:
+    flood = _frame(HEADERS, 4, 1, _head_block("/a/b", ())) + _frame(DATA, 0, 1, b"x") * 20_000
+
+    async def send_on(port: int) -> None:
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(GREETING + flood)
+                await writer.drain()
+                writer.close()
+
+    async def test() -> None:
+        async with relayed(tmp_path) as one:
+            flooding = [asyncio.ensure_future(send_on(one.port)) for _ in range(4)]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}", UNLIMITED) as channel:
+                for _ in range(30):
+                    assert await channel.unary_unary("/a/b")(bytes(100_000), timeout=60) == bytes(100_000)
+            for task in flooding:
+                task.cancel()
+
+    run(test)

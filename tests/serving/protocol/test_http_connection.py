@@ -117,6 +117,33 @@ def test_a_head_that_never_ends_is_overdue_however_often_a_byte_comes(api: HttpA
     assert connection.progress.touched >= now and connection.is_overdue(now + 40.0, 30.0)
 
 
+def test_requests_that_do_not_become_whole_keep_no_other_connection_of_their_client_out(api: HttpApi) -> None:
+    held = [connect(api) for _ in range(3)]
+    for connection, _ in held:
+        send_bytes(connection, LIVE[:-2])
+    assert b" 429 " in connect(api)[1].written  # they have only begun
+    held[1][0].progress._began = time.monotonic() - 1.0
+    send_bytes(held[1][0], b"X: y\r\n")  # a little more of it makes no difference
+    new, transport = connect(api)
+    send_bytes(new, LIVE)
+    assert b" 200 " in transport.written
+    assert [one.is_closing() for _, one in held] == [False, True, False]
+
+
+def test_a_client_whose_request_is_whole_or_that_is_asked_nothing_is_not_unfinished(api: HttpApi) -> None:
+    connection, transport = connect(api)
+    later = time.monotonic() + 10.0
+    assert not connection.is_unfinished_at(later)
+    send_bytes(connection, LIVE[:9])
+    assert connection.is_unfinished_at(later) and not connection.is_unfinished_at(time.monotonic())
+    connection.busy = True
+    assert not connection.is_unfinished_at(later)
+    connection.busy = False
+    send_bytes(connection, LIVE[9:])
+    transport.send(connection)
+    assert not connection.is_unfinished_at(later)
+
+
 def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> None:
     connection, transport = connect(api)
     send_bytes(connection, LIVE)
@@ -279,6 +306,22 @@ def test_memory_is_taken_as_a_body_comes_and_not_as_it_is_announced() -> None:
 def test_a_target_in_absolute_form_says_host_and_path(target: bytes, path: bytes, host: bytes) -> None:
     head = read_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (head.target, head.headers[b"host"]) == (path, host)
+
+
+@pytest.mark.parametrize(
+    "host", [b"localhost:1@evil.example", b"[::1].evil.example", b":evil.example", b"x:80:90", b"x y", b"\xff"]
+)
+@pytest.mark.parametrize("request_line", [b"GET /v2 HTTP/1.1\r\nHost: ", b"GET http://"])
+def test_a_host_that_readers_may_understand_in_two_ways_is_refused(request_line: bytes, host: bytes) -> None:
+    rest = b"/v2 HTTP/1.1\r\nHost: x\r\n\r\n" if b"//" in request_line else b"\r\n\r\n"
+    with pytest.raises(RefusedError) as refused:
+        read_head(request_line + host + rest)
+    assert refused.value.status == 400
+
+
+def test_blanks_behind_the_value_of_a_header_are_no_part_of_it() -> None:
+    head = read_head(b"POST / HTTP/1.1\r\nHost: x \t\r\nContent-Length: 5 \t\r\n\r\n")
+    assert (head.length, head.headers[b"host"]) == (5, b"x")
 
 
 @pytest.mark.parametrize(

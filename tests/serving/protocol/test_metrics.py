@@ -74,7 +74,7 @@ def test_stages_have_histograms(tmp_path: Path) -> None:
 
 def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tmp_path: Path) -> None:
     planned = replica("m", batch=2, batch_latency_ms=[20.0, 30.0])
-    with running(tmp_path, map_of({"m": "null:4"}, [planned]), "--simulate") as server:
+    with running(tmp_path, map_of({"m": "null:4"}, [planned]), "--simulate", "--grpc-port", "0") as server:
         assert server.infer("m", [1.0, 2.0])[0] == 400
         assert server.get("/v2/models/nobody")[0] == 404
         got = samples(server.get("/metrics")[1].decode())
@@ -89,6 +89,9 @@ def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tm
     assert told["refused"] == {"bad request": 1, "not found": 1}
     assert told["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
     assert told["stalls"].keys() == {"count", "longest_s", "longest_own_s", "longest_computed_s"}
+    assert told["relay"]["ended"] == told["relay"]["hung"] == 0
+    assert total(got["gpuprof_relay_replacements_total"], cause="hung") == 0
+    assert total(got["gpuprof_relay_silence_seconds"]) >= 0.0
 
 
 class BusyNvml(PlayedNvml):

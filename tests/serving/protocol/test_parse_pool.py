@@ -83,10 +83,15 @@ def test_what_is_wrong_there_is_a_refusal_here_and_the_next_is_served() -> None:
     with_pool(test)
 
 
-def test_only_so_many_wait() -> None:
+def test_only_so_many_of_a_client_wait() -> None:
     async def test(pool: ParsePool) -> None:
-        outcomes = await asyncio.gather(*(pool.run(abs, -1) for _ in range(40)), return_exceptions=True)
-        assert outcomes.count(1) == 16
+        async def ask(client: str) -> int:
+            async with pool.turn(client):
+                return await pool.run(abs, -1)
+
+        outcomes = await asyncio.gather(*map(ask, [*"a" * 40, "b"]), return_exceptions=True)
+        assert outcomes[-1] == 1, "of another client there is room"
+        assert outcomes[:-1].count(1) == 18
         assert all(isinstance(one, RefusedError) and one.overloaded for one in outcomes if one != 1)
 
     with_pool(test)

@@ -205,3 +205,30 @@ def test_a_body_that_has_waited_is_refused_while_no_worker_lives_as_it_would_be_
         assert (model.statistics.arrived, model.statistics.refused) == (1, 1)
 
     play(scene, RoundRobin())
+
+
+def test_requests_whose_clients_have_gone_wait_for_no_worker() -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+        asked = fill(model, 3)
+        workers[0].die()
+        assert model.in_flight == 3
+        for one in asked[:2]:
+            one.cancelled = True
+        model.forget_cancelled()
+        assert model.in_flight == 1
+        workers[0].come_back()
+        assert workers[0].names() == [[asked[2].wanted]]
+
+    play(scene, FastestFirst())
+
+
+def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more() -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+        asked = fill(model, 5)
+        model.retire_replica(model.replicas[0])
+        for one in asked:
+            one.cancelled = True
+        model.forget_cancelled()
+        assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)
+
+    play(scene, FastestFirst())

@@ -87,12 +87,17 @@ class Owner:
 
 
 def inference(
-    name: int, rows: int = 1, batch_key: object = None, priority: int = 0, deadline_ms: float = 1e6
+    name: int,
+    rows: int = 1,
+    batch_key: object = None,
+    priority: int = 0,
+    deadline_ms: float = 1e6,
+    client: str = "",
 ) -> Inference:
     """A request that is known by what it wants."""
     return Inference(
         rows, [InputTensor([rows], b"")], [name], asyncio.get_running_loop().time(), deadline_ms, _never, _never,
-        priority=priority, batch_key=batch_key,
+        priority=priority, batch_key=batch_key, client=client,
     )  # fmt: skip
 
 
@@ -323,6 +328,60 @@ def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
                 workers[0].finish()
         assert owner.answered == [[0], [1], [3]]
         assert owner.refused == [([2], 400)]
+
+    play(scene)
+
+
+def test_of_a_batch_that_fails_the_requests_of_each_client_are_tried_together() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        for name, client in enumerate("abab"):
+            replica.submit(inference(name, client=client))
+        workers[0].failed(workers[0].sent.pop(), "bad index")
+        assert workers[0].names()[0] == [[0], [2]]
+        workers[0].finish()
+        assert workers[0].names()[0] == [[1], [3]]
+        workers[0].failed(workers[0].sent.pop(0), "bad index")
+        assert workers[0].names()[0] == [[1]]
+        workers[0].failed(workers[0].sent.pop(0), "bad index")
+        assert workers[0].names()[0] == [[3]]
+        workers[0].finish()
+        assert owner.answered == [[0], [2], [3]]
+        assert owner.refused == [([1], 400)]
+
+    play(scene)
+
+
+def test_a_client_whose_request_failed_shares_batches_with_itself_only() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        replica.submit(inference(0, client="x"))
+        clients = "xxxx" + "abxabx"  # four at hand; the others wait
+        for name, client in enumerate(clients, 1):
+            replica.submit(inference(name, client=client))
+        workers[0].failed(workers[0].sent.pop(0), "bad index")
+        for name, client in enumerate("xabxc", 11):
+            replica.submit(inference(name, client=client))
+        clients = "x" + clients + "xabxc"
+        batches = []
+        while workers[0].sent:
+            batches.append("".join(clients[name] for (name,) in workers[0].names()[0]))
+            workers[0].finish()
+        assert sorted("".join(batches)) == sorted(clients[1:])
+        assert len(batches) == 4 and all({*batch} == {"x"} or "x" not in batch for batch in batches), batches
+
+    play(scene, wait_ms=0.0)
+
+
+def test_what_is_tried_alone_takes_turns_with_other_clients() -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+        clients = "xxxx" + "xxxx" + "abcd" + "abcd"
+        for name, client in enumerate(clients):
+            replica.submit(inference(name, client=client))
+        workers[0].failed(workers[0].sent.pop(0), "bad index")
+        batches = []
+        while workers[0].sent:
+            batches.append("".join(clients[name] for (name,) in workers[0].names()[0]))
+            workers[0].finish()
+        assert batches == ["xxxx", "abcd", "x", "abcd", "x", "x", "x"], "it takes turns, and each costs a batch"
 
     play(scene)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +39,9 @@ class StubLink:
     def finish(self) -> None:
         batch = self.sent.pop(min(self.sent))
         self._events.on_done(batch, BatchAnswer(0, int(1e6 * self._run_ms), 0, [], 1))
+
+    def fail(self) -> None:
+        self._events.on_failure(self.sent.pop(min(self.sent)), "bad index")
 
 
 @pytest.mark.parametrize(("run_ms", "batches"), [(0.001, 32), (0.5, 10), (2.0, 3), (20.0, 2)])
@@ -79,5 +83,35 @@ def test_a_worker_that_copies_ahead_is_given_nothing_beside_what_another_died_of
         await handle.start()
         handle.send([cast(Any, SimpleNamespace(deaths=deaths))], 1, 1.0, 0.0)
         assert handle.can_prefetch(5.0) is may
+
+    asyncio.run(ask())
+
+
+def test_what_is_expected_after_a_batch_that_failed_are_the_others() -> None:
+    async def ask() -> None:
+        links, took_ms = list[StubLink](), list[float]()
+
+        def connect(events: LinkEvents) -> Any:
+            links.append(StubLink(events, 1.0))
+            return links[0]
+
+        handle = WorkerHandle("m/0.0", WorkerOrder("m", "1", "m.onnx", 1), connect, hang_s=5.0)
+        handle.bind(
+            lambda: None,
+            lambda batch, answer: took_ms.append(batch.took_ms),
+            lambda batch, text: None,
+            lambda lost: None,
+        )
+        await handle.start()
+        began = time.monotonic() - 1000.0
+        for _ in range(100):  # one is always sent in advance
+            handle.send([], 1, 1e6, began)
+            handle.send([], 1, 1e6, began)
+            links[0].fail()
+            assert 0.0 < handle.busy_ms(time.monotonic()) <= 1e6
+            links[0].fail()
+        handle.send([], 1, 1e6, began)
+        links[0].finish()
+        assert took_ms[0] < 500e3, "the batch began when the one before it had failed"
 
     asyncio.run(ask())

@@ -177,13 +177,16 @@ def test_a_token_comes_from_a_file_or_the_environment_and_is_long(
         read_token(tmp_path / "nowhere")
 
 
-def test_a_secret_that_everybody_can_read_is_none(papers: Papers, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "verb"), [(0o644, "read"), (0o622, "write"), (0o666, "read")])
+def test_a_secret_that_everybody_can_read_or_replace_is_none(
+    papers: Papers, tmp_path: Path, mode: int, verb: str
+) -> None:
     file, key = tmp_path / "token", tmp_path / "key.pem"
     file.write_text(TOKEN)
     key.write_text(papers.key.read_text())
     for secret in (file, key):
-        secret.chmod(0o644)
-        with pytest.raises(InputError, match=f"every user of this machine can read {secret}") as raised:
+        secret.chmod(mode)
+        with pytest.raises(InputError, match=f"every user of this machine can {verb} {secret}") as raised:
             server_security(file, papers.chain, key)
         assert raised.value.fix == f"chmod 600 {secret}"
         secret.chmod(0o640)

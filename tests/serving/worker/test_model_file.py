@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import onnx
@@ -34,6 +35,9 @@ def test_the_file_that_was_planned_with_is_taken_and_another_named(tmp_path: Pat
         check_model_file(path, "0" * 64)
     with pytest.raises(InputError, match="cannot read"):
         check_model_file(tmp_path / "nowhere.onnx", "0" * 64)
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(InputError, match="named pipe"):
+        check_model_file(tmp_path / "pipe.onnx", "0" * 64)
 
 
 def test_data_that_stands_outside_of_the_file_counts(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Divides the difference between a measured p99 and the predicted one by where it arose.
+
+The answered requests wait once more, first come first served, with what was measured in place of what was predicted:
+first the time that the model took for each of them, then the moment at which each was sent, too. What is left arose in
+the network and the router.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.serving.load.request_columns import select_columns
+from gpuprof.serving.transport.server_timing import UNKNOWN_MS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.serving.load.client import Schedule, SentRequests
+
+    Floats = npt.NDArray[np.float64]
+
+_WHOLE = (0.0, float("inf"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredRequests:
+    """The answered requests of a model, those of the warm-up included."""
+
+    #: ``due_ms``, ``sent_ms``: When they were due and sent, from the start of the warm-up.
+    due_ms: Floats
+    sent_ms: Floats
+    infer_ms: Floats  #: Time of the model as the server tells it; `UNKNOWN_MS` where it does not.
+    is_counted: npt.NDArray[np.bool_]  #: Whether they are part of the measured percentiles.
+
+
+@dataclass(frozen=True, slots=True)
+class P99Gap:
+    """Parts of the measured p99 minus the predicted one, in milliseconds; their sum is the difference."""
+
+    batches_ms: float  #: Because batches took other times than predicted.
+    late_ms: float  #: Because the client sent late.
+    rest_ms: float  #: In the network and the router.
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batches_ms:+.1f} ms by the times of its batches, {self.late_ms:+.1f} ms sent late, "
+            f"{self.rest_ms:+.1f} ms in the network and the router"
+        )
+
+
+def select_answered(
+    schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
+) -> AnsweredRequests:
+    """Return the answered requests of the model at a position of the streams; ``span`` as in `summarize`."""
+    due, sent, _, status, told_ms = select_columns(schedules, results, model, _WHOLE)
+    answered = status == 200
+    due_s = due[answered]
+    return AnsweredRequests(
+        1000.0 * due_s, 1000.0 * sent[answered], told_ms[2, answered], (due_s >= span[0]) & (due_s < span[1])
+    )
+
+
+def divide_p99_gap(
+    deployment: DeploymentMap, model: str, answered: AnsweredRequests, predicted_ms: float, measured_ms: float
+) -> P99Gap | None:
+    """Return the parts of the difference between two 99th percentiles.
+
+    None where requests share batches or take turns, since it is not known which of them did, and where the server does
+    not tell the time of the model.
+    """
+    processes = _count_processes(deployment, model)
+    if not processes or not len(answered.due_ms) or (answered.infer_ms == UNKNOWN_MS).any():
+        return None
+    planned_with = deployment.planned_with
+    service_ms = answered.infer_ms + host_work_of_plan(planned_with).handover_ms
+    as_due_ms, as_sent_ms = (
+        _find_p99(answered, _queue(arrived_ms, service_ms, processes) + planned_with.overhead_ms)
+        for arrived_ms in (answered.due_ms, answered.sent_ms)
+    )
+    return P99Gap(as_due_ms - predicted_ms, as_sent_ms - as_due_ms, measured_ms - as_sent_ms)
+
+
+def _count_processes(deployment: DeploymentMap, model: str) -> int:
+    """Return how many processes answer a model's requests one by one; 0 where any answers them otherwise."""
+    replicas = [replica for *_, replica in deployment.places() if model in replica.rates()]
+    if any(one.batch > 1 or one.merged or one.turns for one in replicas):
+        return 0
+    return sum(one.processes for one in replicas)
+
+
+def _queue(arrived_ms: Floats, service_ms: Floats, processes: int) -> Floats:
+    """Return when requests leave a queue that serves whoever came first."""
+    import numpy as np
+
+    left_ms = np.empty_like(arrived_ms)
+    free_ms = [0.0] * processes
+    for one in np.argsort(arrived_ms, kind="stable"):
+        left_ms[one] = max(free_ms[0], arrived_ms[one]) + service_ms[one]
+        heapq.heapreplace(free_ms, left_ms[one])
+    return left_ms
+
+
+def _find_p99(answered: AnsweredRequests, left_ms: Floats) -> float:
+    import numpy as np
+
+    return float(np.quantile((left_ms - answered.due_ms)[answered.is_counted], 0.99))

@@ -1,0 +1,36 @@
+"""What became of the requests of one model, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuprof.serving.transport.server_timing import UNKNOWN_MS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from gpuprof.serving.load.client import Schedule, SentRequests
+
+    Floats = npt.NDArray[np.float64]
+
+
+def select_columns(
+    schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return by request when it was due, sent and answered, its status, and what the server told (three rows)."""
+    import numpy as np
+
+    due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
+    models = np.concatenate([np.asarray(schedule.models) for schedule in schedules])
+    sent = np.concatenate([np.asarray(result.sent_s) for result in results])
+    done = np.concatenate([np.asarray(result.done_s) for result in results])
+    status = np.concatenate([np.asarray(result.status, float) for result in results])
+    told = [
+        [one or [UNKNOWN_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
+        for result in results
+    ]
+    told_ms = np.concatenate([np.asarray(one, float) for one in told], axis=1)
+    own = (models == model) & (due >= span[0]) & (due < span[1])
+    return due[own], sent[own], done[own], status[own], told_ms[:, own]
