@@ -81,8 +81,8 @@ async def relayed(
     port = link.listen(host, 0)
     server.add_insecure_port(f"unix:{directory / 'grpc'}")
     await server.start()
-    link.start(directory / "grpc")
     try:
+        link.start(directory / "grpc")
         yield Relayed(link, server, echo, port)
     finally:
         await server.stop(None)

@@ -55,9 +55,12 @@ async def serving(security: Security, per_peer: int) -> AsyncIterator[tuple[Grpc
         Router(arena), 1 << 20, security, shared=ProtocolParts(count_refusal=note_refusal), per_peer=per_peer
     )
     port = await server.start("127.0.0.1", 0)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield server, channel
-    await server.close()
+    # grpcio's server outlives the loop where it is not stopped: a later test of the process then fails, or hangs.
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield server, channel
+    finally:
+        await server.close()
     assert arena.used == 0
     arena.close()
 
@@ -150,9 +153,11 @@ def test_a_port_that_is_taken_is_said() -> None:
     async def test(server: GrpcServer, channel: Any) -> None:
         other = GrpcServer(Router(Arena(1 << 20)), 1 << 20)
         port = await other.start("127.0.0.1", 0)
-        with pytest.raises(InputError, match=f"port {port} is taken"):
-            await GrpcServer(Router(Arena(1 << 20)), 1 << 20).start("127.0.0.1", port)
-        await other.close()
+        try:
+            with pytest.raises(InputError, match=f"port {port} is taken"):
+                await GrpcServer(Router(Arena(1 << 20)), 1 << 20).start("127.0.0.1", port)
+        finally:
+            await other.close()
 
     run(test, Security())
 
