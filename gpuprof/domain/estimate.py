@@ -189,6 +189,9 @@ class Estimate:
     variant : str or None
         By which runtime, how and in which arithmetic the figures were measured, as `RuntimeVariant` says it; None:
         nothing was measured.
+    is_padded : bool
+        Whether a replica with this batch fills partial batches up, so that each takes as long as a full one; see
+        `gpuprof.rules.padding`.
     """
 
     workload: Workload
@@ -206,6 +209,7 @@ class Estimate:
     unknown_ops: tuple[str, ...] = ()
     overlapped_ms: float = 0.0
     variant: str | None = None
+    is_padded: bool = False
 
     @property
     def throughput_rps(self) -> Figure:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 #: Precisions that the same float32 model can be computed in.
 _OF_FLOAT32 = frozenset({"float32", "tf32"})
 #: What `gpuprof serve` runs where it can: its figures are preferred.
-_SERVED_BY = "onnxruntime"
+SERVED_BY = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, .
     counts = Counter(variants)
 
     def key(variant: RuntimeVariant) -> tuple[object, ...]:
-        return variant.runtime is None, variant.runtime != _SERVED_BY, -counts[variant], str(variant)
+        return variant.runtime is None, variant.runtime != SERVED_BY, -counts[variant], str(variant)
 
     return tuple(sorted(counts, key=key))
 

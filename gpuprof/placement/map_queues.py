@@ -11,7 +11,7 @@ from gpuprof.domain.estimate import MOST_VARIATION, Figure
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
-from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.map_workloads import ask_batch_series
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 from gpuprof.rules.turns import held_shares
 
@@ -66,12 +66,8 @@ def _make_server(partition: Partition, replica: Replica, device: Device, evidenc
         if max(said.latency_cv, said.pause_cv or 0.0) > MOST_VARIATION:
             return f"the coefficient of variation of the time of {replica.model} is above {MOST_VARIATION:g}"
         return _make_queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
-    beside = neighbour_workloads(partition, replica)
     try:
-        estimates = [
-            ask_estimator(evidence.estimator, device, replica_workload(partition, replica, n), beside)
-            for n in range(1, replica.batch + 1)
-        ]
+        estimates = ask_batch_series(evidence.estimator, device, partition, replica)
     except InputError as error:
         return str(error)
     handover_ms = evidence.host.handover_ms

@@ -38,3 +38,18 @@ def ask_estimator(
     return estimator.estimate(
         workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
     )
+
+
+def ask_batch_series(
+    estimator: Estimator, device: Device, partition: Partition, replica: Replica
+) -> tuple[Estimate, ...]:
+    """Return the estimates of a replica's batches of 1, 2, … requests, up to a full one, as it runs them.
+
+    Raises `InputError` where nothing can be said of one of them.
+    """
+    beside = neighbour_workloads(partition, replica)
+    full = ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside)
+    if full.is_padded:
+        return (full,) * replica.batch
+    smaller = (replica_workload(partition, replica, size) for size in range(1, replica.batch))
+    return (*(ask_estimator(estimator, device, one, beside) for one in smaller), full)

@@ -49,6 +49,9 @@ class PlannedWorkloads:
     fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
     """
 
+    #: Whether capacities are what no map exceeds, rather than what a replica is known to serve.
+    bounds_any_map = False
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         problem.limits.expect_demands(len(problem.demands))
@@ -126,8 +129,13 @@ class PlannedWorkloads:
         """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
         handover_ms = self.problem.options.host.handover_ms
+        # Bounds are found without padding: a padded replica is never quicker, and one time holds for many batches.
+        if estimate.is_padded and not self.bounds_any_map:
+            times = (planned_ms(estimate.latency_ms, self.problem.options.confidence),) * workload.batch
+        else:
+            times = self._latencies_ms(device, workload, beside)
         return BatchServer(
-            latency_ms=tuple(ms + handover_ms for ms in self._latencies_ms(device, workload, beside)),
+            latency_ms=tuple(ms + handover_ms for ms in times),
             batch=workload.batch,
             max_wait_ms=0.0,
             processes=workload.processes,
@@ -138,7 +146,7 @@ class PlannedWorkloads:
         )
 
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
-        """Return the times of 1, 2, … ``batch`` requests, which are kept for larger batches."""
+        """Return the times of 1, 2, … ``batch`` requests without padding, which are kept for larger batches."""
         workload, confidence = self._first_workload(workload), self.problem.options.confidence
         others = tuple(sorted(map(self._first_workload, beside)))
         series = device.name, workload.model, workload.share, workload.processes, workload.turns, others, confidence

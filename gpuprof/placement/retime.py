@@ -6,7 +6,12 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
-from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.map_workloads import (
+    ask_batch_series,
+    ask_estimator,
+    neighbour_workloads,
+    replica_workload,
+)
 from gpuprof.placement.predict import batch_figures
 from gpuprof.rules.turns import without_turn_mates
 
@@ -42,10 +47,10 @@ def _retime_replica(
     device = evidence.devices.get(gpu.device)
     if device is None:
         raise InputError(f"unknown device {gpu.device!r}")
-    estimates = [
-        ask_estimator(estimator, device, replica_workload(partition, replica, batch), beside)
-        for batch in range(1 if replica.batch_latency_ms is not None else replica.batch, replica.batch + 1)
-    ]
+    if replica.batch_latency_ms is not None:
+        estimates = ask_batch_series(estimator, device, partition, replica)
+    else:
+        estimates = (ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside),)
     full = estimates[-1]
     predicted = replica.predicted.model_copy(
         update={

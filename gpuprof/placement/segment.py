@@ -60,9 +60,6 @@ class Segments(PlannedWorkloads):
     ``capped``: look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
     """
 
-    #: Whether capacities are what no map exceeds, rather than what a replica is known to serve.
-    bounds_any_map = False
-
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
         super().__init__(problem)
         self.search_space = SearchSpace(problem)

@@ -12,6 +12,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.measured.failures import require_success
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.estimators.measured.padding import is_padded
 from gpuprof.kernel_db.store import KernelDb
 
 _LITTLE = 1e-6
@@ -48,7 +49,8 @@ class MeasuredEstimator:
                 "profile it so, or choose another --estimator",
             )
         self._require_alone(workload, beside)
-        return _estimate_of_point(workload, device, point, MEASURED)
+        said = _estimate_of_point(workload, device, point, MEASURED)
+        return replace(said, is_padded=is_padded(self._find_model(model), device))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes that were measured under the share."""

@@ -3,6 +3,8 @@
 The copy goes through the default stream, the model through a stream of its session's own, which does not wait for it:
 so a batch is copied while the one before it is computed, if another thread does the copying. Source: ONNX Runtime's
 documentation, "I/O Binding" and "CUDA Execution Provider".
+
+Models that `gpuprof.rules.padding` names are given full batches only: those of fewer rows are filled up.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuprof.graph.op_types import list_op_types
+from gpuprof.rules.padding import needs_padding
 from gpuprof.serving.worker.runtime import ModelError, OnnxRuntime
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ class StagedInputs:
 
     binding: Any  #: None: they could not be bound, and are given as they are.
     inputs: Sequence[Array]
+    #: Rows that were asked for, where the batch was filled up; None: all are.
+    rows: int | None = None
 
 
 class BoundRuntime(OnnxRuntime):
@@ -37,6 +43,9 @@ class BoundRuntime(OnnxRuntime):
     ) -> None:
         super().__init__(name, version, path, batch, threads, provider)
         self._device = device
+        # A merged model's members have their own rows each, and nothing where none was asked.
+        is_padded = self.spec.max_batch > 1 and self.merged is None and needs_padding(list_op_types(path))
+        self.full_rows = self.spec.max_batch if is_padded else None
         own = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
         self._can_bind = not own & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
 
@@ -45,8 +54,9 @@ class BoundRuntime(OnnxRuntime):
         import numpy as np
         import onnxruntime as ort
 
+        inputs, rows = self._fill_up(inputs)
         if not self._can_bind or any(array.size == 0 for array in inputs):
-            return StagedInputs(None, inputs)
+            return StagedInputs(None, inputs, rows)
         binding = self._session.io_binding()
         try:
             for spec, array in zip(self.spec.inputs, inputs, strict=True):
@@ -54,7 +64,20 @@ class BoundRuntime(OnnxRuntime):
                 binding.bind_ortvalue_input(spec.name, value)
         except self._errors as error:
             raise ModelError(" ".join(str(error).split())[:300]) from error
-        return StagedInputs(binding, inputs)
+        return StagedInputs(binding, inputs, rows)
+
+    def _fill_up(self, inputs: Sequence[Array]) -> tuple[Sequence[Array], int | None]:
+        """Return full inputs, and how many of their rows were asked for; None: all, and they are returned as given.
+
+        With copies of the last row: unlike zeros, they are values that the model is made for.
+        """
+        import numpy as np
+
+        rows = len(inputs[0]) if inputs and self.full_rows is not None else 0
+        if self.full_rows is None or not 0 < rows < self.full_rows:
+            return inputs, None
+        missing = self.full_rows - rows
+        return [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in inputs], rows
 
     def run_staged(self, staged: StagedInputs, wanted: Sequence[int]) -> list[Array]:
         """Run the model on inputs that were staged; return the outputs at the positions ``wanted``, on the host.
@@ -62,7 +85,7 @@ class BoundRuntime(OnnxRuntime):
         Raises `ModelError` when the model cannot work on them.
         """
         if staged.binding is None:
-            return super().run(staged.inputs, wanted)
+            return _drop_filling(super().run(staged.inputs, wanted), staged.rows)
         binding = staged.binding
         try:
             for position in wanted:
@@ -71,8 +94,13 @@ class BoundRuntime(OnnxRuntime):
             outputs: list[Array] = binding.copy_outputs_to_cpu()
         except self._errors as error:
             raise ModelError(" ".join(str(error).split())[:300]) from error
-        return outputs
+        return _drop_filling(outputs, staged.rows)
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
         """Copy inputs to the device and run the model on them."""
         return self.run_staged(self.stage(inputs), wanted)
+
+
+def _drop_filling(outputs: list[Array], rows: int | None) -> list[Array]:
+    """Return the rows that were asked for. An output that has not a row for each is left to whoever checks that."""
+    return outputs if rows is None else [array[:rows] if array.ndim else array for array in outputs]

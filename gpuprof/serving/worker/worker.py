@@ -106,9 +106,17 @@ def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
         provider=order["provider"],
     )
     with suppress(ModelError):  # not every model works on zeros
-        for rows in warm_sizes(order["batch"], order["provider"]) if runtime.spec.max_batch else (1,):
+        for rows in _list_warm_sizes(runtime, order["batch"], order["provider"]):
             runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
     return runtime
+
+
+def _list_warm_sizes(runtime: Runtime, batch: int, provider: str) -> tuple[int, ...]:
+    if not runtime.spec.max_batch:
+        return (1,)
+    if isinstance(runtime, BoundRuntime) and runtime.full_rows is not None:
+        return (runtime.full_rows,)  # smaller ones are filled up
+    return warm_sizes(batch, provider)
 
 
 def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
 from tests.reruns import serves_in_real_time
 from tests.serving.test_models import TYPES, identity, lookup
-from tests.small_models import write_model
+from tests.small_models import floats, write_model
 
 pytestmark = serves_in_real_time
 
@@ -100,6 +100,61 @@ def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
     lookup(path := tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="out of"):
         bound(path).run([np.array([99], np.int64)], [0])
+
+
+def convolution(path: Path) -> Path:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("GlobalMaxPool", ["c"], ["y"])]
+    return write_model(path, nodes, {"x": ["N", 2, 5, 5]}, {"y": ["N", 3, 1, 1]}, {"w": floats(3, 2, 3, 3)})
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_partial_batches_of_convolutions_are_filled_up_and_what_fills_them_is_dropped(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = bound(convolution(tmp_path / "m.onnx"))
+    batch = np.random.default_rng(rows).standard_normal((rows, 2, 5, 5)).astype(np.float32)
+    shapes: list[Any] = []
+    monkeypatch.setattr(runtime, "_session", spy := SpiedSession(runtime._session, shapes))
+    (found,) = runtime.run([batch], [0])
+    assert spy.shapes == [[4, 2, 5, 5]], "the runtime makes its plans anew for another shape"
+    (expected,) = OnnxRuntime("m", "1", tmp_path / "m.onnx", 4, 1, CPU).run([batch], [0])
+    assert found.shape == (rows, 3, 1, 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_other_models_get_their_partial_batches_as_they_are(tmp_path: Path) -> None:
+    lookup(path := tmp_path / "m.onnx")
+    runtime = bound(path)
+    assert runtime.full_rows is None
+    assert runtime.stage([np.array([1, 2], np.int64)]).rows is None
+
+
+def test_a_model_with_convolutions_that_shares_no_batch_is_run_as_it_is(tmp_path: Path) -> None:
+    runtime = bound(convolution(tmp_path / "m.onnx"), batch=1)
+    assert runtime.full_rows is None
+
+
+class SpiedSession:
+    """A session that remembers the shapes of the inputs that were bound."""
+
+    def __init__(self, session: Any, shapes: list[Any]) -> None:
+        self._session, self.shapes = session, shapes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def io_binding(self) -> Any:
+        binding, shapes = self._session.io_binding(), self.shapes
+
+        class Binding:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(binding, name)
+
+            def bind_ortvalue_input(self, name: str, value: Any) -> None:
+                shapes.append(list(value.shape()))
+                binding.bind_ortvalue_input(name, value)
+
+        return Binding()
 
 
 class SlowRuntime(BoundRuntime):

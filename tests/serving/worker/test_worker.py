@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -18,6 +20,7 @@ from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker import worker
+from gpuprof.serving.worker.bound_runtime import BoundRuntime
 from gpuprof.serving.worker.worker import warm_sizes
 from tests.reruns import serves_in_real_time
 from tests.small_models import write_model
@@ -75,6 +78,28 @@ def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
 def test_on_a_gpu_every_batch_size_is_run_before_it_is_served() -> None:
     assert warm_sizes(6, ORT_CUDA) == warm_sizes(6, TORCH_CUDA) == (1, 2, 3, 4, 5, 6)
     assert warm_sizes(6, ORT_CPU) == (1, 2, 4, 6) and warm_sizes(1, ORT_CUDA) == (1,)
+
+
+def test_a_model_whose_batches_are_filled_up_is_run_at_the_full_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU; here ONNX Runtime's provider for the CPU stands in for it."""
+    weights = {"w": np.ones((1, 1, 3, 3), np.float32)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 1, 4, 4]}, {"y": ["N", 1, 2, 2]}, weights)
+    ran: list[int] = []
+
+    class Watched(BoundRuntime):
+        def run(self, inputs: Any, wanted: Any) -> Any:
+            ran.append(len(inputs[0]))
+            return super().run(inputs, wanted)
+
+    monkeypatch.setattr(worker, "open_runtime", lambda *_, **__: Watched("m", "1", path, 6, 1, ORT_CPU, device="cpu"))
+    order = ORDER | {"path": str(path), "batch": 6, "provider": ORT_CUDA, "sha256": None}
+    monkeypatch.setattr(worker, "check_model_file", lambda *_: None)
+    with ExitStack() as held:
+        worker._start(order, held)
+    assert ran == [6]
 
 
 class _Router:

@@ -1,0 +1,99 @@
+"""Replicas that fill partial batches up take as long for one request as for a full batch, in plans and in checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, PREDICTED, Estimate, Workload
+from gpuprof.domain.share import Share
+from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.optimal.replica_options import list_options
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.pooled_segment import BoundingSegments
+from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.retime import retime_map
+from gpuprof.placement.segment import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedEstimator(LinearEstimator):
+    """Every batch is filled up."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time of the formula."""
+        said = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        return replace(said, is_padded=True)
+
+
+def _pose(source: str = MEASURED, slowdown: float = 0.05, count: int | None = None) -> Problem:
+    asked = [demand("m0", 120.0, 60.0), demand("m1", 300.0, 40.0)]
+    estimator = PaddedEstimator(slowdown=slowdown, source=source)
+    return problem(asked, [(plain_device(), count)], estimator, Options())
+
+
+@pytest.mark.parametrize("policy", ["ffd", "gpulet", "igniter", "milp", "optimal", "usher"])
+def test_every_batch_of_a_replica_is_planned_with_the_time_of_a_full_one(policy: str) -> None:
+    given = _pose(count=4)
+    deployment = to_map(given, make_policy(policy).place(given))
+    assert check(deployment, evidence(given)) == ()
+    replicas = [replica for *_, replica in deployment.places()]
+    assert any(replica.batch > 1 for replica in replicas)
+    for replica in replicas:
+        assert replica.batch_latency_ms is not None
+        assert set(replica.batch_latency_ms) == {replica.batch_latency_ms[-1]}
+        assert len(replica.batch_latency_ms) == replica.batch
+        assert replica.batch_latency_ms[-1] == pytest.approx(replica.predicted.latency_ms)
+
+
+def test_check_refuses_partial_batches_that_are_quicker_than_full_ones() -> None:
+    given = _pose()
+    content = json.loads(to_map(given, make_policy("ffd").place(given)).to_json())
+    replica = next(
+        one
+        for node in content["nodes"]
+        for gpu in node["gpus"]
+        for partition in gpu["partitions"]
+        for one in partition["replicas"]
+        if one["batch"] > 1
+    )
+    replica["batch_latency_ms"][0] *= 0.5
+    found = check(DeploymentMap.model_validate(content), evidence(given))
+    assert any("batch_latency_ms of 1 is" in one.message for one in found)
+
+
+def test_new_times_of_a_map_are_padded_too() -> None:
+    given = _pose()
+    deployment = to_map(given, make_policy("ffd").place(given))
+    slower = replace(given, estimator=PaddedEstimator(start_ms=4.0, slowdown=0.05))
+    for *_, replica in retime_map(deployment, evidence(slower), "another").places():
+        assert replica.batch_latency_ms is not None
+        assert replica.batch_latency_ms == pytest.approx((replica.predicted.latency_ms,) * replica.batch)
+
+
+@pytest.mark.parametrize("source", [MEASURED, PREDICTED])
+def test_no_segment_exceeds_what_bounds_allow(source: str) -> None:
+    """Bounds look at few batches of times that were predicted, which holds for padded replicas only without padding."""
+    given = _pose(source, slowdown=0.0)
+    (entry,) = given.fleet.entries
+    for asked in given.demands:
+        segments = Segments(given, capped=False).every(asked, entry.device)
+        options = list_options(BoundingSegments(given), asked, entry)
+        for segment in segments:
+            most = max(one.rate_rps for one in options if one.part <= segment.fraction + 1e-9)
+            assert min(segment.capacity_rps, asked.rate_rps) <= most * (1.0 + 1e-9)
+
+
+def test_a_plan_of_instances_is_accepted() -> None:
+    asked = [demand("m0", 120.0, 90.0), demand("m1", 100.0, 120.0)]
+    given = problem(asked, [(sliced_device(), None)], PaddedEstimator(), Options())
+    assert check(to_map(given, make_policy("optimal").place(given)), evidence(given)) == ()
