@@ -245,16 +245,9 @@ elif [ $# -ge 1 ]; then
   beside 03-pair-1-1 50 "$1" "$1"
 fi
 
-# 4. iGniter: what its coefficients need is measured while the daemon is there; the fit comes last, from the database.
-if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
-  for file in $(files "$shared"); do
-    profile "04-igniter-$(basename "$file" .onnx)" 240 "$file" --igniter --collector "$timing"
-    [ -z "${REHEARSE:-}" ] || break
-  done
-fi
 mps_off
 
-# 5. Place the models, serve the map, load it: predicted against measured.
+# 4. Place the models, serve the map, load it: predicted against measured.
 demand='
 import sys
 from pathlib import Path
@@ -267,26 +260,36 @@ for name in sys.argv[1:]:
         took_ms = min(alone, key=lambda r: (r["batch"], -r["sm_share_pct"]))["latency_p50_ms"]
         print(f"{name},{0.3 * 1000 / took_ms:.2f},{max(20.0, 12 * took_ms):.1f}")
 '
-(cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/05-slo.log"
+(cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/04-slo.log"
 if [ "$(wc -l <"$out/slo.csv")" -gt 1 ]; then # where HiGHS is missing, a policy that needs no solver
   here=(--best-effort --gpus "$device:1" --slo-file slo.csv -o map.json)
-  gpuprof 05-place 60 place "${here[@]}" --time-limit 30
-  [ -e "$out/map.json" ] || gpuprof 05-place-ffd 60 place "${here[@]}" --policy ffd
+  gpuprof 04-place 60 place "${here[@]}" --time-limit 30
+  [ -e "$out/map.json" ] || gpuprof 04-place-ffd 60 place "${here[@]}" --policy ffd
 fi
-if [ -e "$out/map.json" ] && [ ! -e "$out/done/05-load" ]; then
+if [ -e "$out/map.json" ] && [ ! -e "$out/done/04-load" ]; then
   (cd "$out" && exec timeout --signal=INT --kill-after=20 200 "$python" -m gpuprof serve map.json --port 8123) \
-    >"$out/05-serve.log" 2>&1 &
+    >"$out/04-serve.log" 2>&1 &
   server=$!
   for _ in $(seq 90); do
     "$python" -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:8123/v2/health/ready", timeout=1)' 2>/dev/null && break
     kill -0 $server 2>/dev/null || break
     sleep 1
   done
-  gpuprof 05-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv -o load.json
+  gpuprof 04-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv -o load.json
   kill -INT $server 2>/dev/null
   wait $server 2>/dev/null
-  tail -n 1 "$out/05-serve.log"
+  tail -n 1 "$out/04-serve.log"
 fi
+
+# 5. iGniter: what its coefficients need is measured while the daemon is there; the fit comes last, from the database.
+if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
+  mps_on
+  for file in $(files "$shared"); do
+    profile "05-igniter-$(basename "$file" .onnx)" 240 "$file" --igniter --collector "$timing"
+    [ -z "${REHEARSE:-}" ] || break
+  done
+fi
+mps_off
 
 # 2 again: more architectures, and each distinct op by itself.
 for model in $others; do

@@ -21,7 +21,10 @@ PrecisionOption = Annotated[
     str | None, typer.Option(help="Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8.")
 ]
 RuntimeOption = Annotated[
-    str | None, typer.Option(help="Execution that predictions assume: fused (default) or eager (PyTorch 2).")
+    str | None,
+    typer.Option(
+        help="Runtime that predictions assume: onnxruntime (default), eager (PyTorch 2) or fused (compilers)."
+    ),
 ]
 OtherEstimatorOption = Annotated[
     str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")

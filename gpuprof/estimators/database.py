@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
@@ -22,6 +23,7 @@ from gpuprof.estimators.measured.failures import find_failure, require_no_failur
 from gpuprof.estimators.measured.figures import behaviour_after_pause, estimate_bandwidth, figure_of
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
+from gpuprof.estimators.measured.padding import is_padded
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.kernel_db.store import KernelDb
@@ -80,7 +82,7 @@ class DatabaseEstimator:
         self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
-        execution = execution or Execution()
+        execution = self._execution = execution or Execution()
         cross_gpu = CrossGpuLatencies(execution, self.known.bind_graph, lambda device: timed(device.name))
         self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
         self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)), execution)
@@ -196,7 +198,12 @@ class DatabaseEstimator:
             power_w=figure_of(known, device, workload, "power_w"),
             variant=next((str(one) for one in known.variants.get(device.name, ())), None),
             unknown_ops=self._list_unknown(known, latency),
+            is_padded=self._is_padded(known, device),
         )
+
+    def _is_padded(self, known: MeasuredModel, device: Device) -> bool:
+        is_served = self._execution.runtime is LaunchMode.ONNXRUNTIME
+        return (is_served or bool(known.points.get(device.name))) and is_padded(known, device)
 
     def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:
         """Return the work of a model where more must be known of it than was measured."""

@@ -105,8 +105,9 @@ def estimate(
         Of the products, where nothing was measured on a GPU: ``"float32"``, ``"tf32"``, ``"float16"``, ``"bfloat16"``,
         ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
     runtime : str, optional
-        ``"fused"`` (default): up to 64 element-wise ops in a row are one kernel, as torch.compile does; or ``"eager"``:
-        each node its kernels, as PyTorch 2, attention in half precision one.
+        ``"onnxruntime"`` (default): its CUDA provider, as `serve` runs it, with the copies of inputs and outputs from
+        and to the host; ``"eager"``: each node its kernels, as PyTorch 2, attention in half precision one; or
+        ``"fused"``: up to 64 element-wise ops in a row are one kernel, as torch.compile does.
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
         usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.
@@ -128,7 +129,7 @@ def estimate(
     >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
     >>> whole = gpuprof.estimate([file], batches=(1, 256), device="a100-40")
     >>> whole.to_frame()[["batch", "latency_source"]].to_dict("list")
-    {'batch': [1, 256], 'latency_source': ['cross-gpu: tfloat32, fused', 'cross-gpu: tfloat32, fused']}
+    {'batch': [1, 256], 'latency_source': ['cross-gpu: tfloat32, onnxruntime', 'cross-gpu: tfloat32, onnxruntime']}
     >>> half = gpuprof.estimate([file], batches=(256,), device="a100-40", share="50")
     >>> half.estimates[0].latency_ms.value > whole.estimates[1].latency_ms.value
     True

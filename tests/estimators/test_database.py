@@ -6,13 +6,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx.helper import make_node as node
 
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.execution import Execution
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.measured.measured_only import MeasuredEstimator
 from gpuprof.estimators.roofline.roofline import DISPATCH_US
 from gpuprof.graph.content_hash import ContentHash
 from gpuprof.graph.load import load_graph
@@ -316,3 +320,32 @@ def test_a_model_whose_ops_have_nothing_to_count_is_carried_over_by_what_was_mea
     said = estimator.estimate("none", CPU, 8, Share(50.0)).latency_ms
     assert said.source == EXTRAPOLATED and said.value > 0.0
     assert estimator.estimate(str(two_layers(tmp_path / "new.onnx", 32)), CPU, 1, WHOLE).latency_ms.value > 0.0
+
+
+def _write_convolution(path: Path) -> Path:
+    weights = {"w": np.ones((3, 2, 3, 3), np.float32)}
+    return write_model(path, [node("Conv", ["x", "w"], ["y"])], {"x": ["N", 2, 8, 8]}, {"y": ["N", 3, 6, 6]}, weights)
+
+
+def test_partial_batches_of_convolutions_are_padded_on_gpus_alone(tmp_path: Path) -> None:
+    path, other = _write_convolution(tmp_path / "c.onnx"), two_layers(tmp_path / "two.onnx")
+    estimator = DatabaseEstimator(None)
+    assert estimator.estimate(str(path), GPU, 4, WHOLE).is_padded
+    assert estimator.estimate(str(path), GPU, 4, WHOLE, [Workload(str(other), 1, WHOLE)]).is_padded
+    assert not estimator.estimate(str(path), CPU, 4, WHOLE).is_padded
+    assert not estimator.estimate(str(other), GPU, 4, WHOLE).is_padded
+    eager = DatabaseEstimator(None, execution=Execution(runtime=LaunchMode.EAGER))
+    assert not eager.estimate(str(path), GPU, 4, WHOLE).is_padded
+
+
+@pytest.mark.parametrize(("runtime", "is_padded"), [("onnxruntime", True), ("pytorch", False), (None, False)])
+def test_measured_models_are_padded_where_onnx_runtime_runs_them(
+    tmp_path: Path, runtime: str | None, is_padded: bool
+) -> None:
+    path = _write_convolution(tmp_path / "c.onnx")
+    row = replace(measured_row("c", 4, 2.0, device=GPU.name, path=str(path)), runtime=runtime)
+    db = database(tmp_path / "db", [row])
+    for estimator in (DatabaseEstimator(db), MeasuredEstimator(db)):
+        assert estimator.estimate("c", GPU, 4, WHOLE).is_padded is is_padded
+    path.unlink()  # what is not there cannot be served
+    assert not DatabaseEstimator(db).estimate("c", GPU, 4, WHOLE).is_padded

@@ -142,7 +142,7 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
     with pytest.raises(InputError, match="--device-file FILE"):
         gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti")
     found = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
-    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, fused"
+    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime"
     own = ["--device-file", "own.toml"]
     assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *own]) == 0
     assert main(["check", *own]) == 0

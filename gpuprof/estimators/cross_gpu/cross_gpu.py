@@ -32,7 +32,13 @@ from gpuprof.estimators.cross_gpu.intervals import (
     name_unlike,
 )
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode
-from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch, find_distinct_rows, host_seconds
+from gpuprof.estimators.cross_gpu.kernels_by_batch import (
+    KernelsByBatch,
+    batch_seconds,
+    copy_seconds,
+    find_distinct_rows,
+    host_seconds,
+)
 from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, repeat_table, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
@@ -80,7 +86,8 @@ class CrossGpuModel:
         distance = measure_distance(device, precision)
         factor *= 1.0 if distance is None else distance.factor**parts.unsure
         unlike = name_unlike(kernels.op_types, parts.excess)
-        return self._figure(parts.total_s, factor + parts.excess, _describe(precision, runtime, unlike))
+        seconds = float(batch_seconds(np.array(parts.kernels_s), parts.host_s, kernels, runtime))
+        return self._figure(seconds, factor + parts.excess, _describe(precision, runtime, unlike))
 
     def latencies(
         self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, shares: Sequence[Share]
@@ -101,8 +108,9 @@ class CrossGpuModel:
             at = kernels.at(number)
             factors = self.scales.widen_times(of_kernels, host, scales, kind_of(at, precision), generation)
             factors = factors * beyond**unsure + excess
+            times = batch_seconds(of_kernels, host, at, runtime)
             for share, seconds, factor, more in zip(
-                shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), excess.tolist(), strict=True
+                shares, times.tolist(), factors.tolist(), excess.tolist(), strict=True
             ):
                 described = _describe(precision, runtime, name_unlike(at.op_types, more))
                 latencies[share, number] = self._figure(seconds, factor, described)
@@ -120,7 +128,8 @@ class CrossGpuModel:
         for (_, batch), own, other in zip(asked, np.split(times, ends), np.split(wider, ends), strict=True):
             place = kernels.find_distinct(batch)[1]
             seconds = float(_sum_quicker(kernels.at(batch), own[place], other[place]).sum())
-            found.append(max(seconds, kernels.host_seconds(batch)))
+            host_s = kernels.host_seconds(batch)
+            found.append(float(batch_seconds(np.array(seconds), host_s, kernels.at(batch), kernels.runtime)))
         return found
 
     def bound_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
@@ -133,7 +142,8 @@ class CrossGpuModel:
         found = []
         for (_, batch), own in zip(asked, np.split(least, ends), strict=True):
             count = np.array(kernels.at(batch).count, dtype=float)
-            found.append(float(count @ (own[kernels.find_distinct(batch)[1]] + _GAP_S)))
+            of_kernels = float(count @ (own[kernels.find_distinct(batch)[1]] + _GAP_S))
+            found.append(of_kernels + copy_seconds(kernels.at(batch), kernels.runtime))
         return found
 
     @staticmethod
@@ -304,7 +314,8 @@ def kind_of(kernels: KernelList, precision: str) -> str:
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
-    part = "convolutions" if convolved > flops.sum() / 2 else "products"
+    multiplied = float(flops[np.isin(kernels.ops.family, [*_PRODUCTS, _ATTENTION])].sum())
+    part = "convolutions" if convolved > multiplied / 2 else "products"
     cores = "double" if precision == "float64" else "cores"
     return f"{part} {'tensor' if precision in TENSOR_TYPES else cores}"
 

@@ -28,7 +28,7 @@ class Execution:
 
     #: A key of `PRECISIONS`; None: what the model's types give in ONNX Runtime's CUDA provider, TF32 included.
     precision: str | None = None
-    runtime: LaunchMode = LaunchMode.FUSED
+    runtime: LaunchMode = LaunchMode.ONNXRUNTIME
 
     def rate_name(self, device: Device, own_type: str) -> str:
         """Return the name of the rate of a model's products on ``device``; ``own_type`` is that of its weights."""
@@ -66,4 +66,4 @@ def parse_execution(precision: str | None, runtime: str | None) -> Execution:
         raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
     if runtime is not None and runtime not in list(LaunchMode):
         raise InputError(f"unknown runtime {runtime!r}", f"choose one of {', '.join(LaunchMode)}")
-    return Execution(precision, LaunchMode(runtime) if runtime else LaunchMode.FUSED)
+    return Execution(precision, LaunchMode(runtime) if runtime else LaunchMode.ONNXRUNTIME)

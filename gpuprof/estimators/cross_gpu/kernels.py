@@ -35,6 +35,10 @@ _REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
+#: Operations on CUDA cores that an element takes as long as where ONNX Runtime adds the bias of a convolution, by a
+#: kernel of cuDNN's that does any op on tensors, and where it clips: neither is held up by memory. Biases of ResNet-50
+#: on an H200 come out within 8% so, under six shares (`bench/gpu/results`).
+_SLOW_FLOPS = 230.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
 #: Columns that tell of all turns of a body together.
@@ -47,8 +51,11 @@ PART_OF_CONVOLUTION = "(part of the convolution)"
 class LaunchMode(StrEnum):
     """How nodes become kernels."""
 
-    EAGER = "eager"
-    FUSED = "fused"
+    #: ONNX Runtime's CUDA provider, which `gpuprof serve` runs: a kernel a node, biases of convolutions and of most
+    #: products in kernels of their own; residuals and their normalisation together; inputs and outputs copied.
+    ONNXRUNTIME = "onnxruntime"
+    EAGER = "eager"  #: PyTorch, op by op.
+    FUSED = "fused"  #: Compilers such as TensorRT and TorchInductor.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,9 @@ class KernelList:
     count: tuple[int, ...]
     op_types: tuple[str, ...]  #: Of the node that each is of; `PART_OF_CONVOLUTION` of what follows its first.
     unknown: tuple[str, ...]  #: Op types of which only the traffic is known, sorted.
+    #: Of a batch: what it takes from the host, and gives back to it.
+    input_bytes: float = 0.0
+    output_bytes: float = 0.0
 
 
 _Row = tuple[str, dict[str, float]]
@@ -82,12 +92,14 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
         tuple(count for _, _, count in rows),
         types,
         tuple(sorted({op.op_type for op in graph.ops} - known)),
+        float(sum(tensor.bytes for tensor in graph.inputs)),
+        float(sum(tensor.bytes for tensor in graph.outputs)),
     )
 
 
 def are_alike(one: str, other: str, runtime: LaunchMode) -> bool:
     """Return whether ``runtime`` launches the same kernels in two precisions."""
-    reordered = {one, other} & {_REORDERED} and runtime is LaunchMode.EAGER
+    reordered = {one, other} & {_REORDERED} and runtime is not LaunchMode.FUSED
     return one == other or (_WIDTHS.get(one) == _WIDTHS.get(other) and not reordered)
 
 
@@ -98,11 +110,17 @@ class _Walk:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
         self._narrow = self._width < 4.0
-        self._groups = NodeGroups(graph.ops, fused=runtime is LaunchMode.FUSED, narrow=self._narrow)
+        self._by_onnxruntime = runtime is LaunchMode.ONNXRUNTIME
+        self._groups = NodeGroups(
+            graph.ops,
+            fused=runtime is LaunchMode.FUSED,
+            narrow=self._narrow,
+            by_onnxruntime=self._by_onnxruntime,
+        )
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
         self._fused = runtime is LaunchMode.FUSED
-        self._reorders = precision == _REORDERED and runtime is LaunchMode.EAGER
+        self._reorders = precision == _REORDERED and runtime is not LaunchMode.FUSED
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
@@ -120,8 +138,10 @@ class _Walk:
         elif op.op_type in CONVOLUTIONS:
             family, _ = convolution = self._convolution(place)
             yield convolution, 1
-            if family == "conv" and self._reorders:
+            if family == "conv" and self._reorders and not (self._by_onnxruntime and _is_pointwise(op)):
                 yield from ((self._layout_conversion(one), 1) for one in (op.inputs[0], op.outputs[0]))
+            if self._by_onnxruntime and self._groups.has_bias(place):
+                yield ("elementwise", self._bias_row(op.outputs[0])), 1
         elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
             yield self._projection(op), 1
             yield self._projected_attention(op), 1
@@ -250,6 +270,11 @@ class _Walk:
         """
         return "movement", {"read_bytes": self._width * tensor.elements, **self._measure_output(tensor)}
 
+    def _bias_row(self, tensor: Tensor) -> dict[str, float]:
+        """Return the kernel of cuDNN by which ONNX Runtime adds the bias of a convolution, in place."""
+        slow = {"flops": _SLOW_FLOPS * tensor.elements}
+        return {"read_bytes": self._bytes(tensor), **self._measure_output(tensor), **slow}
+
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
         """Yield the product for the inputs of all steps, and a step."""
         steps, batch, size = (*op.inputs[0].shape, 1, 1, 1)[:3]
@@ -276,6 +301,8 @@ class _Walk:
         row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
+        if self._by_onnxruntime and op.op_type == "Clip":
+            row["flops"] = _SLOW_FLOPS * final.elements
         if op.op_type in SOFTMAXES | NORMS:
             row["row"] = _count_row(op)
             return ("softmax" if op.op_type in SOFTMAXES else "norm"), row
@@ -305,6 +332,13 @@ class _Walk:
 
     def _bytes(self, tensor: Tensor) -> float:
         return self._width * tensor.elements if "float" in tensor.dtype else float(tensor.bytes)
+
+
+def _is_pointwise(op: Op) -> bool:
+    """Return whether a convolution is a product of matrices, in whichever order the channels are."""
+    weight = next((one for one in op.weights if len(one.shape) > 2), op.inputs[1])
+    strides = op.attributes.get("strides", (1,)) or (1,)
+    return prod(weight.shape[2:]) == 1 and all(int(one) == 1 for one in strides)  # type: ignore[attr-defined]
 
 
 def _is_empty(op: Op) -> bool:

@@ -44,10 +44,11 @@ class NodeGroups:
 
     ``ops``: in the order of the graph; they are called by their places in it; ``fused``: whether the runtime joins
     chains of element-wise ops; ``narrow``: whether products are in half precision or below: only then are there kernels
-    for whole attention, which PyTorch has eagerly, too.
+    for whole attention, which PyTorch has eagerly, too; ``by_onnxruntime``: the sum before a normalisation and the bias
+    before that are done by its kernel, other biases are not part of products, and GELUs are one kernel in some orders.
     """
 
-    def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool) -> None:
+    def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool, by_onnxruntime: bool = False) -> None:
         self._ops = ops
         #: Tensor → who reads its elements, and not their number alone.
         self.readers: dict[str, list[int]] = defaultdict(list)
@@ -59,8 +60,12 @@ class NodeGroups:
         self._absorbed: dict[int, int] = {}
         self.norm_rows: dict[int, int] = {}  #: First node of a normalisation written as several → elements of a row.
         self._find_norms(fused=fused)
-        self._find_biases()
-        self._find_gelus()
+        if by_onnxruntime:
+            self._find_skip_norms()
+            self._find_folded_norms()
+        else:
+            self._find_biases()
+        self._find_gelus(by_onnxruntime=by_onnxruntime)
         self._find_swishes()
         if fused and narrow:
             self._find_joint_products()
@@ -109,8 +114,43 @@ class NodeGroups:
             if before is not None and self._ops[before].op_type in PRODUCTS and self._only_reader(before) == place:
                 self._absorbed[place] = before
 
-    def _find_gelus(self) -> None:
-        """Tie the ops that exporters make of one GELU, ``x (1 + erf(x / sqrt 2)) / 2``, to their last."""
+    def _find_skip_norms(self) -> None:
+        """Tie a sum of two tensors that a normalisation alone reads to it, and a bias that the sum alone reads."""
+        for place, op in enumerate(self._ops):
+            added = self._find_sum(op.inputs[0].name, weights=0)
+            if added is None or (op.op_type not in NORMS and place not in self.norm_rows):
+                continue
+            biases = (self._find_sum(tensor.name, weights=1) for tensor in self._ops[added].inputs)
+            tied = [added, *[one for one in biases if one is not None][:1]]
+            self._absorbed.update({one: place for one in tied if one not in self._absorbed})
+
+    def _find_sum(self, tensor: str, *, weights: int) -> int | None:
+        """Return the addition that makes a tensor, with so many one-dimensional weights, where one op reads it."""
+        place = self.maker.get(tensor)
+        if place is None or self._ops[place].op_type != "Add" or self._only_reader(place) is None:
+            return None
+        return place if sum(len(weight.shape) == 1 for weight in self._ops[place].weights) == weights else None
+
+    def has_bias(self, place: int) -> bool:
+        """Return whether a convolution has a bias, its own or that which a normalisation behind it becomes."""
+        return self._normaliser(place) is not None or any(len(one.shape) == 1 for one in self._ops[place].weights)
+
+    def _normaliser(self, place: int) -> int | None:
+        """Return the batch normalisation behind a convolution, which is folded into its weights and bias."""
+        reader = self._only_reader(place)
+        return reader if reader is not None and self._ops[reader].op_type == "BatchNormalization" else None
+
+    def _find_folded_norms(self) -> None:
+        """Tie batch normalisations behind convolutions to them."""
+        for place, op in enumerate(self._ops):
+            if op.op_type in CONVOLUTIONS and (reader := self._normaliser(place)) is not None:
+                self._absorbed[reader] = place
+
+    def _find_gelus(self, *, by_onnxruntime: bool) -> None:
+        """Tie the ops that exporters make of one GELU, ``x (1 + erf(x / sqrt 2)) / 2``, to their last.
+
+        ONNX Runtime knows it by the product of ``1 + erf`` with ``x`` or its half, and not where it is halved first.
+        """
         for place, op in enumerate(self._ops):
             if op.op_type != "Erf":
                 continue
@@ -120,6 +160,8 @@ class NodeGroups:
                 if len(chain) == 4:
                     break
             before = self.maker.get(op.inputs[0].name)
+            if by_onnxruntime and len(chain) >= 3 and any(one.elements == 1 for one in self._ops[chain[2]].inputs):
+                continue
             if len(chain) >= 3 and before is not None and self._ops[before].op_type in ("Div", "Mul"):
                 self._absorbed.update(dict.fromkeys([before, *chain[:-1]], chain[-1]))
                 halves = self.maker.get(self._ops[chain[-1]].inputs[0].name)

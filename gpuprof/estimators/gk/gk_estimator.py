@@ -18,6 +18,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk.gk import ModelRequirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
 from gpuprof.estimators.measured.curve import quantile
+from gpuprof.estimators.measured.padding import is_padded
 from gpuprof.estimators.roofline.op_work import GraphWork, work_of
 from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
@@ -71,6 +72,7 @@ class GkEstimator:
             weight_bytes=work.weight_bytes,
             creq_pct=_creq(required),
             unknown_ops=required.unknown_ops,
+            is_padded=is_padded(self._database.known.find_model(model), device),
         )
         if not beside:
             return alone
@@ -90,7 +92,7 @@ class GkEstimator:
         if key not in self._known:
             table = self._table(device)
             graph = self._database.known.read_graph(model, batch)
-            mode = LaunchMode.FUSED  # as ONNX Runtime launches, by which the averages of `profile` are measured
+            mode = LaunchMode.ONNXRUNTIME  # by which the averages of `profile` are measured
             host_ms = 1e3 * host_seconds(list_kernels(graph, "float32", mode), mode)
             required = require(graph, table, host_ms=host_ms)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)

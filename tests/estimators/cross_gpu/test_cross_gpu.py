@@ -64,14 +64,14 @@ def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, precision: 
 
 def test_the_source_says_precision_and_runtime(network: Path) -> None:
     default = DatabaseEstimator(None).estimate(str(network), device("a100-80"), 8, Share())
-    assert default.latency_ms.source == "cross-gpu: tfloat32, fused"
+    assert default.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
     chosen = DatabaseEstimator(None, execution=parse_execution("float16", "eager"))
     assert chosen.estimate(str(network), device("a100-80"), 8, Share()).latency_ms.source == "cross-gpu: float16, eager"
 
 
 def test_a_gpu_without_tf32_multiplies_in_float32(network: Path) -> None:
     said = DatabaseEstimator(None).estimate(str(network), device("v100"), 8, Share())
-    assert said.latency_ms.source == "cross-gpu: float32, fused"
+    assert said.latency_ms.source == "cross-gpu: float32, onnxruntime"
 
 
 def test_a_precision_that_the_gpu_lacks_is_refused(network: Path) -> None:
@@ -151,8 +151,8 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
 def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
     gpu, precision = device("a30"), "tfloat32"  # no worse GPU has TF32: it is compared with none
     asked = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
-    kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.FUSED)
-    alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
+    kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.ONNXRUNTIME)
+    alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.ONNXRUNTIME)
     assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
     assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=0.02)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from onnx import helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch, batch_seconds, copy_seconds, host_seconds
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES
+from gpuprof.graph.load import load_graph
 from gpuprof.graph.op_costs import cost_of
+from tests.small_models import write_model
 
 
 def _op(
@@ -174,7 +179,7 @@ def test_tensor_cores_convolve_between_two_changes_of_layout_that_the_host_does_
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("runtime", list(LaunchMode))
-def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_either_runtime(runtime: LaunchMode) -> None:
+def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_any_runtime(runtime: LaunchMode) -> None:
     shape, one = (8, 16, 64), _t("one")
     names = ("d", "e", "a", "m", "y")
     d, e, a, m, y = (_t(name, *shape) for name in names)
@@ -187,7 +192,82 @@ def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_either_runtime(r
         _op("Mul", [m, one], y, [one]),
     )
     kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
-    assert kernels.op_types == ("MatMul", "Mul")
+    bias = ("Add",) if runtime is LaunchMode.ONNXRUNTIME else ()
+    assert kernels.op_types == ("MatMul", *bias, "Mul")
+
+
+def test_a_gelu_whose_half_comes_before_its_input_is_five_kernels_in_onnx_runtime() -> None:
+    """As PyTorch's exporter writes it, and as ONNX Runtime ran BERT's on an H200."""
+    shape, one = (8, 16, 64), _t("one")
+    x, d, e, a, m, y = (_t(name, *shape) for name in ("x", "d", "e", "a", "m", "y"))
+    gelu = (
+        _op("Div", [x, one], d, [one]),
+        _op("Erf", [d], e),
+        _op("Add", [e, one], a, [one]),
+        _op("Mul", [one, a], m, [one]),
+        _op("Mul", [x, m], y),
+    )
+    assert list_kernels(_graph(*gelu), "float32", LaunchMode.ONNXRUNTIME).op_types == (
+        "Div",
+        "Erf",
+        "Add",
+        "Mul",
+        "Mul",
+    )
+    assert list_kernels(_graph(*gelu), "float32", LaunchMode.EAGER).op_types == ("Mul",)
+
+
+def test_onnx_runtime_adds_the_bias_of_a_convolution_by_a_kernel_of_its_own() -> None:
+    weight, bias, image, out = _t("w", 8, 4, 3, 3), _t("b", 8), _t("x", 2, 4, 16, 16), _t("c", 2, 8, 16, 16)
+    plain = _graph(_op("Conv", [image, weight], out, [weight]))
+    biased = _graph(_op("Conv", [image, weight, bias], out, [weight, bias]))
+    scale = [_t(name, 8) for name in ("s", "o", "mean", "var")]
+    normalised = _graph(
+        _op("Conv", [image, weight], out, [weight]),
+        _op("BatchNormalization", [out, *scale], _t("n", 2, 8, 16, 16), scale),
+    )
+    first = {
+        name: list_kernels(graph, "float32", LaunchMode.ONNXRUNTIME)
+        for name, graph in (("plain", plain), ("biased", biased), ("normalised", normalised))
+    }
+    assert first["plain"].op_types == ("Conv",)
+    assert first["biased"].op_types == first["normalised"].op_types == ("Conv", PART_OF_CONVOLUTION)
+    assert list_kernels(biased, "float32", LaunchMode.EAGER).op_types == ("Conv",)
+    # Layouts change in TF32 around windows, and not around products of matrices.
+    assert list_kernels(biased, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == ("Conv", *3 * (PART_OF_CONVOLUTION,))
+    point = _t("p", 8, 4, 1, 1)
+    pointwise = _graph(_op("Conv", [image, point, bias], out, [point, bias]))
+    assert list_kernels(pointwise, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == ("Conv", PART_OF_CONVOLUTION)
+
+
+def test_onnx_runtime_adds_a_residual_and_its_bias_within_the_normalisation_behind_them() -> None:
+    weight, bias, scale = _t("w", 64, 64), _t("b", 64), _t("s", 64)
+    x, h, hb, r, y = (_t(name, 8, 64) for name in ("x", "h", "hb", "r", "y"))
+    graph = _graph(
+        _op("MatMul", [x, weight], h, [weight]),
+        _op("Add", [h, bias], hb, [bias]),
+        _op("Add", [hb, x], r),
+        _op("LayerNormalization", [r, scale], y, [scale]),
+    )
+    assert list_kernels(graph, "float32", LaunchMode.ONNXRUNTIME).op_types == ("MatMul", "LayerNormalization")
+
+
+def test_onnx_runtime_copies_inputs_and_outputs_in_proportion_to_the_batch(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 1000]}, {"y": None})
+    by_batch = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.ONNXRUNTIME)
+    for batch in (1, 3, 100):
+        kernels = by_batch.at(batch)
+        assert kernels.input_bytes == kernels.output_bytes == 4000.0 * batch
+        assert copy_seconds(kernels, LaunchMode.ONNXRUNTIME) == pytest.approx(4000.0 * batch * (1 / 8.1e9 + 1 / 15e9))
+        assert copy_seconds(kernels, LaunchMode.EAGER) == copy_seconds(kernels, LaunchMode.FUSED) == 0.0
+
+
+def test_neither_the_host_nor_the_kernels_are_hidden_where_both_take_as_long_in_onnx_runtime() -> None:
+    kernels = list_kernels(_graph(*LINEAR), "float32", LaunchMode.ONNXRUNTIME)
+    copied = copy_seconds(kernels, LaunchMode.ONNXRUNTIME)
+    times = batch_seconds(np.array([3e-3, 0.0]), 4e-3, kernels, LaunchMode.ONNXRUNTIME)
+    assert times == pytest.approx([5e-3 + copied, 4e-3 + copied])
+    assert batch_seconds(np.array([3e-3, 9e-3]), 4e-3, kernels, LaunchMode.FUSED).tolist() == [4e-3, 9e-3]
 
 
 def test_the_runtimes_own_attention_is_the_projection_of_its_input_and_an_attention() -> None:

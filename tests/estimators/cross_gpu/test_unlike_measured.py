@@ -13,6 +13,7 @@ from gpuprof.domain.catalogue import device as device_named
 from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.doubts import require_sure
 from tests.small_models import write_model
@@ -94,7 +95,9 @@ def test_double_precision_is_computed_at_its_own_rate_and_nobody_is_sure_of_it(t
     double = _write(tmp_path / "double.onnx", [PRODUCT], TensorProto.DOUBLE)
     single = _write(tmp_path / "single.onnx", [PRODUCT])
     batch = 65536
-    twice, once = (_estimate(path, batch, device).latency_ms for path in (double, single))
+    compiled = DatabaseEstimator(None, execution=parse_execution(None, "fused"))  # which copies nothing
+    gpu = device_named(device)
+    twice, once = (compiled.estimate(str(one), gpu, batch, Share()).latency_ms for one in (double, single))
     assert twice.source.startswith("cross-gpu: float64")
     assert twice.value > (1.9 if device == "h100" else 8.0) * once.value
     assert twice.upper() / twice.value > once.upper() / once.value

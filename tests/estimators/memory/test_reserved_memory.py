@@ -12,7 +12,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import PREDICTED, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.memory.reserved_memory import predict_reserved
+from gpuprof.estimators.memory.reserved_memory import predict_held, predict_reserved
 
 _MIB = 2.0**20
 
@@ -36,4 +36,20 @@ def test_an_unmeasured_model_has_more_memory_than_its_weights_with_an_interval(t
     assert small is not None and large is not None and small.low is not None and large.low is not None
     assert small.low < small.value < small.upper()
     assert large.value > small.value > file.stat().st_size
-    assert small.low == pytest.approx(file.stat().st_size, rel=0.05)  # nearly all of it is weights
+    # Beside the process itself nearly all of it is weights.
+    assert small.low == pytest.approx(300.0 * _MIB + file.stat().st_size, rel=0.05)
+
+
+def test_the_interval_holds_what_processes_of_onnx_runtime_held_of_an_h200() -> None:
+    # Weights, activations alive at once, and what NVML told (`bench/gpu/results`), in MiB.
+    for weights, activations, held in (
+        (97.7, 588.0, 2336.8),
+        (97.7, 9.2, 840.8),
+        (13.3, 590.0, 2152.8),
+        (416.2, 317.0, 2320.8),
+        (416.2, 5.0, 1220.8),
+    ):
+        figure = predict_held(weights * _MIB, activations * _MIB)
+        assert figure.low is not None and figure.low <= held * _MIB <= figure.upper()
+        assert abs(figure.value / (held * _MIB) - 1.0) < 0.2
+        assert classify_source(figure.source) == PREDICTED
