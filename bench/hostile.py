@@ -148,6 +148,7 @@ ATTACKS: dict[str, AttackCase] = {
     "gRPC, lying lengths": AttackCase(http2_attacks.lying_lengths, True),
     "gRPC, endless streams": AttackCase(http2_attacks.endless_streams, True),
     "gRPC, held streams": AttackCase(http2_attacks.held_streams, True),
+    "gRPC, ten addresses": AttackCase(http2_attacks.calls_of_ten_addresses, True),
     "gRPC, inflating": AttackCase(grpc_attacks.inflating_messages, True),
     "gRPC, nonsense": AttackCase(grpc_attacks.inflating_nonsense, True),
     "gRPC, empty fields": AttackCase(grpc_attacks.empty_fields, True),

@@ -6,6 +6,7 @@ import itertools
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -15,7 +16,7 @@ from bench.hostile_server import AttackTarget
 #: Types of frames, and flags (RFC 9113, 6).
 _DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 2, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
-_HELD = 300
+_HELD, _ADDRESSES = 300, 10
 
 
 def _flood(frames: bytes) -> Callable[[AttackTarget, Callable[[], bool]], None]:
@@ -77,6 +78,19 @@ endless_streams = _flood(_calls(lambda number: _frame(_DATA, 0, number, b"\0\0\0
 def held_streams(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Begin nine hundred calls on each of many connections, end none, and say nothing more."""
     _hold(target, goes_on, _PREFACE + _frame(_SETTINGS, 0, 0, b"") + _calls(lambda number: b""), 10)
+
+
+def calls_of_ten_addresses(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Hold as many calls as ten addresses may have for a second, and leave them all at once."""
+    data = _PREFACE + _frame(_SETTINGS, 0, 0, b"") + _calls(lambda number: b"")
+    while goes_on():
+        with ExitStack() as opened:
+            for number in range(_ADDRESSES):
+                with suppress(OSError):
+                    source = (f"127.0.1.{number + 1}", 0)
+                    connection = opened.enter_context(socket.create_connection(("127.0.0.1", target.grpc), 5.0, source))
+                    connection.sendall(data)
+            time.sleep(1.0)
 
 
 def idle_connections(target: AttackTarget, goes_on: Callable[[], bool]) -> None:

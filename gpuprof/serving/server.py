@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import socket
@@ -34,6 +33,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import is_loopback
+from gpuprof.serving.watch.garbage import GarbageCollection
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.memory import FreeMemory, set_up_heaps
 from gpuprof.serving.watch.stalls import StallMeter
@@ -77,6 +77,7 @@ class Server:
         self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
+        self._garbage = GarbageCollection()
         self._memory = FreeMemory(self._arena, time.monotonic())
         self.router = Router(self._arena, settings.tracer)
         self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena, settings.hang_s)
@@ -124,8 +125,7 @@ class Server:
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)
                 self._start_controllers()
-                gc.collect()
-                gc.freeze()  # what exists now stays; collections while it serves need not look at it
+                self._garbage.start()
                 scheme = "http" if self._settings.security.context is None else "https"
                 where = " and ".join([f"{scheme}://{_format_host(host)}:{port}", *addresses])
                 self.stalls.forget()
@@ -136,6 +136,7 @@ class Server:
                 self._stop_controllers()
                 await self._drain(listener)
         finally:
+            self._garbage.stop()
             watch.cancel()
             listen.cancel()
             self._stop_controllers()
@@ -281,8 +282,14 @@ class Server:
                 self._grpc.watch_relay(self.stalls.awake_s(now))
             for model in self.router.list_models():
                 model.forget_cancelled()
+            self._garbage.collect(self._count_open())
             if await self._memory.return_free(now, bool(self.router.in_flight)) and self._grpc is not None:
                 self._grpc.measure_idle_bytes()
+
+    def _count_open(self) -> int:
+        """Return how many calls of gRPC, connections of HTTP and requests there are."""
+        calls = 0 if self._grpc is None else self._grpc.open_calls
+        return calls + len(self._api.connections) + self.router.in_flight
 
     def _make_connection(self) -> HttpConnection:
         """Return the protocol for a connection that the loop has accepted, and accept more in the same turn."""

@@ -101,6 +101,11 @@ class CallLimits:
         return self._peers.turned_away + self._probing.turned_away
 
     @property
+    def open_calls(self) -> int:
+        """How many calls there are."""
+        return len(self._peers) + len(self._probing)
+
+    @property
     def clients(self) -> int:
         """How many clients have calls."""
         return self._peers.clients + self._probing.clients

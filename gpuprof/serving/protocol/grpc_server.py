@@ -152,6 +152,11 @@ class GrpcServer:
         return self._relay.figures
 
     @property
+    def open_calls(self) -> int:
+        """Calls that are not answered yet."""
+        return self._limits.open_calls
+
+    @property
     def turned_away(self) -> int:
         """Calls and connections beyond those that an address may have."""
         return self._limits.turned_away + self._relay.turned_away

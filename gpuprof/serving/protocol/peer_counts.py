@@ -39,7 +39,7 @@ class PeerCounts:
 
     def __init__(self, per_peer: int, most: int = 1 << 31) -> None:
         self.per_peer = per_peer
-        self._left = most
+        self._most = self._left = most
         self.turned_away = 0
         self._counts: dict[str, int] = {}
 
@@ -58,6 +58,10 @@ class PeerCounts:
     def clients(self) -> int:
         """How many clients have any."""
         return len(self._counts)
+
+    def __len__(self) -> int:
+        """Return how much all clients have together."""
+        return self._most - self._left
 
     def has(self, peer: str) -> bool:
         """Return whether the client has any."""
