@@ -3,9 +3,9 @@
     python -m bench.gpu.predicted [DATABASE]      default: bench/gpu/results/h200/gpuprof-db
 
 The networks are built by ``gpuprof zoo``, half a minute. Rows that ran alone on the device are compared: time of a
-batch, and memory of the process. What the host takes and what ONNX Runtime launches for a convolution was read off the
-four networks of that database (`gpuprof.estimators.cross_gpu.kernels_by_batch`): of other models, hosts and GPUs it
-says little.
+batch, memory of the process, occupancy and SM utilisation averaged over the time (WAO, WSM). What the host takes and
+what ONNX Runtime launches for a convolution was read off the four networks of that database
+(`gpuprof.estimators.cross_gpu.kernels_by_batch`): of other models, hosts and GPUs it says little.
 """
 
 from __future__ import annotations
@@ -21,36 +21,51 @@ from statistics import mean
 from typing import Any
 
 import gpuprof
-from gpuprof.domain.estimate import Figure
+from gpuprof.domain.estimate import Estimate
 from gpuprof.kernel_db.store import KernelDb
 
 _DATABASE = Path(__file__).parent / "results" / "h200" / "gpuprof-db"
 _MIB = 2.0**20
+_AVERAGES = ("wavg_occupancy", "wavg_sm_util")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a line for each row and the mean errors of each network."""
-    rows = [
-        row
-        for row in KernelDb(Path(arguments[0]) if arguments else _DATABASE).read_table("models").to_pylist()
-        if is_alone(row)
-    ]
-    errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    held = 0
-    print(f"{'model':15}{'batch':>6}{'share':>7}{'took ms':>10}{'predicted':>11}{'90% interval':>16}{'MiB':>8}{'':>10}")
-    for row, latency, memory in predict(rows):
-        measured = row["latency_mean_ms"], row["memory_peak_bytes"] / _MIB
-        errors[row["model"]].append((latency.value / measured[0] - 1.0, memory.value / _MIB / measured[1] - 1.0))
-        low, high = latency.interval or (latency.value, latency.value)
-        held += low <= measured[0] <= high
+    path = Path(arguments[0]) if arguments else _DATABASE
+    rows = [row for row in KernelDb(path).read_table("models").to_pylist() if is_alone(row)]
+    errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    inside = 0
+    print(
+        f"{'model':14}{'batch':>6}{'share':>6}{'took ms':>9}{'predicted':>10}{'90% interval':>16}{'MiB':>7}{'':>7}",
+        end="",
+    )
+    print(f"{'WAO %':>7}{'':>6}{'WSM %':>7}")
+    for row, said in predict(rows):
+        took_ms, low, high = row["latency_mean_ms"], *(said.latency_ms.interval or (0.0, 0.0))
+        inside += low <= took_ms <= high
+        assert said.memory_bytes is not None
+        found = errors[row["model"]]
+        found["time"].append(said.latency_ms.value / took_ms - 1.0)
+        found["memory"].append(said.memory_bytes.value / row["memory_peak_bytes"] - 1.0)
+        held_mib, said_mib = row["memory_peak_bytes"] / _MIB, said.memory_bytes.value / _MIB
         print(
-            f"{row['model']:15}{row['batch']:6}{row['sm_share_pct']:6.0f}%{measured[0]:10.3f}{latency.value:11.3f}"
-            f"{f'{low:.2f} … {high:.2f}':>16}{measured[1]:8.0f}{memory.value / _MIB:10.0f}"
+            f"{row['model']:14}{row['batch']:6}{row['sm_share_pct']:5.0f}%{took_ms:9.3f}{said.latency_ms.value:10.3f}"
+            f"{f'{low:.2f} … {high:.2f}':>16}{held_mib:7.0f}{said_mib:7.0f}",
+            end="",
         )
+        for metric in _AVERAGES:
+            figure, measured = said.creq(metric), row[f"{metric}_pct"]
+            if figure is not None and measured is not None:  # under a share nothing is predicted
+                found[metric].append(figure.value - measured)
+                print(f"{measured:7.1f}{figure.value:6.1f}", end="")
+        print(flush=True)
     for model, found in sorted(errors.items()):
-        times, sizes = (mean(abs(one) for one in column) for column in zip(*found, strict=True))
-        print(f"{model}: {len(found)} rows, mean absolute error {times:.1%} in time, {sizes:.1%} in memory")
-    print(f"in the 90% interval of the time: {held} of {len(rows)}")
+        time, memory, wao, wsm = (mean(map(abs, found[name])) for name in ("time", "memory", *_AVERAGES))
+        print(
+            f"{model}: {len(found['time'])} rows, mean absolute error {time:.1%} in time, {memory:.1%} in memory, "
+            f"{wao:.1f} points in WAO, {wsm:.1f} in WSM"
+        )
+    print(f"in the 90% interval of the time: {inside} of {len(rows)}")
     return 0
 
 
@@ -61,8 +76,8 @@ def is_alone(row: Mapping[str, Any]) -> bool:
     )
 
 
-def predict(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure, Figure]]:
-    """Yield each row with the time and the memory that are predicted without a database, by model, share and batch."""
+def predict(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Estimate]]:
+    """Yield each row with what is predicted without a database, by model, share and batch."""
     os.environ.pop("GPUPROF_DB", None)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where there is no database
         for model in sorted({row["model"] for row in rows}):
@@ -71,9 +86,7 @@ def predict(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, An
             for row in sorted(own, key=lambda one: (-one["sm_share_pct"], one["batch"])):
                 share = f"{row['sm_share_pct']:g}"
                 found = gpuprof.estimate([path], batches=(row["batch"],), device=row["device"], share=share)
-                (said,) = found.estimates
-                assert said.memory_bytes is not None
-                yield row, said.latency_ms, said.memory_bytes
+                yield row, found.estimates[0]
             path.unlink()
 
 

@@ -22,6 +22,8 @@ def test_predictions_know_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPROF_DB", "bench/gpu/results/h200/gpuprof-db")
     rows = [_row(), _row(sm_share_pct=100.0)]
     found = list(predict(rows))
-    assert [row["sm_share_pct"] for row, *_ in found] == [100.0, 50.0]
-    for _, latency, memory in found:
-        assert latency.source == "cross-gpu: tfloat32, onnxruntime" and memory.source.startswith("process")
+    assert [row["sm_share_pct"] for row, _ in found] == [100.0, 50.0]
+    for _, said in found:
+        assert said.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
+        assert said.memory_bytes is not None and said.memory_bytes.source.startswith("process")
+    assert found[0][1].creq("wavg_sm_util") is not None

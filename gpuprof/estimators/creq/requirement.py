@@ -11,7 +11,7 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.creq.launch_model import LaunchModel
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode
-from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
+from gpuprof.estimators.cross_gpu.kernels_by_batch import batch_seconds, host_seconds
 from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
 
@@ -25,11 +25,13 @@ class KernelFill:
     occupancy_pct: Array
     sm_utilization_pct: Array
     host_s: float  #: What the host takes to launch all.
+    kernels: KernelList
+    runtime: LaunchMode
 
     @property
     def total_s(self) -> float:
-        """Time of the batch: of the kernels, or of the host where it takes longer."""
-        return max(float(self.busy_s.sum()), self.host_s)
+        """Time of the batch."""
+        return self._span_s(1.0)
 
     def max_occupancy_pct(self) -> float:
         """Return the most that a kernel achieves (USHER's Creq of models whose kernels run one after another)."""
@@ -44,7 +46,9 @@ class KernelFill:
         return float((self.busy_s * self.sm_utilization_pct).sum()) / self._span_s(host)
 
     def _span_s(self, host: float) -> float:
-        return max(float(self.busy_s.sum()), host * self.host_s, 1e-12)
+        """Return the time over which requirements are averaged: gaps and copies are in it, as in what is measured."""
+        busy_s = np.asarray(self.busy_s.sum())
+        return max(float(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime)), 1e-12)
 
 
 def fill_of(
@@ -64,4 +68,6 @@ def fill_of(
         predicted.occupancy_pct,
         predicted.sm_utilization_pct,
         host_seconds(kernels, runtime),
+        kernels,
+        runtime,
     )
