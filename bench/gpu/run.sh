@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, measured in 25 minutes or less.
+# The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, as far as 25
+# minutes go; on an H200 all of it would have taken some 50.
 #
 #   bench/gpu/run.sh [OUT]               default: gpu-run-out
 #   LIMIT_S=480 bench/gpu/run.sh [OUT]   in pieces: run again with the same OUT, it goes on where it was stopped
@@ -14,9 +15,10 @@
 # step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
 #
 # The time: all models are built first, side by side. A model under a share is one process that goes through all its
-# batch sizes, times first and recordings then: about 4 s a row. Nothing is measured twice within a run. 3 models at 5
-# batches 1 min, counters 1, shares 2, co-locations 2, place and serve 1; then 5 more models at 2 batches 1 min, iGniter's
-# configurations 2 a model, ops 2, PyTorch's kernels by node 1; calibrate runs afterwards, from what was measured.
+# batch sizes, times first and recordings then: on an H200 8 to 9 s a row, 18 under a share. Nothing is measured twice
+# within a run. 3 models at 5 batches 2 min, counters 3, shares 5, co-locations 4, place and serve 2; then 5 more models
+# at 2 batches 2 min, iGniter's configurations 4 a model, ops 4, PyTorch's kernels by node 2; calibrate runs afterwards,
+# from what was measured.
 # ONNX Runtime runs the models where its provider for GPUs starts: ORT_SITE names a folder with the package, where it is
 # not installed. PyTorch then runs three models once more, into a database of its own (gpuprof-db-pytorch).
 # COPY_TO=DIR copies what is packed there in the end.

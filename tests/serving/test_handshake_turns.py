@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,55 @@ def test_hundreds_that_connect_at_once_are_all_answered(secured: RunningServer, 
         return await asyncio.gather(*(ask() for _ in range(400)))
 
     assert set(asyncio.run(ask_all())) == {b"HTTP/1.1 200"}
+
+
+def test_clients_that_go_at_once_before_they_said_anything_end_a_few_in_a_turn_and_leave_no_garbage(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake_turns, "_WOKEN_AT_ONCE", 4)
+
+    async def main() -> None:
+        one = Handshakes(most_pending=200)
+        with ExitStack() as opened:
+            clients = [opened.enter_context(socket.create_connection(listener.getsockname())) for _ in range(40)]
+            accepted = [opened.enter_context(listener.accept()[0]) for _ in clients]
+            for each in accepted:
+                each.setblocking(False)
+            tasks = [asyncio.ensure_future(hear_refusal(one, each)) for each in accepted]
+            await asyncio.sleep(0.05)
+            gc.collect()
+            gc.disable()
+            for client in clients:
+                client.close()
+            done, turns = 0, []
+            async with asyncio.timeout(60.0):
+                while done < len(tasks):
+                    await asyncio.sleep(0)
+                    turns.append(sum(task.done() for task in tasks) - done)
+                    done += turns[-1]
+            assert max(turns) <= 4
+            assert not one.begun and not len(one.turns._pending)
+            tasks.clear()
+            left = [found for found in collect_garbage() if isinstance(found, ConnectionAbortedError)]
+            assert not left, "exceptions keep their tracebacks, and so the frames that keep them"
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+async def hear_refusal(one: Handshakes, accepted: socket.socket) -> None:
+    with suppress(ConnectionAbortedError):
+        await one.turns.shake_hands(accepted)
+
+
+def collect_garbage() -> list[object]:
+    """Return what is left in cycles."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()

@@ -10,7 +10,7 @@ _HEAD_BYTES, _MOST_BYTES = 5, 1 << 14
 
 
 def can_begin_tls(client: socket.socket) -> bool:
-    """Return whether the first record of a client has come, or it cannot come any more, or is no handshake's.
+    """Return whether the first record of a client has come, or cannot come whole any more, or is no handshake's.
 
     Else the socket becomes readable when the record is whole.
 
@@ -18,8 +18,12 @@ def can_begin_tls(client: socket.socket) -> bool:
     ------
     BlockingIOError
         When nothing has come.
+    ConnectionAbortedError
+        When the client has ended without a word.
     """
     data = client.recv(_HEAD_BYTES + _MOST_BYTES, socket.MSG_PEEK)
+    if not data:
+        raise ConnectionAbortedError("the client has ended before TLS")
     length = _HEAD_BYTES + (int.from_bytes(data[3:5], "big") if len(data) >= _HEAD_BYTES else 0)
     waited_for = client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
     # Woken before so many bytes have come, it has ended, or sends pieces so small that they fill the socket's memory.

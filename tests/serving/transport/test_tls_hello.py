@@ -47,14 +47,21 @@ def test_a_hello_in_pieces_wakes_nobody_until_it_is_whole(pair: tuple[socket.soc
     assert is_readable(accepted, 30_000)
 
 
-@pytest.mark.parametrize("sent", [b"", HELLO[:3], HELLO[:100]])
+def test_who_ends_without_a_word_begins_no_handshake(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, accepted = pair
+    client.shutdown(socket.SHUT_WR)
+    assert is_readable(accepted, 30_000)
+    with pytest.raises(ConnectionAbortedError):
+        can_begin_tls(accepted)
+
+
+@pytest.mark.parametrize("sent", [HELLO[:3], HELLO[:100]])
 def test_who_ends_in_the_middle_is_noticed(pair: tuple[socket.socket, socket.socket], sent: bytes) -> None:
     client, accepted = pair
     client.sendall(sent)
-    if sent:
-        assert is_readable(accepted, 30_000) and not can_begin_tls(accepted)
-        if len(sent) > 5:
-            assert not is_readable(accepted, 20)
+    assert is_readable(accepted, 30_000) and not can_begin_tls(accepted)
+    if len(sent) > 5:
+        assert not is_readable(accepted, 20)
     client.shutdown(socket.SHUT_WR)
     assert is_readable(accepted, 30_000) and can_begin_tls(accepted)
 
