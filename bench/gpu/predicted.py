@@ -24,14 +24,14 @@ import gpuprof
 from gpuprof.domain.estimate import Estimate
 from gpuprof.kernel_db.store import KernelDb
 
-_DATABASE = Path(__file__).parent / "results" / "h200" / "gpuprof-db"
+DATABASE = Path(__file__).parent / "results" / "h200" / "gpuprof-db"
 _MIB = 2.0**20
 _AVERAGES = ("wavg_occupancy", "wavg_sm_util")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a line for each row and the mean errors of each network."""
-    path = Path(arguments[0]) if arguments else _DATABASE
+    path = Path(arguments[0]) if arguments else DATABASE
     rows = [row for row in KernelDb(path).read_table("models").to_pylist() if is_alone(row)]
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     inside = 0

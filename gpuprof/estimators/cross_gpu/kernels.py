@@ -36,8 +36,9 @@ _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
 #: Operations on CUDA cores that an element takes as long as where ONNX Runtime adds the bias of a convolution, by a
-#: kernel of cuDNN's that does any op on tensors, and where it clips: neither is held up by memory. Biases of ResNet-50
-#: on an H200 come out within 8% so, under six shares (`bench/gpu/results`).
+#: kernel of cuDNN's that does any op on tensors, and where it clips: neither is held up by memory. Read off ResNet-50
+#: at batch 16 on an H200, within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of
+#: small batches up to twice as long (``python -m bench.gpu.launches``).
 _SLOW_FLOPS = 230.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64

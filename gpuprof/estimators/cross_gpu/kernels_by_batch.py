@@ -20,7 +20,7 @@ from gpuprof.estimators.cross_gpu.op_table import OpTable
 #: DenseNet and MobileNet at batch 1 and 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100)
 #: and of ParvaGPU (A100).
 #: ONNX Runtime took 7.7 to 9.4 us for each kernel that is listed of four networks at batch 1, the mean 8.4, on the host
-#: of an H200 (`bench/gpu/results`).
+#: of an H200 (``python -m bench.gpu.launches``).
 _HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6, LaunchMode.ONNXRUNTIME: 8.4e-6}
 #: What ONNX Runtime copies from and to the host's memory, which is pageable: 8.1 and 15 GB/s there.
 _TO_DEVICE_BYTES_PER_S, _TO_HOST_BYTES_PER_S = 8.1e9, 15e9
@@ -179,8 +179,8 @@ def batch_seconds(
 
     The host goes ahead of long kernels and is waited for at short ones, so that the longer of both counts. ONNX
     Runtime's batches begin and end with copies that are waited for; near the point where both take the same, neither
-    is hidden: of 17 batches of four networks on an H200, with the times of their kernels as measured, the root of the
-    sum of squares was off by 8.5% in the median, the longer of both by 11.7% (`bench/gpu/results`).
+    is hidden: of 18 batches of four networks on an H200, with the times of their kernels as measured, the root of the
+    sum of squares was off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
     """
     if runtime is not LaunchMode.ONNXRUNTIME:
         return np.maximum(kernels_s, host_s)
