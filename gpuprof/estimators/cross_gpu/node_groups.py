@@ -117,8 +117,10 @@ class NodeGroups:
     def _find_skip_norms(self) -> None:
         """Tie a sum of two tensors that a normalisation alone reads to it, and a bias that the sum alone reads."""
         for place, op in enumerate(self._ops):
+            if not op.inputs or (op.op_type not in NORMS and place not in self.norm_rows):
+                continue
             added = self._find_sum(op.inputs[0].name, weights=0)
-            if added is None or (op.op_type not in NORMS and place not in self.norm_rows):
+            if added is None:
                 continue
             biases = (self._find_sum(tensor.name, weights=1) for tensor in self._ops[added].inputs)
             tied = [added, *[one for one in biases if one is not None][:1]]

@@ -252,6 +252,13 @@ def test_onnx_runtime_adds_a_residual_and_its_bias_within_the_normalisation_behi
     assert list_kernels(graph, "float32", LaunchMode.ONNXRUNTIME).op_types == ("MatMul", "LayerNormalization")
 
 
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_an_op_that_takes_nothing_is_a_kernel_in_any_runtime(runtime: LaunchMode) -> None:
+    noise, out = _t("r", 8, 64), _t("y", 8, 64)
+    graph = _graph(_op("Add", [X, noise], out), Op("r", "RandomNormal", "", (), (noise,), (), {}, None, 0, 2048))
+    assert set(list_kernels(graph, "float32", runtime).op_types) == {"Add", "RandomNormal"}
+
+
 def test_onnx_runtime_copies_inputs_and_outputs_in_proportion_to_the_batch(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 1000]}, {"y": None})
     by_batch = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.ONNXRUNTIME)
