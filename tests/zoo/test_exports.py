@@ -17,7 +17,7 @@ from gpuprof.zoo.exports import EXPORTS
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the export extra")
 EXPORTED = [name for name, architecture in ARCHITECTURES.items() if architecture.origin == TRANSFORMERS]
-#: Built in every run of the slow tests; the others by bench/zoo.py, whose figures they are.
+#: Built in every run of the slow tests.
 BUILT = ("resnet18", "mobilenet_v2")
 
 

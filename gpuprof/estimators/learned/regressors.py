@@ -46,7 +46,7 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
     """Return fresh regressors by name.
 
     Their hyper-parameters are those that erred least on the ops of 48 networks on a CPU, left out in six groups
-    (``python -m bench.estimators --db DATABASE --search``; docs/accuracy.md has the figures), but for gradient
+    (``python -m bench.estimators --db DATABASE``; docs/accuracy.md has the figures), but for gradient
     boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not. Raises
     `UnavailableError` when the library of one is not installed.
     """

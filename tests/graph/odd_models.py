@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,16 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from bench.model_kinds import Kind
-
 Weights = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class OddModel:
+    """A model file that few exporters write."""
+
+    name: str
+    build: Callable[[Path], object]  #: Writes the model to the path.
+    dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions without a usual size.
 
 
 def _random(*shape: int) -> np.ndarray:
@@ -33,8 +41,8 @@ def _write(text: str, weights: Weights, opset: int, domains: str, path: Path) ->
 
 def _kind(
     name: str, text: str, weights: Weights | None = None, opset: int = 17, domains: str = "", **dims: int
-) -> Kind:
-    return Kind(name, partial(_write, text, weights or {}, opset, domains), dims)
+) -> OddModel:
+    return OddModel(name, partial(_write, text, weights or {}, opset, domains), dims)
 
 
 _MICROSOFT, _ML = ', "com.microsoft": 1', ', "ai.onnx.ml": 3'
@@ -185,8 +193,8 @@ def _point_outside(name: str, offset: int, model: ModelProto) -> None:
         held.external_data.add(key=key, value=value)
 
 
-def _make_damaged(name: str, change: Callable[[ModelProto], object]) -> Kind:
-    return Kind(name, partial(_change, _PLAIN, _W, change))
+def _make_damaged(name: str, change: Callable[[ModelProto], object]) -> OddModel:
+    return OddModel(name, partial(_change, _PLAIN, _W, change))
 
 
 def _cut(path: Path) -> None:
@@ -292,13 +300,13 @@ _FILES = (
     _make_damaged("weights outside the folder", partial(_point_outside, "../../../../etc/passwd", 0)),
     _make_damaged("weights beyond the end of their file",
              partial(_point_outside, "weights-beyond-the-end-of-their-file.onnx", 10**6)),
-    Kind("cut file", _cut),
-    Kind("compressed file", _compress),
-    Kind("ONNX Runtime's own format", _write_runtime_format),
-    Kind("sparse weights", _write_sparse),
-    Kind("weights of 128 MB inside", _write_large),
-    Kind("150 inputs and outputs", _write_many),
-    Kind("empty file", Path.touch),
+    OddModel("cut file", _cut),
+    OddModel("compressed file", _compress),
+    OddModel("ONNX Runtime's own format", _write_runtime_format),
+    OddModel("sparse weights", _write_sparse),
+    OddModel("weights of 128 MB inside", _write_large),
+    OddModel("150 inputs and outputs", _write_many),
+    OddModel("empty file", Path.touch),
 )  # fmt: skip
 
 ODD = (*_INPUTS, *_FLOW, *_OPS, *_FILES)
