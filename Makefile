@@ -31,9 +31,9 @@ check:
 ifdef FAST
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not flaky"
 else
-	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/serving/load tests/serving
-	$(BIN)/pytest tests/serving/load
+	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving --ignore tests/load
+	$(BIN)/pytest -n 2 --dist loadfile tests/serving
+	$(BIN)/pytest tests/load
 endif
 
 # Each environment is rebuilt when what it is made from changes.

@@ -28,7 +28,7 @@ from bench.recovery import replica_of
 from bench.virtual_server import VirtualRequest, serve, serve_requests
 from gpuprof.domain.arrival_process import NS_PER_S, RecordedArrivals
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, Node, Partition, Replica
-from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.load.traffic import arrival_times
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 

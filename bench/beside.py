@@ -25,9 +25,9 @@ import psutil
 
 from bench.clients import http_loop, measure_loop
 from bench.serving import deployment
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.report import ModelResult
-from gpuprof.serving.load.target import Target, requests_for
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.report import ModelResult
+from gpuprof.load.target import Target, requests_for
 
 DEAR_RPS, SLO_MS = 40.0, 500.0
 #: A request that has found no connection for so long is not sent: a client of its own would have one.

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gpuprof.serving.load.client import Connection
-from gpuprof.serving.load.payload import Payload
+from gpuprof.load.client import Connection
+from gpuprof.load.payload import Payload
 
 
 class AnswerError(Exception):

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.virtual_server import Outage, SlowPhase, VirtualRun, serve
 from gpuprof.domain.deployment import Replica, ReplicaPrediction
-from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.load.traffic import arrival_times
 
 #: Goodput is back within so many seconds after a disturbance has ended, and up to so little of what it was.
 WITHIN_S, TOLERANCE = 10.0, 0.02

@@ -37,11 +37,11 @@ from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
 from bench.relay_faults import show_relay_faults
 from bench.serving import closed_loop, deployment, server
-from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.report import ModelResult
-from gpuprof.serving.load.target import Target, requests_for
-from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.report import ModelResult
+from gpuprof.load.target import Target, requests_for
+from gpuprof.load.traffic import arrival_times
 
 #: Part of the measured peak that is sent while a worker dies.
 LOAD = 0.8

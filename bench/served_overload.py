@@ -40,7 +40,7 @@ from bench.virtual_server import VirtualRequest, serve_requests
 from gpuprof.domain.arrival_process import NS_PER_S, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import write_map
-from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.load.traffic import arrival_times
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 

@@ -30,8 +30,8 @@ import psutil
 from bench.clients import AnswerError, LoopResult, grpc_loop, http_loop, measure_loop, triton_loops
 from bench.peers.environment import CACHE, PeerMissingError
 from bench.peers.peer import PEERS, Peer
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target, requests_for
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target, requests_for
 
 #: Part of the closed loop's peak at which p99 is told.
 LOAD = 0.8

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from types import FunctionType
+import sys
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what tools see of the lazy names
@@ -133,6 +134,17 @@ _NAMES = {
 _PUBLIC = {name: f"gpuprof.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
+
+
+class _Package(ModuleType):
+    """A package of which a subpackage never hides the public function of its name: ``load`` stays a function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 @functools.cache

@@ -33,9 +33,21 @@ ALLOWED = {
     "merging": _RUNNING,
     "simulator": _RUNNING,
     "serving": _RUNNING,
+    "load": _RUNNING | {"serving"},
     "reporting": _RUNNING | {"kernel_db"},
     "pipeline": _RUNNING
-    | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "reporting"},
+    | {
+        "zoo",
+        "kernel_db",
+        "profiling",
+        "estimators",
+        "placement",
+        "merging",
+        "simulator",
+        "serving",
+        "load",
+        "reporting",
+    },
 }
 #: The subpackages of the larger parts: each imports only those before it.
 SUBPACKAGES = {
@@ -63,7 +75,6 @@ SUBPACKAGES = {
         "protocol",
         "plan",
         "change",
-        "load",
     ),
 }
 FACADES = {"__init__", "__main__"}
@@ -152,7 +163,7 @@ SPEAKING_ENTRIES = {
     "placement/optimal/bound_process.py": "tells the process that started it what bounds it finds",
     "runtime/cuda_provider.py": "tells the process that started it what a GPU provider can do",
     "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
-    "serving/load/null_server.py": "tells the process that started it where it listens",
+    "load/null_server.py": "tells the process that started it where it listens",
 }
 
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuprof.errors import UnstableError
+from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
+from gpuprof.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
+from gpuprof.load.percentiles import loadgen_count
+from gpuprof.load.report import beside_prediction, report_row
+from gpuprof.load.target import describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
@@ -16,11 +21,6 @@ from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
-from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
-from gpuprof.serving.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
-from gpuprof.serving.load.percentiles import loadgen_count
-from gpuprof.serving.load.report import beside_prediction, report_row
-from gpuprof.serving.load.target import describe_assumed
 
 #: Where a server listens unless told otherwise.
 DEFAULT_URL = "http://127.0.0.1:8000"

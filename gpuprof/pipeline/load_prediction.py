@@ -16,10 +16,10 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadOutcome, LoadSettings, RequestStream
-    from gpuprof.serving.load.p99_gap import P99Gap
-    from gpuprof.serving.load.prediction import LoadPrediction
-    from gpuprof.serving.load.traffic import Times
+    from gpuprof.load.load import LoadOutcome, LoadSettings, RequestStream
+    from gpuprof.load.p99_gap import P99Gap
+    from gpuprof.load.prediction import LoadPrediction
+    from gpuprof.load.traffic import Times
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
@@ -57,7 +57,7 @@ def predict_load(
     note : callable, optional
         Told what takes long, what is left out, and why the requests are not replayed.
     """
-    from gpuprof.serving.load.prediction import planned_figures
+    from gpuprof.load.prediction import planned_figures
 
     rates = {stream.model: stream.rate_rps for stream in streams}
     asked = planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
@@ -75,7 +75,7 @@ def divide_p99_gaps(
     deployment: DeploymentMap, outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]
 ) -> dict[str, P99Gap]:
     """Return by model where p99 came out other than predicted, as far as that can be said."""
-    from gpuprof.serving.load.p99_gap import divide_p99_gap
+    from gpuprof.load.p99_gap import divide_p99_gap
 
     gaps = {}
     for result, answered in zip(outcome.results, outcome.answered, strict=False):
@@ -108,8 +108,8 @@ def _replay(
     queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
+    from gpuprof.load.load import send_times
     from gpuprof.rules.host_work import host_work_of_plan
-    from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
@@ -148,7 +148,7 @@ def _simulate(
 
 def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
-    from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
+    from gpuprof.load.prediction import LoadPrediction, PredictionSource
 
     each = requests / seen.requests if seen.requests else 0.0
     service_ms = seen.stage_mean_ms["service"]
@@ -182,7 +182,7 @@ def _predict_analytically(
     deployment: DeploymentMap, rates: Mapping[str, float], settings: LoadSettings
 ) -> Mapping[str, LoadPrediction]:
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.serving.load.prediction import predict
+    from gpuprof.load.prediction import predict
 
     scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
     return predict(deployment, rates, BatchQueue(), scv)

@@ -13,8 +13,8 @@ from gpuprof.pipeline.arguments import PathArgument, optional_path
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadSettings, RequestStream
-    from gpuprof.serving.load.target import Target
+    from gpuprof.load.load import LoadSettings, RequestStream
+    from gpuprof.load.target import Target
     from gpuprof.simulator.trace import Trace
 
 _NS_PER_S = 1e9
@@ -92,7 +92,7 @@ class LoadTraffic:
         InputError
             When nothing says what to send, a model is not in the map, or a trace cannot be read or stands beside rates.
         """
-        from gpuprof.serving.load.traffic import ARRIVALS
+        from gpuprof.load.traffic import ARRIVALS
         from gpuprof.simulator.trace import read_trace
 
         if self.arrivals not in ARRIVALS:
@@ -113,7 +113,7 @@ class LoadTraffic:
 
     def _make_closed(self, deployment: DeploymentMap | None, folder: Path) -> list[RequestStream]:
         """Return what a closed loop keeps on its way."""
-        from gpuprof.serving.load.load import RequestStream
+        from gpuprof.load.load import RequestStream
 
         if self.trace is not None or self.rates_rps or self.rate_scale != 1.0:
             raise InputError(
@@ -145,8 +145,8 @@ class LoadTraffic:
         ]
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
-        from gpuprof.serving.load.load import LoadSettings
-        from gpuprof.serving.load.windows import WindowRule
+        from gpuprof.load.load import LoadSettings
+        from gpuprof.load.windows import WindowRule
 
         settings = LoadSettings(
             duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients
@@ -190,7 +190,7 @@ class ServerAccess:
         UnavailableError
             When nobody answers there.
         """
-        from gpuprof.serving.load.target import Target
+        from gpuprof.load.target import Target
         from gpuprof.serving.transport.security import read_token
 
         server = Target.parse(address, read_token(optional_path(self.token_file)), optional_path(self.ca_file))
@@ -226,7 +226,7 @@ def make_rate_streams(
     The files of the models are looked for in ``folder``. Raises `InputError` when nothing says what to send, or a model
     is not in the map.
     """
-    from gpuprof.serving.load.load import RequestStream
+    from gpuprof.load.load import RequestStream
 
     if deployment is None:
         if not rates_rps:
@@ -255,7 +255,7 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
 
     Raises `InputError` when it names a model that the map lacks, or none where the map has several or there is no map.
     """
-    from gpuprof.serving.load.load import RequestStream
+    from gpuprof.load.load import RequestStream
     from gpuprof.simulator.load import arrivals_of_trace
 
     if deployment is None:

@@ -8,9 +8,9 @@ import pytest
 
 from gpuprof.cli.load import _show
 from gpuprof.cli.output import Format
+from gpuprof.load.load import LoadOutcome
+from gpuprof.load.report import ModelResult
 from gpuprof.pipeline.load import LoadResult
-from gpuprof.serving.load.load import LoadOutcome
-from gpuprof.serving.load.report import ModelResult
 
 _MEASURED: dict[str, Any] = {"slo_ms": 100.0, "answered": 2000, "in_slo": 1990, "rate_rps": 100.0, "goodput_rps": 99.5}
 _TIMES: dict[str, Any] = {"mean_ms": 12.3, "p50_ms": 12.1, "p95_ms": 22.2, "p99_ms": 33.3, "lag_p99_ms": 0.1}

@@ -15,9 +15,9 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
+from gpuprof.load.load import LoadSettings, RequestStream, send_times
+from gpuprof.load.prediction import LoadPrediction, PredictionSource
 from gpuprof.pipeline.load_prediction import predict_load
-from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
-from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json

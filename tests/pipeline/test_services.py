@@ -12,8 +12,8 @@ import gpuprof
 from gpuprof.domain.demand import read_demands
 from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.errors import InputError
-from gpuprof.serving.load.load import make_requests
-from gpuprof.serving.load.target import Target, describe_assumed, requests_for
+from gpuprof.load.load import make_requests
+from gpuprof.load.target import Target, describe_assumed, requests_for
 from gpuprof.serving.transport.metadata import TensorSpec
 from tests.small_models import write_text_model
 

@@ -8,11 +8,11 @@ import pytest
 
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.load import overhead
+from gpuprof.load.overhead import RequestOverhead
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline.serving_cost import measure_serving, serving_overhead_ms, serving_work
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
-from gpuprof.serving.load import overhead
-from gpuprof.serving.load.overhead import RequestOverhead
 
 MIB = 1 << 20
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.report import ModelResult
-from gpuprof.serving.load.target import Target
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.report import ModelResult
+from gpuprof.load.target import Target
 
 
 def replica(model: str, **more: Any) -> dict[str, Any]:

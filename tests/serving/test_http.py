@@ -15,8 +15,8 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, read_answer
 

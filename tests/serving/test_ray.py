@@ -18,10 +18,10 @@ from gpuprof.cli.main import main
 from gpuprof.domain.map_file import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.load.load import RequestStream
+from gpuprof.load.target import Target
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.serving.engines.ray_machine import placement
-from gpuprof.serving.load.load import RequestStream
-from gpuprof.serving.load.target import Target
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_adapt import Loaded
 from tests.serving.change.test_shadow import decisions

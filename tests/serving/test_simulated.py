@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.report import ModelResult
-from gpuprof.serving.load.target import Target
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.report import ModelResult
+from gpuprof.load.target import Target
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running, send_until
 

@@ -11,8 +11,8 @@ import tritonclient.http as triton
 
 from gpuprof.cli.main import main
 from gpuprof.domain.public_name import PublicName
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 from tests.serving.test_models import lookup

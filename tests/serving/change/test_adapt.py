@@ -20,13 +20,13 @@ from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.errors import GpuprofError, InfeasibleError, UnavailableError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.report import ModelResult
+from gpuprof.load.target import Target
 from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
 from gpuprof.serving.change.bounds import ObservedLoad
 from gpuprof.serving.change.child_process import run_in_process
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.report import ModelResult
-from gpuprof.serving.load.target import Target
 from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from gpuprof.errors import UnavailableError
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target
 from gpuprof.machine.cgroup import quota_parent
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby

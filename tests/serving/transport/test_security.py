@@ -16,8 +16,8 @@ import tritonclient.grpc as triton_grpc
 import trustme
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.security import (

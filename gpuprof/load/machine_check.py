@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
+from gpuprof.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.load.target import Target
 from gpuprof.machine.busy_cores import busy_cores
 from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.machine.lost_time import StolenTime, measure_lateness
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import host_work_of_plan
-from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.serving.load.target import Target
 
 #: Of a core; less is what any system does in the background.
 BUSY_CORES = 0.25

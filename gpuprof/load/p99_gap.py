@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuprof.load.request_columns import select_columns
 from gpuprof.rules.host_work import host_work_of_plan
-from gpuprof.serving.load.request_columns import select_columns
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.client import Schedule, SentRequests
+    from gpuprof.load.client import Schedule, SentRequests
 
     Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
+from gpuprof.load.process_time import cpu_seconds, list_process_tree, runs_module
 from tests.serving.running import eventually
 
 

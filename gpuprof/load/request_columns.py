@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpuprof.serving.load.client import Schedule, SentRequests
+    from gpuprof.load.client import Schedule, SentRequests
 
     Floats = npt.NDArray[np.float64]
 

@@ -14,14 +14,14 @@ from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
-from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
-from gpuprof.serving.load.percentiles import find_percentile, loadgen_count
-from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, predict
-from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, stage_rows, summarize
-from gpuprof.serving.load.target import Target, requests_for
-from gpuprof.serving.load.traffic import arrival_times
-from gpuprof.serving.load.windows import WindowRule, WindowWatch
+from gpuprof.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
+from gpuprof.load.percentiles import find_percentile, loadgen_count
+from gpuprof.load.prediction import LoadPrediction, PredictionSource, predict
+from gpuprof.load.report import beside_prediction, report_row, stage_row, stage_rows, summarize
+from gpuprof.load.target import Target, requests_for
+from gpuprof.load.traffic import arrival_times
+from gpuprof.load.windows import WindowRule, WindowWatch
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica
 

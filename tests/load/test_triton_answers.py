@@ -14,7 +14,7 @@ import pytest
 
 import gpuprof
 from gpuprof.errors import InputError
-from gpuprof.serving.load.closed_loop import ClosedLoop
+from gpuprof.load.closed_loop import ClosedLoop
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.load import machine_check
+from gpuprof.load.load import LoadOutcome, RequestStream
+from gpuprof.load.machine_check import MachineCheck, check_machine, expected_ms, is_local, worker_cores
+from gpuprof.load.target import Target
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.machine.lost_time import StolenTime
-from gpuprof.serving.load import machine_check
-from gpuprof.serving.load.load import LoadOutcome, RequestStream
-from gpuprof.serving.load.machine_check import MachineCheck, check_machine, expected_ms, is_local, worker_cores
-from gpuprof.serving.load.target import Target
 from tests.simulator.maps import make_map, replica
 
 

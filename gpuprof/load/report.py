@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.serving.load.client import Schedule, SentRequests
-from gpuprof.serving.load.percentiles import find_percentile
-from gpuprof.serving.load.prediction import LoadPrediction
-from gpuprof.serving.load.request_columns import select_columns
+from gpuprof.load.client import Schedule, SentRequests
+from gpuprof.load.percentiles import find_percentile
+from gpuprof.load.prediction import LoadPrediction
+from gpuprof.load.request_columns import select_columns
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpuprof.serving.load.p99_gap import P99Gap
+    from gpuprof.load.p99_gap import P99Gap
 
     Floats = npt.NDArray[np.float64]
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gpuprof.load.closed_loop import ClosedLoop
+from gpuprof.load.payload import Payload
 from gpuprof.machine.scheduling import shorten_wakeup_latency
-from gpuprof.serving.load.closed_loop import ClosedLoop
-from gpuprof.serving.load.payload import Payload
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
-    from gpuprof.serving.load.target import Target
-    from gpuprof.serving.load.windows import WindowWatch
+    from gpuprof.load.target import Target
+    from gpuprof.load.windows import WindowWatch
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
@@ -52,7 +52,7 @@ class Schedule:
     #: Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
-    #: Closed loop: sequences of requests, as `gpuprof.serving.load.closed_loop.ClosedLoop` takes them.
+    #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
     #: A request that has found no free connection for so long is not sent, and lost: else, once all are taken, every
     #: request is as late as those before it, and what is measured is this client.

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
+from gpuprof.load.process_time import cpu_seconds, list_process_tree, runs_module
 from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
 from gpuprof.runtime.module_command import module_command
-from gpuprof.serving.load.process_time import cpu_seconds, list_process_tree, runs_module
 
 _SMALL_BYTES = 4
 _LARGE_BYTES = 1_000_000
@@ -86,8 +86,8 @@ def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> Overhea
 
 def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     """Send requests to the server ``pid``."""
-    from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
-    from gpuprof.serving.load.target import Target
+    from gpuprof.load.load import LoadSettings, RequestStream, run_load
+    from gpuprof.load.target import Target
 
     settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
     before = _cpu_ms(pid)
@@ -118,7 +118,7 @@ def _cpu_ms(pid: int) -> tuple[float, float]:
 @contextmanager
 def _run_null_server(device: str, size: int) -> Iterator[tuple[str, int]]:
     """Run a server of one null model in a child process; yield its address and pid."""
-    command = module_command("gpuprof.serving.load.null_server", device, str(size))
+    command = module_command("gpuprof.load.null_server", device, str(size))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuprof.serving.load import client
-from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.load import client
+from gpuprof.load.client import LoadClient, Schedule, SentRequests
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.load.client import Schedule, SentRequests
+from gpuprof.load.client_processes import run_clients
+from gpuprof.load.p99_gap import AnsweredRequests, select_answered
+from gpuprof.load.report import ModelResult, stage_rows, summarize
+from gpuprof.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
+from gpuprof.load.traffic import arrival_times
+from gpuprof.load.windows import WindowRule
 from gpuprof.machine.lost_time import StolenTime
-from gpuprof.serving.load.client import Schedule, SentRequests
-from gpuprof.serving.load.client_processes import run_clients
-from gpuprof.serving.load.p99_gap import AnsweredRequests, select_answered
-from gpuprof.serving.load.report import ModelResult, stage_rows, summarize
-from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
-from gpuprof.serving.load.traffic import arrival_times
-from gpuprof.serving.load.windows import WindowRule
 
 if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData
-    from gpuprof.serving.load.traffic import Times
+    from gpuprof.load.traffic import Times
 
 #: What one client process sends with ease: requests, and bytes, per second.
 _EASY_RPS = 1500.0
@@ -138,7 +138,7 @@ def make_requests(
 ) -> tuple[tuple[bytes, ...], ...]:
     """Return the requests of each stream, which are sent in turn.
 
-    Raises `GpuprofError` as `gpuprof.serving.load.target.requests_for` does.
+    Raises `GpuprofError` as `gpuprof.load.target.requests_for` does.
     """
     return tuple(
         requests_for(target, one.model, one.path, settings.seed, one.dims)

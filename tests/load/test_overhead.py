@@ -4,9 +4,9 @@ from contextlib import nullcontext
 
 import pytest
 
+from gpuprof.load import overhead
+from gpuprof.load.overhead import RequestOverhead, measure_overhead
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.serving.load import overhead
-from gpuprof.serving.load.overhead import RequestOverhead, measure_overhead
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time

@@ -9,8 +9,8 @@ import pytest
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
-from gpuprof.serving.load.client import Schedule, SentRequests
-from gpuprof.serving.load.p99_gap import AnsweredRequests, P99Gap, divide_p99_gap, select_answered
+from gpuprof.load.client import Schedule, SentRequests
+from gpuprof.load.p99_gap import AnsweredRequests, P99Gap, divide_p99_gap, select_answered
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 from tests.simulator.maps import make_map, replica
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
-from gpuprof.serving.load.windows import WindowRule, WindowWatch
+from gpuprof.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.load.windows import WindowRule, WindowWatch
 
 
 def run_clients(

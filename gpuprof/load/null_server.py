@@ -1,6 +1,6 @@
 """A server of one null model on any free port, to measure what serving itself costs.
 
-    python -m gpuprof.serving.load.null_server DEVICE BYTES
+    python -m gpuprof.load.null_server DEVICE BYTES
 
 Prints its address and serves until SIGTERM.
 """
