@@ -94,24 +94,22 @@ class SearchSpace:
         return True
 
     def _between(self, model: str, device: Device) -> list[float]:
-        """Return the percentages of the whole: USHER's requirements, and steps where shares make a difference."""
+        """Return the percentages of the whole: USHER's requirements, and steps where the estimator answers for them."""
         known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
         if not known:
             return []
         steps = self._required_shares(model, device)
-        if self._is_share_sensitive(model, device):
+        if self._answers_between(model, device):
             steps |= {SHARE_STEP * n for n in range(1, round(100.0 / SHARE_STEP))}
         return sorted(steps - known)
 
-    def _is_share_sensitive(self, model: str, device: Device) -> bool:
-        """Whether the estimator answers for shares that it does not list, and knows that they are slower."""
+    def _answers_between(self, model: str, device: Device) -> bool:
+        """Whether the estimator answers for shares that it does not list.
+
+        Where shares make no difference to the time, small ones matter most: more replicas fit on a device.
+        """
         batch = max(self.listed_batches(model, device, Share()), default=1)
-        estimate = self.problem.estimator.estimate
-        try:
-            slow, quick = (estimate(model, device, batch, Share(pct)).latency_ms for pct in (_ODD_PERCENT, 100.0))
-        except InputError:
-            return False
-        return slow.value > quick.value
+        return self._is_known(model, device, batch, Share(_ODD_PERCENT))
 
     def _required_shares(self, model: str, device: Device) -> set[float]:
         """Return the profiled requirements by any metric at any batch, which USHER gives as shares.
