@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 demo: $(VENV)/.demo
 	$(BIN)/python -m bench.demo
 
-test: $(VENV)/.test lint types check
+test: $(VENV)/.test $(VENV)/.tools lint types check
 
 lint:
 	$(BIN)/ruff format --check gpuprof tests bench
@@ -31,9 +31,12 @@ check:
 ifdef FAST
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not flaky"
 else
-	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving --ignore tests/load
-	$(BIN)/pytest -n 2 --dist loadfile tests/serving
-	$(BIN)/pytest tests/load
+	bash .ci/compile.sh
+	@failed=0; \
+	$(BIN)/pytest -n auto --dist worksteal --ignore tests/serving --ignore tests/load || failed=1; \
+	$(BIN)/pytest -n 2 --dist loadfile tests/serving || failed=1; \
+	$(BIN)/pytest tests/load || failed=1; \
+	exit $$failed
 endif
 
 # Each environment is rebuilt when what it is made from changes.
@@ -46,8 +49,23 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve]'
 	touch $@
 
+# Only a CPU build of PyTorch will do (the +cpu pin never takes the CUDA one, of gigabytes); where none can be had, the tests
+# that export from it are skipped.
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,ray,learn,report,docs,dev]'
+	$(PIP) install --quiet --constraint constraints.txt 'torch==2.13.0+cpu' && \
+	  $(PIP) install --quiet --constraint constraints.txt --editable '.[export]' || \
+	  echo "no CPU build of torch can be had: the tests that export from it are skipped"
+	touch $@
+
+# Programs of others that some tests start: nsys, perf_analyzer, grpc-js. Each script ends well where its program cannot be
+# had. Those of hundreds of megabytes come when asked for: ONNX Runtime for GPUs and Triton's server.
+$(VENV)/.tools: $(VENV)/bin/python
+	bash .ci/install-nsys.sh
+	bash .ci/install-perf-analyzer.sh
+	bash .ci/install-grpc-js.sh
+	[ -z "$$GPUPROF_ORT_GPU_TESTS" ] || bash .ci/install-onnxruntime-gpu.sh
+	[ -z "$$GPUPROF_TRITON_TESTS" ] || bash .ci/install-triton.sh
 	touch $@
 
 # The site, in site/; tests/test_site.py builds it, too.

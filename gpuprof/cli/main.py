@@ -175,6 +175,7 @@ def _read_defaults(config: Path | None, command: Any) -> dict[str, Any]:
 
 def console_script() -> None:
     """Entry point of the ``gpuprof`` command; what a terminal's encoding lacks is printed as its escape."""
+    _reserve_stdout()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -182,6 +183,20 @@ def console_script() -> None:
     if sys.argv[1:2] and sys.argv[1] in _PLANNING:
         gc.set_threshold(_COLLECTED)
     sys.exit(main())
+
+
+def _reserve_stdout() -> None:
+    """Keep standard output for results: send file descriptor 1 to stderr and give ``sys.stdout`` a copy of it.
+
+    Compiled libraries print to the descriptor, whatever their options say (HiGHS 1.16 its banner), and would break
+    ``--json`` for the programs that read it.
+    """
+    if not isinstance(sys.stdout, io.TextIOWrapper) or not isinstance(sys.stderr, io.TextIOWrapper):
+        return  # closed by the caller
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(sys.stderr.fileno(), 1)
+    sys.stdout = open(results, "w", encoding=sys.stdout.encoding)  # noqa: PTH123, SIM115 - open until the end
 
 
 def _print_version(wanted: bool) -> None:

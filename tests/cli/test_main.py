@@ -12,6 +12,9 @@ from gpuprof.cli import main as cli
 from gpuprof.errors import InfeasibleError, InputError, UnstableError
 
 
+_UTF8 = os.environ | {"PYTHONIOENCODING": "utf-8"}
+
+
 def _run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     def build(verbs: object) -> typer.Typer:
         app = typer.Typer(pretty_exceptions_enable=False)
@@ -152,3 +155,14 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line(words: list[str]) -> 
             [sys.executable, "-m", "gpuprof", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (1, "gpuprof: cannot write: No space left on device\n")
+
+
+def test_text_that_a_library_prints_to_descriptor_1_does_not_reach_the_results() -> None:
+    code = (
+        "import os, sys\n"
+        "from gpuprof.cli import main\n"
+        "main.main = lambda: (os.write(1, b'banner\\n'), sys.stdout.write('result é\\n'), 0)[-1]\n"
+        "main.console_script()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=_UTF8)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "result é\n", "banner\n")
