@@ -264,6 +264,12 @@ class BatchSeriesEstimator(Estimator, Protocol):
         """
 
 
+def describe_unknown_ops(model: str, op_types: Sequence[str]) -> str:
+    """Return a remark on ops without a known cost, with the way to give the turns of a Loop."""
+    turns = "; give the turns of a Loop that its data end: --dim NODE.turns=N" if "Loop" in op_types else ""
+    return f"{model}: nothing is known of {', '.join(op_types)}; counted by their traffic alone{turns}"
+
+
 def batch_times(
     estimator: Estimator, model: str, device: Device, batches: Sequence[int], share: Share, processes: int
 ) -> tuple[Figure, ...]:

@@ -122,6 +122,8 @@ class ModelGraph:
     unread : str
         Why its ops cannot be known without running it; then it has its inputs alone, and can only be measured. Empty:
         they are known.
+    remarks : tuple of str
+        Slips of the exporter that a runtime tolerates, such as an output declared with another shape.
     """
 
     name: str
@@ -137,6 +139,7 @@ class ModelGraph:
     assumed: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
     unread: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:

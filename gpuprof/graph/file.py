@@ -22,7 +22,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.content_hash import ContentHash
 from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.light_file import read_light
-from gpuprof.graph.nodes import graphs_of, sort_nodes
+from gpuprof.graph.nodes import graphs_of, label, sort_nodes
 
 #: Protocol Buffers cannot hold more in one message; a larger model keeps its weights in external data.
 LARGEST_FILE_BYTES = 2**31 - 1
@@ -161,36 +161,50 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
 
 
 def _check(model: ModelProto) -> None:
-    """Have ONNX's checker look at the model, but not insist on what runtimes can do without.
+    """Have ONNX's checker look at the model, but not insist on points that runtimes do without.
 
-    That is shapes of inputs and outputs, weights listed as inputs before IR version 4 (tools that rewrite old models
-    leave them out), and the runtime's own ops in ONNX's domain.
+    Those are: shapes of inputs and outputs, types of outputs, the graph's name, weights listed as inputs before IR
+    version 4 (tools that rewrite old models leave them out), ops that their opset deprecates, and the runtime's own ops
+    in ONNX's domain. Raises `ValueError` for a branch of If that has inputs.
     """
-    runtime_nodes = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
-    version, domains = model.ir_version, [node.domain for node in runtime_nodes]
-    # Restored below, as are the domains: what is checked is not what runtimes are given.
-    model.ir_version = max(version, _WEIGHTS_APART)
-    if runtime_nodes and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
-    for node in runtime_nodes:
-        node.domain = _RUNTIMES_DOMAIN
-    _check_shapeless(model)
-    model.ir_version = version
-    for node, domain in zip(runtime_nodes, domains, strict=True):
-        node.domain = domain
+    _refuse_branch_inputs(model)
+    tolerant = ModelProto.FromString(model.SerializeToString())
+    tolerant.ir_version = max(model.ir_version, _WEIGHTS_APART)
+    opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)
+    for graph in graphs_of(tolerant.graph):
+        graph.name = graph.name or "graph"
+        for node in graph.node:
+            if node.op_type in _RUNTIMES_OWN or _is_deprecated(node, opset):
+                node.domain = _RUNTIMES_DOMAIN
+        for info in (*graph.input, *graph.output):
+            if info.type.WhichOneof("value") is None and info in graph.output:
+                info.type.tensor_type.elem_type = TensorProto.FLOAT
+            kind = info.type.tensor_type
+            if info.type.HasField("tensor_type") and kind.elem_type and not kind.HasField("shape"):
+                # An empty shape that is present satisfies the checker; protobuf does not write it unless marked so.
+                kind.shape.SetInParent()
+    if all(opset.domain != _RUNTIMES_DOMAIN for opset in tolerant.opset_import):
+        tolerant.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
+    onnx.checker.check_model(tolerant)
 
 
-def _check_shapeless(model: ModelProto) -> None:
-    ends = [info for nested in graphs_of(model.graph) for info in (*nested.input, *nested.output)]
-    shapeless = [
-        kind for kind in (info.type.tensor_type for info in ends) if kind.elem_type and not kind.HasField("shape")
-    ]
-    for kind in shapeless:
-        # An empty shape that is present satisfies the checker; protobuf would not write it unless it is marked so.
-        kind.shape.SetInParent()
-    onnx.checker.check_model(model)
-    for kind in shapeless:
-        kind.ClearField("shape")
+def _is_deprecated(node: NodeProto, opset: int) -> bool:
+    """Tell whether an opset deprecates an op of ONNX's own, which runtimes go on running."""
+    try:
+        return not node.domain and bool(onnx.defs.get_schema(node.op_type, opset, "").deprecated)
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a damaged file's name that is no valid text
+        return False
+
+
+def _refuse_branch_inputs(model: ModelProto) -> None:
+    for graph in graphs_of(model.graph):
+        for node in graph.node:
+            for attribute in node.attribute if node.op_type == "If" and not node.domain else ():
+                if attribute.g.input:
+                    raise ValueError(
+                        f"{attribute.name} of node {label(node)} declares the input {attribute.g.input[0].name!r}, "
+                        "and a branch of If can have none"
+                    )
 
 
 def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:

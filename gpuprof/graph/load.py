@@ -29,11 +29,13 @@ from gpuprof.graph.dims import (
 )
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
-from gpuprof.graph.nodes import list_captured, used_names
+from gpuprof.graph.nodes import graphs_of, list_captured, name_loop, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
+#: Ending of the name by which the turns of a Loop are given: ``--dim NODE.turns=20``.
+TURNS = ".turns"
 #: Graphs that are kept: models times the batches that a campaign or a plan asks for.
 _MOST_GRAPHS = 256
 #: Walks that are kept, for whoever asks for the nodes behind the ops of a graph next: a plan does once it has read all
@@ -81,7 +83,7 @@ def load_runnable(
         return load_graph(path, batch, name, dims)
     except UnknownShapeError as error:
         file = read_onnx(Path(path))
-        inputs, _ = bind_inputs(_free_inputs(file), batch, dims or {}, file.path.name)
+        inputs, _ = bind_inputs(_free_inputs(file), batch, _input_sizes(file, dims or {}), file.path.name)
         return ModelGraph(
             name=Path(path).stem if name is None else name,
             batch=batch,
@@ -122,6 +124,12 @@ def describe_assumed_sizes(graph: ModelGraph) -> str | None:
     return f"{graph.name}: {taken} assumed; another size: --dim {graph.assumed[0]}=SIZE"
 
 
+def describe_reading(graph: ModelGraph) -> list[str]:
+    """Return remarks on how the file was read: sizes that were assumed, outputs that are declared wrongly."""
+    assumed = describe_assumed_sizes(graph)
+    return [*([assumed] if assumed else []), *(f"{graph.name}: {remark}" for remark in graph.remarks)]
+
+
 def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
     """Return which dimensions those are whose names an exporter counted, such as ``s20``, which say nothing.
 
@@ -151,6 +159,14 @@ def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
     Raises `InputError` if the file is not ONNX or damaged.
     """
     return list_free_dims(_free_inputs(read_onnx(Path(path))))
+
+
+def read_turns(path: Path) -> tuple[str, ...]:
+    """Return the names by which the turns of the model's Loops are given, such as ``decoder.turns``.
+
+    Raises `InputError` if the file is not ONNX or damaged.
+    """
+    return tuple(f"{name}{TURNS}" for name in _list_loops(read_onnx(Path(path))))
 
 
 def load_nodes(
@@ -206,22 +222,48 @@ def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
     """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
     graph, model = file.model.graph, file.path.name
     free = _free_inputs(file)
-    inputs, names = bind_inputs(free, batch, dims, model)
+    inputs, names = bind_inputs(free, batch, _input_sizes(file, dims), model)
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
-    shapes = Shapes(inputs | file.weights, file.weights, _list_declared(graph, names), opsets, used_names(graph), model)
+    shapes = Shapes(
+        inputs | file.weights,
+        file.weights,
+        _list_declared(graph, names),
+        opsets,
+        used_names(graph),
+        model,
+        _given_turns(file, dims),
+    )
     for tensor in graph.initializer:
         shapes.add_value(tensor)
     try:
         return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
     except InputError as error:
-        raise _explain_error(error, names, free, batch) from error
+        raise _explain_error(error, inputs, free, batch) from error
+
+
+def _list_loops(file: OnnxFile) -> list[str]:
+    graphs = graphs_of(file.model.graph)
+    return [name_loop(node) for graph in graphs for node in graph.node if node.op_type == "Loop"]
+
+
+def _given_turns(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the given turns of Loops by the name of their node, of sizes such as ``decoder.turns`` = 20."""
+    loops = _list_loops(file)
+    given = {name.removesuffix(TURNS): size for name, size in dims.items() if name.endswith(TURNS)}
+    return {name: size for name, size in given.items() if name in loops and size >= 1}
+
+
+def _input_sizes(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the inputs' dimensions: those that are no turns of a Loop."""
+    turns = _given_turns(file, dims)
+    return {name: size for name, size in dims.items() if name.removesuffix(TURNS) not in turns}
 
 
 def _explain_error(
-    error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int
+    error: InputError, tensors: Mapping[str, Tensor], inputs: Sequence[ValueInfoProto], batch: int
 ) -> InputError:
     """Return the error of a node, with a fix that names the assumed sizes if they may be the cause."""
-    sizes = {one.name: names[one.name] for one in list_free_dims(inputs) if one.name in names}
+    sizes = {dim.name: tensors[dim.source].shape[dim.axis] for dim in list_free_dims(inputs)}
     if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
     taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
@@ -245,7 +287,7 @@ def _load(
     try:
         outputs = _make_outputs(graph, shapes, names, batch, model)
     except InputError as error:
-        told = _explain_error(error, names, _free_inputs(file), batch)
+        told = _explain_error(error, inputs, _free_inputs(file), batch)
         raise InputError(told.message, told.fix or "export the model again") from error
     sizes = _record_sizes(file, inputs, dims)
     if not dims:
@@ -261,6 +303,7 @@ def _load(
         path=str(path),
         content=file.content,
         **sizes,
+        remarks=_describe_outputs(graph, outputs, names, batch),
     )
 
 
@@ -297,10 +340,25 @@ def _make_outputs(
             raise InputError(f"{model}: nothing gives the output {info.name!r}")
         tensor = shapes.tensors[info.name]
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
-        if dims is not None and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch):
+        # A wrong declaration is the exporter's slip, of which runtimes warn. One that holds at a batch of 1 alone says
+        # that the model cannot be batched.
+        if batch > 1 and dims is not None and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch):
             raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
         tensors.append(tensor)
     return tuple(tensors)
+
+
+def _describe_outputs(
+    graph: GraphProto, outputs: Iterable[Tensor], names: Mapping[str, int], batch: int
+) -> tuple[str, ...]:
+    """Return a remark on each output whose shape is not the declared one."""
+    declared = {info.name: declared_dims(info) for info in graph.output if info.type.HasField("tensor_type")}
+    return tuple(
+        f"output {tensor.name} is declared {list(dims)}; its shape is {list(tensor.shape)}"
+        for tensor in outputs
+        if (dims := declared.get(tensor.name)) is not None
+        and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch)
+    )
 
 
 def _is_plausible_shape(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:

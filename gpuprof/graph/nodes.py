@@ -20,6 +20,11 @@ def label(node: NodeProto) -> str:
     return f"{node.name or ', '.join(name for name in node.output if name)} ({node.op_type})"
 
 
+def name_loop(node: NodeProto) -> str:
+    """Return the name of a Loop by which its turns are given: the node's, or that of its first output."""
+    return node.name or next((name for name in node.output if name), "")
+
+
 def list_captured(node: NodeProto) -> list[str]:
     """Return the names that a node's nested graphs take from outside, in order of use."""
     if node.op_type not in _HOLDING_GRAPHS and node.domain in ("", "ai.onnx"):

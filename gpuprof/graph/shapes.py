@@ -21,7 +21,7 @@ from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.file import MOST_ELEMENTS
-from gpuprof.graph.nodes import constant_tensor, label, list_captured, used_names
+from gpuprof.graph.nodes import constant_tensor, label, list_captured, name_loop, used_names
 from gpuprof.graph.runtime_types import runtime_types
 from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
 from gpuprof.graph.values import Array, known_value
@@ -87,6 +87,8 @@ class Shapes:
         The values that something uses; of others nobody needs to know the shape.
     model : str
         What errors call the model.
+    turns : mapping of str to int, optional
+        Given number of turns of a Loop, by `name_loop`.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Shapes:
         opsets: Mapping[str, int],
         used: set[str],
         model: str,
+        turns: Mapping[str, int] | None = None,
     ) -> None:
         self.tensors = dict(tensors)
         self.constants = set(constants)
@@ -106,6 +109,7 @@ class Shapes:
         self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         self._used = used
         self._model = model
+        self._turns = turns or {}
         self._protos: dict[str, TensorProto] = {}
         self._types: dict[str, TypeProto] = {}
         self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
@@ -202,7 +206,7 @@ class Shapes:
 
     def _infer_with_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
         schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
-        if schema is None:
+        if schema is None or schema.deprecated:
             return self._infer_with_runtime(node)
         names = [name for name in (*node.input, *list_captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
@@ -246,16 +250,19 @@ class Shapes:
         return [Tensor(name, tensor.dtype, tensor.shape) for name, tensor in zip(node.output, largest, strict=False)]
 
     def _infer_loop(self, node: NodeProto) -> list[Tensor | None] | None:
-        """Return what a Loop gives, its first turn standing for all; None where it does not show that."""
-        trips = self.values.get(node.input[0])
+        """Return the outputs of a Loop, the first turn standing for all; None where its data decide its shapes.
+
+        A trip count that the loop's condition can cut short is a bound and no count: such a loop has no body to sum.
+        """
         states = [self.tensors[name] for name in node.input[2:]]
         graph = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         first = [np.array(0, np.int64), np.array(True), *(self.values.get(name) for name in node.input[2:])]
         given = [Tensor("", "int64", ()), Tensor("", "bool", ()), *states]
-        if trips is None or len(graph.input) != len(given):
+        if len(graph.input) != len(given):
             return None
+        turns = self._turns.get(name_loop(node)) or self._count_turns(node, graph)
         try:
-            body = self._walk_body(graph, list(zip(given, first, strict=True)), int(trips.item()))
+            body = self._walk_body(graph, list(zip(given, first, strict=True)), turns or 1)
         except InputError:
             return None
         results = body.outputs[1:]
@@ -263,12 +270,42 @@ class Shapes:
         # A state that grows with each turn (a cache of keys): the first turn cannot stand for the others.
         if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
             return None
-        self._bodies[_key(node)] = (body,)
+        if turns is None:
+            if gathered:
+                return None
+        else:
+            self._bodies[_key(node)] = (body,)
         shapes = [tensor.shape for tensor in kept] + [(body.times, *tensor.shape) for tensor in gathered]
         return [
             Tensor(name, tensor.dtype, shape) if name else None
             for name, tensor, shape in zip(node.output, results, shapes, strict=False)
         ]
+
+    def _count_turns(self, node: NodeProto, graph: GraphProto) -> int | None:
+        """Return how often a Loop runs; None where its data decide: by the trip count or by its condition."""
+        trips = self.values.get(node.input[0])
+        start = node.input[1] if len(node.input) > 1 else ""
+        begins = not start or (start in self.values and bool(self.values[start]))
+        if trips is None or not begins or not self._is_always_true(graph):
+            return None
+        return int(trips.item())
+
+    def _is_always_true(self, graph: GraphProto) -> bool:
+        """Tell whether a Loop's body gives a condition that is the one it got, or a constant that is true."""
+        name = graph.output[0].name
+        producers = {output: node for node in graph.node for output in node.output}
+        while name in producers and producers[name].op_type == "Identity":
+            name = producers[name].input[0]
+        if name == graph.input[1].name:
+            return True
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        if name in producers:
+            return producers[name].op_type == "Constant" and bool(
+                numpy_helper.to_array(constant_tensor(producers[name])).all()
+            )
+        if name in constants:
+            return bool(numpy_helper.to_array(constants[name]).all())
+        return name in self.values and bool(self.values[name].all())
 
     def _walk_scan(self, node: NodeProto) -> None:
         """Note what a turn of a Scan over the first axes of its inputs does; others remain unknown."""
@@ -299,7 +336,13 @@ class Shapes:
         }
         fixed = {tensor.name for tensor in graph.initializer}
         inner = Shapes(
-            self.tensors | tensors, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
+            self.tensors | tensors,
+            self.constants | fixed,
+            self._declared,
+            self._opsets,
+            used_names(graph),
+            self._model,
+            self._turns,
         )
         # Copies: names inside a body are its own, and must not appear outside.
         inner.values, inner._protos = dict(self.values), dict(self._protos)

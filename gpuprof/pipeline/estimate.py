@@ -9,7 +9,7 @@ from typing import Annotated
 
 from gpuprof.domain.argument_types import Count, Range
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, describe_unknown_ops
 from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
@@ -163,7 +163,7 @@ def estimate(
                 estimates.append(source.estimate(name, target, size, part, others, processes))
                 _check_memory(estimates[-1], target)
             if unknown := estimates[-1].unknown_ops:
-                notes.add(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+                notes.add(describe_unknown_ops(name, unknown))
         notes.add(*_describe_distances(estimates, target))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=others)
 

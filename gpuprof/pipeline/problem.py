@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import DemandFile
+from gpuprof.domain.estimate import describe_unknown_ops
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import (
@@ -226,7 +227,7 @@ def _judge_doubts(
                 require_sure(judged)
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
         if guessed and (unknown := estimator.known.unknown_ops(model)):
-            note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+            note(describe_unknown_ops(model, unknown))
 
 
 def _estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:

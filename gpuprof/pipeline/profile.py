@@ -256,7 +256,7 @@ def _read_models(models: Sequence[PathArgument] | PathArgument, settings: Profil
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     """Return remarks on assumed sizes, on models that can only be measured whole, and on those in training."""
-    from gpuprof.graph.load import describe_assumed_sizes, read_fixed_batch
+    from gpuprof.graph.load import describe_reading, read_fixed_batch
     from gpuprof.graph.training_mode import describe_training
 
     graphs = [model.load_graph(read_fixed_batch(model.path) or 1) for model in models]
@@ -265,7 +265,7 @@ def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread
     }
     trained = dict.fromkeys(filter(None, (describe_training(model.path, model.name) for model in models)))
-    return [*read, *(remark for graph in graphs if (remark := describe_assumed_sizes(graph))), *whole, *trained]
+    return [*read, *(remark for graph in graphs for remark in describe_reading(graph)), *whole, *trained]
 
 
 def _measure(

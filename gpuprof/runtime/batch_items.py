@@ -56,7 +56,27 @@ def find_mixed_output(path: Path) -> str | None:
     if whole is not None:
         return f"output {whole}"
     elsewhere = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
-    return elsewhere or mixed_output(path) or next((f"output {name}" for name in fixed), None)
+    return (
+        elsewhere
+        or mixed_output(path)
+        or next((f"output {name}" for name in fixed), None)
+        or find_constant_output(path)
+    )
+
+
+def find_constant_output(path: Path) -> str | None:
+    """Return ``"output NAME"`` of an output with as many rows for two items as for one, such as a detector's anchors.
+
+    None where there is none, or where the file does not tell its shapes.
+    """
+    from gpuprof.graph.load import load_graph
+
+    try:
+        alone, whole = (load_graph(path, batch).outputs for batch in (1, ITEMS))
+    except GpuprofError:
+        return None
+    pairs = zip(alone, whole, strict=True)
+    return next((f"output {two.name}" for one_item, two in pairs if two.shape[:1] == one_item.shape[:1]), None)
 
 
 def _has_item_each(kind: TypeProto) -> bool:

@@ -11,7 +11,6 @@ import typer
 from gpuprof.cli import main as cli
 from gpuprof.errors import InfeasibleError, InputError, UnstableError
 
-
 _UTF8 = os.environ | {"PYTHONIOENCODING": "utf-8"}
 
 

@@ -346,10 +346,13 @@ def test_weights_that_do_not_fit_their_op_are_named(tmp_path: Path) -> None:
         load_graph(path)
 
 
-def test_an_output_declared_otherwise_than_computed_is_refused(tmp_path: Path) -> None:
+def test_an_output_declared_otherwise_than_computed_is_read_with_a_remark_and_not_batched(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 4]})
+    graph = load_graph(path)
+    assert graph.outputs[0].shape == (1, 3)
+    assert graph.remarks == ("output y is declared ['n', 4]; its shape is [1, 3]",)
     with pytest.raises(InputError, match="output y is declared"):
-        load_graph(path)
+        load_graph(path, 2)
 
 
 def test_an_output_whose_batch_was_left_at_one_is_accepted(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class KnownModels:
 
         Raises `InputError` when the model is unknown.
         """
-        from gpuprof.graph.load import read_free_dims
+        from gpuprof.graph.load import read_free_dims, read_turns
 
         name, _ = split_name(model)
         by_sizes = self._sized.get(name, {})
@@ -76,7 +76,7 @@ class KnownModels:
         recorded = path or Path(next((one.path or "" for one in by_sizes.values()), ""))
         if recorded.is_file() or not by_sizes:  # a file that nothing else tells of is missed by its name
             try:
-                return tuple(one.name for one in read_free_dims(recorded))
+                return (*(dim.name for dim in read_free_dims(recorded)), *read_turns(recorded))
             except InputError:
                 if not by_sizes:
                     raise  # nothing else is known of it; of a measured model, what was measured is

@@ -95,7 +95,7 @@ class OnnxRuntime:
         inputs, outputs = tuple(map(_spec, taken)), tuple(map(_output_spec, given))
         mixing = _find_second_batch_dim(taken, given)
         batched = is_batched(inputs, outputs) and mixing is None and not _is_batch_not_first(taken)
-        batched = batched and all(map(_has_row_each, given))
+        batched = batched and all(map(_has_row_each, given)) and not _gives_constant_rows(path, taken, given)
         if batched and batch > 1 and self.merged is None:
             mixing = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixing or not batched):
@@ -169,6 +169,16 @@ def _find_second_batch_dim(inputs: Sequence[Any], outputs: Sequence[Any]) -> str
 def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
     """Tell whether an input says that its batch is another dimension than the first, such as one after the steps."""
     return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
+
+
+def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Tell whether an output has the same rows for any batch; the file is read only where names leave that open."""
+    batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
+    if all(value.shape and value.shape[0] in batches for value in outputs):
+        return False
+    from gpuprof.runtime.batch_items import find_constant_output
+
+    return find_constant_output(path) is not None
 
 
 def _read_merged(session: Any, path: Path) -> MergedModel | None:
