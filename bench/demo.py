@@ -102,7 +102,7 @@ def serve_and_load(out: Path, duration_s: int) -> None:
     try:
         wait_until_ready(server, port)
         url = f"http://127.0.0.1:{port}"
-        gpuprof(out, "load", url, "--map", "map.json", "--duration", str(duration_s))
+        gpuprof(out, "load", url, "--map", "map.json", "--duration", str(duration_s), "--verbose", "--no-fail")
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=30)

@@ -5,6 +5,7 @@
     ├── PluginError           3   an estimator of others that fails
     ├── UnstableError         2   a result that cannot be trusted (noisy machine)
     ├── InfeasibleError       1   no placement meets the demands
+    ├── SloMissedError        1   a model missed its objective under load
     └── UnavailableError      1   a tool, device or permission that this machine lacks
 
 A message names the rule, the value that broke it and, in ``fix``, what to do. Anything else that escapes
@@ -85,6 +86,10 @@ class UnstableError(GpuprofError):
 
 class InfeasibleError(GpuprofError):
     """What was asked cannot be met by any placement."""
+
+
+class SloMissedError(GpuprofError):
+    """A model did not keep its service-level objective under measured or simulated load."""
 
 
 class UnavailableError(GpuprofError):

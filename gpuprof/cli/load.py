@@ -25,8 +25,10 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.output_path import output_option
 from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.verdict_output import NoFailOption, VerboseOption, show_verdicts
 from gpuprof.domain.map_sources import PREDICTED_BY
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,11 +110,16 @@ def load(
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Deployment map with rates, SLOs and predictions.")
     ] = None,
-    output: Annotated[Path | None, output_option("File to write the results to, too: .json, .csv or .parquet.")] = None,
+    output: Annotated[
+        Path | None,
+        output_option("File to write to, too: results as .json, .csv or .parquet, verdicts as .md or JUnit's .xml."),
+    ] = None,
+    verbose: VerboseOption = False,
+    no_fail: NoFailOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Send traffic at the map's rates, or in a closed loop; print goodput and latency beside what was predicted."""
+    """Send traffic at the map's rates, or in a closed loop; print which SLOs were kept, beside what was predicted."""
     from gpuprof.pipeline.load import load as load_server
     from gpuprof.pipeline.load_output import check_output
 
@@ -134,9 +141,14 @@ def load(
         )
     if output is not None:
         result.write(output)
-    _show(result, chosen)
-    say_note(*result.warnings)
+    _show(result, chosen, verbose)
+    if verbose or chosen is not Format.TABLE:
+        say_note(*result.warnings)
+    elif result.warnings:
+        say_note(f"{count_of(len(result.warnings), 'remark')} on these figures, and all of them: -v")
     result.require_stable()
+    if not no_fail:
+        result.require_kept()
 
 
 def _split_target(target: str, map_file: Path | None) -> tuple[Path | None, str]:
@@ -149,31 +161,38 @@ def _split_target(target: str, map_file: Path | None) -> tuple[Path | None, str]
     return map_file, target
 
 
-def _show(result: LoadResult, chosen: Format) -> None:
+def _show(result: LoadResult, chosen: Format, verbose: bool = False) -> None:
     rows: Sequence[Mapping[str, object]] = result.rows()
     if chosen is Format.JSON:
         print_json(result.rows_with_stages())
     elif chosen is Format.CSV:
         print_rows(rows, [*_SENT, *_MEASURED], chosen)
     else:
-        stages = result.stage_rows()
-        print_rows(
-            rows,
-            _columns_with_values(
-                rows, [*_SENT, *_chosen_columns(rows, _NOT_ANSWERED), *_MEASURED, *_chosen_columns(rows, _PLANNED)]
-            ),
-            chosen,
-        )
+        show_verdicts(result.verdicts())
+        if verbose:
+            _show_tables(result, rows)
+
+
+def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> None:
+    stages = result.stage_rows()
+    print_text("")
+    print_rows(
+        rows,
+        _columns_with_values(
+            rows, [*_SENT, *_chosen_columns(rows, _NOT_ANSWERED), *_MEASURED, *_chosen_columns(rows, _PLANNED)]
+        ),
+        Format.TABLE,
+    )
+    print_text("")
+    print_rows(rows, _PERCENTILE_COLUMNS, Format.TABLE)
+    if any(len(stage) > 1 for stage in stages):
         print_text("")
-        print_rows(rows, _PERCENTILE_COLUMNS, chosen)
-        if any(len(stage) > 1 for stage in stages):
-            print_text("")
-            print_rows(stages, _columns_with_values(stages, _STAGE_COLUMNS), chosen)
-        if told := [row for row in rows if row["slowest_ms"] is not None]:
-            print_text("")
-            print_rows(told, _SLOWEST_COLUMNS, chosen, "Where the slowest 1% of the answers took their time, mean")
-        for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
-            say_note(f"predicted: {PREDICTED_BY[by]}")
+        print_rows(stages, _columns_with_values(stages, _STAGE_COLUMNS), Format.TABLE)
+    if told := [row for row in rows if row["slowest_ms"] is not None]:
+        print_text("")
+        print_rows(told, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
+    for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
+        say_note(f"predicted: {PREDICTED_BY[by]}")
 
 
 def _columns_with_values(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:

@@ -11,6 +11,7 @@ from gpuprof.cli.output_path import output_option
 from gpuprof.cli.shared_options import MapFileArgument
 from gpuprof.cli.simulation_options import ArrivalOptions, FidelityOptions, RescheduleOptions, ServiceOptions
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
+from gpuprof.cli.verdict_output import NoFailOption, VerboseOption
 
 
 @with_groups
@@ -20,11 +21,15 @@ def simulate(
     following: RescheduleOptions,
     fidelity: FidelityOptions,
     map_file: MapFileArgument = Path("map.json"),
-    output: Annotated[Path | None, output_option("File to write everything to, as JSON.")] = None,
+    output: Annotated[
+        Path | None, output_option("File to write everything to, as JSON; verdicts alone as .md, or JUnit's .xml.")
+    ] = None,
+    verbose: VerboseOption = False,
+    no_fail: NoFailOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
+    """Replay requests against MAP: whether each SLO is kept, goodput and p99, and why it is missed; -v prints all."""
     from gpuprof.pipeline.simulate import simulate as simulate_map
     from gpuprof.pipeline.simulation_settings import Fidelity
 
@@ -47,4 +52,6 @@ def simulate(
     if result.is_comparison:
         show_comparison(result, chosen)
     else:
-        show_outcome(result, chosen)
+        show_outcome(result, chosen, verbose)
+        if not no_fail:
+            result.require_kept()

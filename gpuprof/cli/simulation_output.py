@@ -9,12 +9,13 @@ import typer
 
 from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.verdict_output import show_verdicts
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.simulate import SimulateResult
-    from gpuprof.simulator.outcome import ModelOutcome
+    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 
 def _show_yes_no(value: object) -> str:
@@ -74,8 +75,8 @@ _POLICIES = (
 )
 
 
-def show_outcome(result: SimulateResult, chosen: Format) -> None:
-    """Print tables of models, stages, misses, replicas and maps; as JSON everything, as CSV the models."""
+def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) -> None:
+    """Print the verdicts and, if ``verbose``, tables of all figures; as JSON everything, as CSV the models."""
     from dataclasses import asdict
 
     if chosen is Format.JSON:
@@ -83,20 +84,30 @@ def show_outcome(result: SimulateResult, chosen: Format) -> None:
         return
     outcome = result.outcome
     rows = [asdict(model) for model in outcome.models]
-    print_rows(rows, _MODELS, chosen)
     if chosen is Format.CSV:
+        print_rows(rows, _MODELS, chosen)
         return
+    show_verdicts(result.verdicts())
+    if verbose:
+        _show_tables(outcome)
+    how = "a sample of" if outcome.method == "sampled" else "all"
+    say_note(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+
+
+def _show_tables(outcome: SimulationOutcome) -> None:
+    from dataclasses import asdict
+
+    typer.echo()
+    print_rows([asdict(model) for model in outcome.models], _MODELS, Format.TABLE)
     typer.echo()
     _show_stages(outcome.models)
     _show_misses(outcome.models)
-    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, chosen, "Replicas")
+    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, Format.TABLE, "Replicas")
     if outcome.epochs:
         typer.echo()
-        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
+        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, Format.TABLE, "Maps")
         hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
         say_note(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
-    how = "a sample of" if outcome.method == "sampled" else "all"
-    say_note(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
 
 
 def show_comparison(result: SimulateResult, chosen: Format) -> None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
 _LOST, _OK = 0, 200
+#: The length of an answer without Content-Length, and the end of a chunked one.
+_UNTIL_CLOSED = 1 << 62
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 #: How often it is looked whether all is over, and how long a closed loop waits after a request that was lost.
 _LOOK_S = 0.1
 #: What a socket says that has nothing to give, or takes nothing, at the moment.
@@ -83,7 +86,7 @@ class Connection:
     """One connection and the request that is on it. ``context``: it is encrypted."""
 
     __slots__ = (
-        "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "told", "unread"
+        "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "tail", "told", "unread"
     )  # fmt: skip
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
@@ -100,7 +103,7 @@ class Connection:
         self._position = 0
         self.expected = -1
         self.received = 0
-        self.head = b""
+        self.head = self.tail = b""
         self.closing = False
         self.told = ServerTimes()
 
@@ -119,7 +122,7 @@ class Connection:
         self._payload, self._position = request, 0
         self.expected = -1
         self.received = 0
-        self.head = b""
+        self.head = self.tail = b""
         self.write()
 
     def write(self) -> None:
@@ -143,13 +146,21 @@ class Connection:
             except _LATER:
                 return None
             if not count:
+                if self.expected == _UNTIL_CLOSED and not self.tail:
+                    self.closing = True
+                    return int(self.head[9:12])
                 raise ConnectionResetError("closed by the server")
             if self.expected < 0:
                 # Of a large answer the beginning alone: tensors follow the head, and copying them takes time.
                 self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
                 self._read_head()
             self.received += count
-            if 0 <= self.expected <= self.received:
+            if self.tail:
+                # The server sends nothing after an answer until it gets another request.
+                self.tail = (self.tail + buffer[max(0, count - len(_LAST_CHUNK)) : count])[-len(_LAST_CHUNK) :]
+                if self.tail == _LAST_CHUNK:
+                    return int(self.head[9:12])
+            elif 0 <= self.expected <= self.received:
                 return int(self.head[9:12])
             if not self.unread():  # decrypted bytes that wait are not seen by select
                 return None
@@ -160,9 +171,14 @@ class Connection:
             return
         head = self.head[:end].lower()
         # By its whole name: Triton's answers have an Inference-Header-Content-Length, too, and before it.
-        fields = dict(line.split(b":", 1) for line in head.split(b"\r\n")[1:])
-        self.expected = end + 4 + int(fields[b"content-length"])
-        self.closing = fields.get(b"connection", b"").strip() == b"close"
+        first, *lines = head.split(b"\r\n")
+        fields = dict(line.split(b":", 1) for line in lines)
+        options = fields.get(b"connection", b"")
+        # Servers of HTTP/1.0 close the connection unless they say that they keep it.
+        self.closing = b"close" in options or (first.startswith(b"http/1.0") and b"keep-alive" not in options)
+        length = fields.get(b"content-length")
+        self.expected = _UNTIL_CLOSED if length is None else end + 4 + int(length)
+        self.tail = b"-" if length is None and b"chunked" in fields.get(b"transfer-encoding", b"") else b""
         self.told = read_times(fields.get(NAME, b""))
 
 

@@ -47,6 +47,17 @@ class P99Gap:
     late_ms: float  #: Because the client sent late.
     rest_ms: float  #: In the network and the router.
 
+    def largest(self) -> str:
+        """Return the part that explains most of the difference."""
+        parts = {
+            "the times of its batches": self.batches_ms,
+            "late sending": self.late_ms,
+            "the network and the router": self.rest_ms,
+        }
+        sign = 1.0 if self.batches_ms + self.late_ms + self.rest_ms >= 0.0 else -1.0
+        name, part_ms = max(parts.items(), key=lambda item: sign * item[1])
+        return f"{name} ({part_ms:+.1f} ms)"
+
     def __str__(self) -> str:
         return (
             f"{self.batches_ms:+.1f} ms by the times of its batches, {self.late_ms:+.1f} ms sent late, "

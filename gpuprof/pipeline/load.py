@@ -9,8 +9,9 @@ from pathlib import Path
 from gpuprof.errors import UnstableError
 from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
+from gpuprof.load.p99_gap import P99Gap
 from gpuprof.load.percentiles import loadgen_count
-from gpuprof.load.report import beside_prediction, report_row
+from gpuprof.load.report import ModelResult, beside_prediction, report_row
 from gpuprof.load.target import describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
@@ -21,6 +22,7 @@ from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_verdicts
 
 #: Where a server listens unless told otherwise.
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -28,6 +30,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 SLOWER = 0.05
 #: Relative difference of p99 from the prediction from which on it is told where it arose.
 FAR_OFF = 0.15
+#: Of the requests, in percent, where no map says how many must be in time.
+_PERCENTILE = 99.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +47,65 @@ class LoadResult(Result):
         What was not answered, and what makes the measured figures others than the predicted ones; notes, too.
     inputs : mapping of str to str
         By model the file that its inputs came from, with its hash; random ones are absent.
+    percentiles : mapping of str to float
+        Percent of a model's requests that must be answered within its SLO; 99 where absent.
+    is_closed : bool
+        Whether answers released the next requests: the map's objectives, which are planned for rates, do not apply.
     """
 
     outcome: LoadOutcome
     predictions: LoadPredictions | None = None
     warnings: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    is_closed: bool = False
+
+    def verdicts(self) -> tuple[SloVerdict, ...]:
+        """Return whether each model kept its SLO, and why not."""
+        stages = {str(row["model"]): row for row in self.stage_rows()}
+        return tuple(
+            self._judge(result, row, stages.get(result.model, {}))
+            for result, row in zip(self.outcome.results, _rows(self.outcome, self.predictions), strict=True)
+        )
+
+    def _judge(self, result: ModelResult, row: Mapping[str, object], stages: Mapping[str, object]) -> SloVerdict:
+        percentile = self.percentiles.get(result.model, _PERCENTILE)
+        kept = keeps_objective(result.in_slo, result.sent, result.slo_ms, percentile)
+        if self.is_closed:
+            kept = None
+        predicted = None if self.predictions is None else self.predictions.predicted.get(result.model)
+        gap = None if self.predictions is None else self.predictions.p99_gaps.get(result.model)
+        return SloVerdict(
+            result.model,
+            kept,
+            result.slo_ms,
+            percentile,
+            100.0 * result.in_slo / result.sent if result.sent else None,
+            result.p99_ms,
+            None if predicted is None else predicted.p99_ms,
+            result.rate_rps,
+            result.goodput_rps,
+            explain_result(result, kept, percentile, row, stages, gap, self.is_closed),
+        )
+
+    def require_kept(self) -> None:
+        """Do nothing where every model kept its SLO, or has none.
+
+        Raises
+        ------
+        SloMissedError
+            When one missed it.
+        """
+        require_kept(self.verdicts())
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
         rows = _rows(self.outcome, self.predictions)
         windows = {"windows": self.outcome.windows, "is_stable": self.outcome.is_stable}
-        return [row | {"input_data": self.inputs.get(str(row["model"]))} | windows for row in rows]
+        kept = {verdict.model: {"slo_kept": verdict.kept, "reason": verdict.reason} for verdict in self.verdicts()}
+        return [
+            row | {"input_data": self.inputs.get(str(row["model"]))} | windows | kept[str(row["model"])] for row in rows
+        ]
 
     def require_stable(self) -> None:
         """Do nothing where the last windows agree, or none were asked for.
@@ -79,7 +130,7 @@ class LoadResult(Result):
         return [{**row, "stages": own} for row, own in zip(self.rows(), self.stage_rows(), strict=True)]
 
     def write(self, path: PathArgument) -> None:
-        """Write the results as .json, .csv or .parquet.
+        """Write the results as .json, .csv or .parquet, or the verdicts as .md or JUnit's .xml.
 
         Raises
         ------
@@ -87,6 +138,8 @@ class LoadResult(Result):
             When the name says no format, or the file cannot be written.
         """
         check_output(Path(path))
+        if write_verdicts(self.verdicts(), Path(path), "load"):
+            return
         write_results(self.rows_with_stages(), Path(path))
 
 
@@ -179,8 +232,59 @@ def load(
         predictions = replace(predictions, p99_gaps=divide_p99_gaps(timed, outcome, predictions.predicted))
     warnings = tuple(_warnings(outcome, predictions))
     return LoadResult(
-        notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings, inputs=inputs
+        notes=(*notes.all(), *warnings),
+        outcome=outcome,
+        predictions=predictions,
+        warnings=warnings,
+        inputs=inputs,
+        percentiles={} if resolved is None else {name: own.percentile for name, own in resolved.models.items()},
+        is_closed=bool(traffic.concurrency),
     )
+
+
+def explain_result(
+    result: ModelResult,
+    kept: bool | None,
+    percentile: float,
+    row: Mapping[str, object],
+    stages: Mapping[str, object],
+    gap: P99Gap | None,
+    is_closed: bool = False,
+) -> str:
+    """Return in one sentence why a model missed its SLO, or why its p99 is far from the prediction; empty otherwise.
+
+    ``row`` and ``stages``: its `report_row` and stages, of which the errors of the predictions count.
+    """
+    if is_closed:
+        return "closed loop: the map's SLO, which is planned for rates, does not apply"
+    unanswered = result.refused + result.failed + result.lost
+    if kept is False and 100.0 * unanswered > (100.0 - percentile) * result.sent:
+        parts = {"refused (503)": result.refused, "failed": result.failed, "without an answer": result.lost}
+        told = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
+        return f"of {result.sent:,} requests {told}"
+    error, slower = row["p99_ms_error"], stages.get("infer_ms_error")
+    is_far = isinstance(error, float) and abs(error) > FAR_OFF
+    if kept is not False and not is_far:
+        return ""
+    if result.client_is_limit:
+        return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"
+    if gap is not None and isinstance(error, float) and is_far:
+        return f"p99 is {100.0 * error:+.0f}% off the prediction, mostly by {gap.largest()}"
+    if isinstance(slower, float) and slower > SLOWER:
+        return f"the model takes {100.0 * slower:.0f}% longer than predicted, and waiting grows with it"
+    if result.slowest_ms is not None:
+        parts_ms = {
+            "sending late": result.slowest_late_ms,
+            "the network": result.slowest_network_ms,
+            "the router": result.slowest_router_ms,
+            "waiting for a worker": result.slowest_queue_ms,
+            "the model": result.slowest_infer_ms,
+        }
+        part, spent_ms = max(parts_ms.items(), key=lambda item: item[1] or 0.0)
+        return f"of the slowest 1% ({result.slowest_ms:.1f} ms) {spent_ms or 0.0:.1f} ms went into {part}"
+    if is_far and isinstance(error, float):
+        return f"p99 is {100.0 * error:+.0f}% off the prediction"
+    return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
 
 
 def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:

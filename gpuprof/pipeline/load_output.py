@@ -11,16 +11,16 @@ from pathlib import Path
 
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, refuse_unwritable
+from gpuprof.pipeline.verdicts import VERDICT_SUFFIXES
 
 Row = Mapping[str, object]
 
 
 def check_output(path: Path) -> None:
     """Refuse a name that says no format, before anything is measured. Raises `InputError`."""
-    if path.suffix not in _WRITERS:
-        raise InputError(
-            f"cannot tell the format of {path}", f"let its name end in one of {', '.join(sorted(_WRITERS))}"
-        )
+    endings = sorted([*_WRITERS, *VERDICT_SUFFIXES])
+    if path.suffix not in endings:
+        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(endings)}")
 
 
 def write_results(rows: Sequence[Row], path: Path) -> None:

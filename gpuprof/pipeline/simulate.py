@@ -25,18 +25,30 @@ from gpuprof.pipeline.simulation_settings import (
     SimulatedArrivals,
     SimulatedTraffic,
 )
+from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_verdicts
 from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import is_compiled
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.merged_queues import MergedQueues, merged_queues
-from gpuprof.simulator.outcome import SimulationOutcome
+from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
 WHOLE_REQUESTS = 3e8
 _SAMPLED_REPLICAS = 16
+#: The causes of `ModelOutcome.missed` in words.
+_CAUSES = {
+    "router": "by time in the router",
+    "network": "by time on the network",
+    "batching": "while they waited for others of their batch",
+    "queue": "while they waited for a free worker",
+    "service": "by the time of their batch",
+    "refused": "refused, since they could not be in time",
+    "full": "refused, since the queue was full",
+    "failed": "lost to a failure",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +84,35 @@ class SimulateResult(Result):
             if run.timetable is not None
         )
 
+    def verdicts(self) -> tuple[SloVerdict, ...]:
+        """Return whether each model kept its SLO, and the most frequent reason why requests missed it."""
+        return tuple(
+            SloVerdict(
+                model.model,
+                model.slo_met,
+                model.slo_ms,
+                model.percentile,
+                model.in_time_pct,
+                model.p99_ms,
+                None,
+                model.rate_rps,
+                model.goodput_rps,
+                _explain_misses(model),
+            )
+            for model in self.outcome.models
+        )
+
+    def require_kept(self) -> None:
+        """Do nothing where every model kept its SLO, or several policies were compared.
+
+        Raises
+        ------
+        SloMissedError
+            When one missed it.
+        """
+        if not self.is_comparison:
+            require_kept(self.verdicts())
+
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model, or of a comparison for each policy."""
         if self.is_comparison:
@@ -88,15 +129,26 @@ class SimulateResult(Result):
         return run.outcome.document() | {"basis": dict(self.basis)}
 
     def write(self, path: PathArgument) -> None:
-        """Write everything as JSON, for ``gpuprof report`` too.
+        """Write everything as JSON, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.
 
         Raises
         ------
         InputError
             When the file cannot be written.
         """
+        if not self.is_comparison and write_verdicts(self.verdicts(), Path(path), "simulate"):
+            return
         with refuse_unwritable(path):
             write_atomically(Path(path), f"{json.dumps(self.document(), indent=1)}\n".encode())
+
+
+def _explain_misses(model: ModelOutcome) -> str:
+    """Return the most frequent cause of requests outside their SLO where it was missed; empty otherwise."""
+    if model.slo_met is not False:
+        return ""
+    cause, count = max(model.missed.items(), key=lambda item: item[1])
+    late = sum(model.missed.values())
+    return f"{late:,} of {model.requests:,} requests missed it, {count:,} of them {_CAUSES[cause]}"
 
 
 def simulate(

@@ -21,7 +21,17 @@ def test_measured_stands_beside_predicted(
     document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
     document["models"]["a"]["predicted"] = {"goodput_rps": 50.0, "p50_ms": 0.3, "p95_ms": 0.5, "p99_ms": 0.7}
     with running(tmp_path, document) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1s", "--warmup", "100ms"]
+        words = [
+            "load",
+            server.url,
+            "--no-fail",
+            "--map",
+            str(tmp_path / "map.json"),
+            "--duration",
+            "1s",
+            "--warmup",
+            "100ms",
+        ]
         assert main([*words, "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert (first["model"], first["predicted_p99_ms"]) == ("a", 0.7)
@@ -31,20 +41,34 @@ def test_measured_stands_beside_predicted(
         assert first["answered"] == first["sent"] > 20
         assert second["predicted_p99_ms"] is None
         assert sum(first["stages"]["batches"].values()) >= first["sent"]
-        assert main([*words, "--rate-scale", "0.5"]) == 0
+        assert main([*words, "--rate-scale", "0.5", "-v"]) == 0
         told = capsys.readouterr()
         table = told.out
         assert "LoadGen takes 130 for p95 and 662 for p99 at least" in told.err
         assert "goodput/s" in table and "network and router ms" in table and "95% from" in table
         assert "of it network" in table
-        assert main(["load", server.url, "--rate", "a=20", "--duration", "0.5", "--warmup", "0", "--csv"]) == 0
+        assert (
+            main(["load", server.url, "--no-fail", "--rate", "a=20", "--duration", "0.5", "--warmup", "0", "--csv"])
+            == 0
+        )
         assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
 
 
 def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = map_of({"a": "null:4", "b": "null:4"}, [replica("a"), replica("b")])
     with running(tmp_path, document) as server:
-        words = ["load", server.url, "--concurrency", "a=2", "--warmup", "0.1", "--window", "0.2", "--json"]
+        words = [
+            "load",
+            server.url,
+            "--no-fail",
+            "--concurrency",
+            "a=2",
+            "--warmup",
+            "0.1",
+            "--window",
+            "0.2",
+            "--json",
+        ]
         assert main([*words, "--map", str(tmp_path / "map.json"), "--stability", "900"]) == 0
         said = capsys.readouterr()
         (row,) = json.loads(said.out)
@@ -64,7 +88,18 @@ def test_a_model_that_takes_longer_than_its_map_says_is_told(
 ) -> None:
     document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", batch_latency_ms=[0.0001]), replica("b")])
     with running(tmp_path, document) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1", "--warmup", "0"]
+        words = [
+            "load",
+            server.url,
+            "--no-fail",
+            "--map",
+            str(tmp_path / "map.json"),
+            "--duration",
+            "1",
+            "--warmup",
+            "0",
+            "-v",
+        ]
         assert main(words) == 0
         assert "a: the model takes" not in capsys.readouterr().err  # b cannot be replayed: nothing is known
         document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][1]["batch_latency_ms"] = [1000.0]
@@ -78,7 +113,7 @@ def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, map_of({"a": "null:4"}, [replica("a")])) as server:
-        words = ["load", server.url, "--rate", "a=20", "--duration", "0.3", "--warmup", "0"]
+        words = ["load", server.url, "--no-fail", "--rate", "a=20", "--duration", "0.3", "--warmup", "0", "-v"]
         for part, told in ((0.021, True), (0.001, False), (None, False)):
             monkeypatch.setattr(StolenTime, "part", lambda _, part=part: part)
             assert main(words) == 0
@@ -90,7 +125,17 @@ def test_where_p99_came_out_other_than_predicted_is_told_by_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running(tmp_path, map_of({"a": "null:4"}, [replica("a", batch_latency_ms=[500.0])])) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "2", "--warmup", "0"]
+        words = [
+            "load",
+            server.url,
+            "--no-fail",
+            "--map",
+            str(tmp_path / "map.json"),
+            "--duration",
+            "2",
+            "--warmup",
+            "0",
+        ]
         assert main([*words, "--rate", "a=60", "--json"]) == 0
         told = capsys.readouterr()
         (row,) = json.loads(told.out)
@@ -98,7 +143,9 @@ def test_where_p99_came_out_other_than_predicted_is_told_by_parts(
         assert sum(parts) == pytest.approx(row["p99_ms"] - row["predicted_p99_ms"])
         assert parts[0] < -400.0
         assert "off the prediction: -" in told.err and "by the times of its batches" in told.err
-        assert main(["load", server.url, "--rate", "a=60", "--duration", "2", "--warmup", "0", "--json"]) == 0
+        assert (
+            main(["load", server.url, "--no-fail", "--rate", "a=60", "--duration", "2", "--warmup", "0", "--json"]) == 0
+        )
         told = capsys.readouterr()
         assert json.loads(told.out)[0]["p99_gap_batches_ms"] is None and "off the prediction" not in told.err
 
@@ -139,7 +186,17 @@ def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
     trace.write_text("time_s,model\n" + "".join(f"{time:.3f},{model}\n" for time, model in times))
     replicas = [replica("a", batch_latency_ms=[0.2]), replica("b", batch_latency_ms=[0.2])]
     with running(tmp_path, map_of({"a": "null:4", "b": "null:1k"}, replicas)) as server:
-        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--trace", str(trace), "--warmup", "0.2"]
+        words = [
+            "load",
+            server.url,
+            "--no-fail",
+            "--map",
+            str(tmp_path / "map.json"),
+            "--trace",
+            str(trace),
+            "--warmup",
+            "0.2",
+        ]
         assert main([*words, "-o", str(tmp_path / "load.json"), "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert [first["sent"], second["sent"]] == [20, 10]
@@ -168,7 +225,7 @@ def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
         (["--trace", "trace.csv", "--rate", "a=5"], "--rate and --rate-scale cannot change that"),
         (["--trace", "other.csv"], "did you mean a"),
         (["--trace", "none.csv"], "cannot read none.csv"),
-        (["-o", "load.xlsx"], ".csv, .json, .parquet"),
+        (["-o", "load.xlsx"], ".csv, .json, .md, .parquet, .xml"),
     ],
 )
 def test_a_trace_or_an_output_that_will_not_do_is_one_line(

@@ -40,7 +40,12 @@ def test_tables_show_models_stages_misses_and_replicas(
     map_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
-    assert main(["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]) == 0
+    words = ["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) <= 8 and "missed" in said.out and "lost to a failure" in said.out
+    assert "2 of 2 models missed the SLO" in said.err.splitlines()[-1]
+    assert main([*words, "-v", "--no-fail"]) == 0
     out = capsys.readouterr().out
     for text in ("in time %", "batching p99", "by cause", "failed", "node0/1", "mean batch"):
         assert text in out

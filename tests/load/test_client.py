@@ -144,3 +144,54 @@ def test_what_finds_no_connection_in_time_is_not_sent(monkeypatch: pytest.Monkey
     assert list(sent.status).count(200) == len(asked) < 6
     assert list(sent.status[1:3]) == [0, 0]  # a connection was free only after 1.5 s
     assert sent.status[0] == sent.status[5] == 200
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\n\r\n{}",
+    ],
+)
+def test_a_connection_that_the_server_will_close_is_not_used_again(answer: bytes) -> None:
+    opened = []
+
+    def serve(connection: socket.socket) -> None:
+        opened.append(connection)
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+            if b"Content-Length" in answer:
+                time.sleep(0.3)  # a server that closes late: the client sees an open connection
+                assert connection.recv(1 << 16, socket.MSG_DONTWAIT) == b""  # the client has closed it
+
+    sent = sent_to(serve, [0.05 * k for k in range(10)])
+    assert list(sent.status) == [200] * 10
+    assert len(opened) == 10
+
+
+def test_a_server_of_http_1_0_may_keep_its_connections() -> None:
+    opened = []
+
+    def serve(connection: socket.socket) -> None:
+        opened.append(connection)
+        with connection:
+            while connection.recv(1 << 16):
+                connection.sendall(b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 2\r\n\r\n{}")
+
+    assert list(sent_to(serve, [0.0, 0.5, 1.0]).status) == [200] * 3
+    assert len(opened) == 1
+
+
+def test_a_chunked_answer_ends_with_its_last_chunk() -> None:
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            while connection.recv(1 << 16):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r")
+                time.sleep(0.05)
+                connection.sendall(b"\n0\r\n\r\n")
+
+    sent = sent_to(serve, [0.0, 0.3])
+    assert list(sent.status) == [200] * 2
+    assert all(done - begun > 0.04 for begun, done in zip(sent.sent_s, sent.done_s, strict=True))

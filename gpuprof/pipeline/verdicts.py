@@ -1,0 +1,123 @@
+"""Verdicts on objectives: kept or missed, model by model, and the reason; as records, Markdown or JUnit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from gpuprof.domain.file_access import write_atomically
+from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
+from gpuprof.errors import SloMissedError, refuse_unwritable
+
+_HEADINGS = {
+    "model": "model",
+    "verdict": "verdict",
+    "in_time_pct": "in time %",
+    "percentile": "of %",
+    "latency_ms": "p99 ms",
+    "predicted_ms": "predicted",
+    "slo_ms": "SLO ms",
+    "reason": "reason",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SloVerdict:
+    """The verdict on one model's objective: ``percentile`` percent of its requests are answered within ``slo_ms``.
+
+    ``kept`` is None where nothing can be judged: no objective, no request, or a closed loop, which no map is planned
+    for. ``latency_ms`` and ``predicted_ms`` are 99th percentiles; None where there is none.
+    """
+
+    model: str
+    kept: bool | None
+    slo_ms: float
+    percentile: float
+    in_time_pct: float | None
+    latency_ms: float | None
+    predicted_ms: float | None = None
+    rate_rps: float = 0.0
+    goodput_rps: float = 0.0
+    reason: str = ""  #: One sentence: why the objective was missed, or what else the figures need said.
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as a word."""
+        return "not judged" if self.kept is None else "kept" if self.kept else "missed"
+
+    def record(self) -> dict[str, object]:
+        """Return the fields and the word by name."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def keeps_objective(in_time: int, requests: int, slo_ms: float, percentile: float) -> bool | None:
+    """Return whether ``in_time`` of so many requests keep an objective; None without requests or an objective."""
+    if not requests or not math.isfinite(slo_ms):
+        return None
+    return 100.0 * in_time >= percentile * requests
+
+
+def require_kept(verdicts: Sequence[SloVerdict]) -> None:
+    """Raise `SloMissedError` when any objective was missed."""
+    missed = [verdict.model for verdict in verdicts if verdict.kept is False]
+    if missed:
+        judged = sum(verdict.kept is not None for verdict in verdicts)
+        raise SloMissedError(
+            f"{len(missed)} of {count_of(judged, 'model')} missed the SLO: {', '.join(missed)}",
+            "--no-fail ends with exit code 0 all the same",
+        )
+
+
+def write_verdicts(verdicts: Sequence[SloVerdict], path: Path, verb: str) -> bool:
+    """Write a Markdown table (``.md``) or a JUnit report (``.xml``); return False, and write nothing, for other names.
+
+    Raises `InputError` when the file cannot be written.
+    """
+    if path.suffix not in VERDICT_SUFFIXES:
+        return False
+    text = format_markdown(verdicts) if path.suffix == ".md" else format_junit(verdicts, verb)
+    with refuse_unwritable(path):
+        write_atomically(path, text.encode())
+    return True
+
+
+#: The endings of file names that `write_verdicts` knows.
+VERDICT_SUFFIXES = (".md", ".xml")
+
+
+def format_markdown(verdicts: Sequence[SloVerdict]) -> str:
+    """Return the verdicts as a Markdown table with a line per model."""
+    show = number_formatter(4)
+    lines = [f"| {' | '.join(_HEADINGS.values())} |", f"|{'---|' * len(_HEADINGS)}"]
+    for verdict in verdicts:
+        record = verdict.record()
+        cells = (record[key] if isinstance(record[key], str) else show(record[key]) for key in _HEADINGS)
+        lines.append(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def format_junit(verdicts: Sequence[SloVerdict], verb: str) -> str:
+    """Return the verdicts as a JUnit report: a test case per model, a failure per missed objective."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"gpuprof {verb}",
+        tests=str(len(verdicts)),
+        failures=str(sum(verdict.kept is False for verdict in verdicts)),
+        errors="0",
+        skipped=str(sum(verdict.kept is None for verdict in verdicts)),
+    )
+    for verdict in verdicts:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"gpuprof.{verb}", name=verdict.model)
+        if verdict.kept is None:
+            ElementTree.SubElement(case, "skipped", message=verdict.reason or verdict.verdict)
+        elif not verdict.kept:
+            failure = ElementTree.SubElement(case, "failure", type="SloMissed", message=verdict.reason)
+            failure.text = ", ".join(f"{key}={value}" for key, value in verdict.record().items() if key != "reason")
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
