@@ -133,17 +133,19 @@ def _simulate(
 
     from gpuprof.rules.host_work import host_work_of_plan
     from gpuprof.simulator.cluster import SimulationOptions
-    from gpuprof.simulator.engine import is_compiled, simulate
+    from gpuprof.simulator.compilation import stop_compiling
+    from gpuprof.simulator.engine import simulate
     from gpuprof.simulator.trace import Trace
 
-    if not is_compiled():
-        note("compiling the simulator for this machine, once: about a minute")
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     planned_with = queues.deployment.planned_with
     legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
     options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
-    return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
+    try:
+        return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
+    finally:
+        stop_compiling()  # it would take cores from the workers while they are measured
 
 
 def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:

@@ -28,7 +28,6 @@ from gpuprof.pipeline.simulation_settings import (
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_verdicts
 from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
-from gpuprof.simulator.engine import is_compiled
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.merged_queues import MergedQueues, merged_queues
@@ -277,8 +276,6 @@ class _Run:
     ) -> SimulationOutcome:
         """Simulate the requests on a map, all of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
-        if not is_compiled():
-            self._notes.add("compiling the simulator for this machine, once: about a minute")
         if not sample and (sample is not None or expected <= WHOLE_REQUESTS):
             return simulate_all(deployment, self._processes, options, self._tell, interference)
         if interference is not None:

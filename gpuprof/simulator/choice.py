@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpuprof.rules.routing import argmin_in_turn, expect_rows, finish_ms, makes_oldest_late, next_live_replica
-from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,
     do_all_settle_first,
@@ -17,18 +14,10 @@ from gpuprof.simulator.ranking import (
 )
 from gpuprof.simulator.state import ClusterArrays, State
 
-# They take sequences, and here get arrays.
-_expect_rows: Callable[..., int] = jit(expect_rows)
-_finish_ms: Callable[..., float] = jit(finish_ms)
-_makes_oldest_late: Callable[..., bool] = jit(makes_oldest_late)
-_next_living: Callable[..., int] = jit(next_live_replica)
-_nth_smallest: Callable[..., int] = jit(argmin_in_turn)
-
 _MS = 1e-6  # milliseconds in a nanosecond
 _NS = 1e6  # nanoseconds in a millisecond
 
 
-@jit
 def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
@@ -39,7 +28,7 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
         only = cluster.choice[first]
         return only, finish_of(cluster, state, only, now) if cluster.refuse_hopeless else 0.0
     if cluster.round_robin:
-        position = _next_living(state.takes[first:last], state.turn[model])
+        position = next_live_replica(state.takes[first:last], state.turn[model])
         state.turn[model] = position
         replica = cluster.choice[first + position]
         return replica, finish_of(cluster, state, replica, now)
@@ -53,17 +42,15 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
     return find_fastest(cluster, state, model, now)
 
 
-@jit
 def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the fastest replica of a model and its ms, as the rule itself finds it."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
         state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
-    chosen = _nth_smallest(state.finish_ms[: last - first], state.turn[model])
+    chosen = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
     return cluster.choice[first + chosen], state.finish_ms[chosen]
 
 
-@jit
 def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return what `find_fastest` returns, by the tree of the model; -1 where bounds cannot tell."""
     ranking, first = state.ranking, cluster.choice_start[model]
@@ -87,7 +74,6 @@ def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tupl
     return cluster.choice[first + position], ranking.settled[ranking.root[model] + 1]
 
 
-@jit
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
     """Return the ms until a request that joined this replica now would be answered."""
     first = cluster.first_process[replica]
@@ -96,19 +82,17 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
     waiting = state.waiting[replica]
     waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
-    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     rows = expected_batch_of(cluster, state, replica)
-    return _finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
+    return finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
 
 
-@jit
 def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
     """Return what the batch of a request that joined this replica now is expected to hold."""
     joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
-    return _expect_rows(state.waiting[replica], joining, cluster.batch[replica])
+    return expect_rows(state.waiting[replica], joining, cluster.batch[replica])
 
 
-@jit
 def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
     """Return whether the oldest request in the queue would miss ``allowed_ms`` for one more in its batch."""
     waiting = state.waiting[replica]
@@ -120,12 +104,11 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
     # Since it was sent, from when its SLO counts; the wait for a batch, in `finish_of`, counts from when it joined.
     waited = (now - state.arrived[state.queue_head[replica]]) * _MS
-    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     wait_ms = state.wait_ms[replica]
-    return _makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)
+    return makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)
 
 
-@jit
 def choose_harmless(
     cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
 ) -> tuple[int, float]:
@@ -143,19 +126,17 @@ def choose_harmless(
     return chosen, soonest
 
 
-@jit
 def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
     """Return what `finish_of` falls to when nothing changes: all processes are free, and the oldest has waited."""
     count = cluster.first_process[replica + 1] - cluster.first_process[replica]
     for i in range(count):
         state.busy_ms[i] = 0.0
     wait_ms = state.wait_ms[replica]
-    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     rows = expected_batch_of(cluster, state, replica)
-    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)
+    return finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)
 
 
-@jit
 def update_rank(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
     """Update a replica in its model's tree, if there is one, after a change."""
     model = cluster.replica_model[replica]
@@ -164,7 +145,6 @@ def update_rank(cluster: ClusterArrays, state: State, replica: int, now: int) ->
         rank(state.ranking, model, replica, now, finish_of(cluster, state, replica, now), floor)
 
 
-@jit
 def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int, now: int) -> None:
     """Set whether a replica takes requests from now on."""
     model = cluster.replica_model[replica]

@@ -1,13 +1,25 @@
-"""Compiles the functions of the simulator."""
+"""Runs the simulator's event loop: as plain Python at first, as machine code once that is there.
+
+Few requests are answered sooner than numba is imported, let alone than it has compiled for a minute. Both give the same
+outcome, bit for bit: a run that takes longer goes on in machine code from where it has come to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import fcntl
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
 
-from gpuprof.machine.machine_code import compile_function
+import numpy as np
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from gpuprof.machine.machine_code import code_directory, compile_with_callees, is_machine_code_cached
+from gpuprof.runtime.module_command import module_command
+from gpuprof.simulator import kernel
+from gpuprof.simulator.state import ClusterArrays, State, Tally
 
 # Nothing that is compiled here makes an array, so that references need not be counted: with the named tuples of dozens
 # of arrays that go into every call, the counting would take four times as long as the work.
@@ -18,8 +30,106 @@ _OPTIONS: dict[str, Any] = {
     "forceinline": True,
     "no_cfunc_wrapper": True,
 }
+#: Time after which a run that is not over is worth machine code, and for which plain Python runs at a time.
+_PLAIN_S, _LOOK_S = 1.0, 0.1
+_FIRST_STEP_NS = 1 << 20
+
+_compiled: Any = None
+_child: int | None = None  # process id
 
 
-def jit(function: Function) -> Function:
-    """Return ``function`` compiled, the machine code kept on disk."""
-    return compile_function(function, **_OPTIONS)
+class EventLoop:
+    """The event loop of one run."""
+
+    def __init__(self) -> None:
+        self._next_look = time.monotonic() + _PLAIN_S
+        self._reached, self._step = 0, _FIRST_STEP_NS
+
+    def run(self, cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
+        """Work through all events before ``until``; return why it stopped, as `kernel.run` does."""
+        while _compiled is None and not self._finds_machine_code():
+            stop, looked = min(until, self._reached + self._step), time.monotonic()
+            status = kernel.run(view(cluster), view(state), view(tally), stop)
+            took = time.monotonic() - looked
+            self._step = self._step * 2 if took < _LOOK_S else max(1, self._step // 2)
+            if status != kernel.TIME_UP:
+                return status
+            self._reached = stop
+            if stop == until:
+                return status
+        status = _compiled(cluster, state, tally, until)
+        return int(status)
+
+    def _finds_machine_code(self) -> bool:
+        """Return whether there is machine code by now, of which it is seen about once a second."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _PLAIN_S
+        return _prepare_machine_code()
+
+
+def view(arrays: Any) -> Any:
+    """Return a named tuple with memory views of its arrays, which plain Python reads several times faster."""
+    return type(arrays)(*(_view(name, value) for name, value in arrays._asdict().items()))
+
+
+def _view(name: str, value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return view(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    return value.tolist() if name == "latency_ms" else memoryview(value)
+
+
+def use_machine_code() -> None:
+    """Compile the event loop now, unless it is kept from before; it is used from now on."""
+    global _compiled
+    if _compiled is None:
+        _compiled = compile_with_callees(kernel.run, **_OPTIONS)
+
+
+def stop_compiling() -> None:
+    """End the process that compiles, where one does: before something is measured, or at a test's end."""
+    global _child
+    if _child is not None:
+        with suppress(OSError):  # over already
+            os.kill(_child, signal.SIGTERM)
+            os.waitpid(_child, 0)
+        _child = None
+
+
+def _prepare_machine_code() -> bool:
+    """Return whether the event loop is there as machine code; if not, let a process of low priority compile it."""
+    global _child
+    if is_machine_code_cached(kernel.run):
+        use_machine_code()
+        return True
+    if _child is None:
+        command = module_command("gpuprof.simulator.compilation")
+        silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
+        # It goes on when this process is over, so that the next long run finds the machine code.
+        with suppress(OSError):
+            _child = os.posix_spawn(command[0], command, os.environ, file_actions=silent, setsid=True)
+    return False
+
+
+def compile_and_keep() -> None:
+    """Compile the event loop for the types of a simulation, and keep it on disk; of several processes one does."""
+    from gpuprof.simulator.engine import simulate_nothing
+
+    os.nice(10)
+    directory = code_directory(kernel.run)  # that of its module, whichever function is asked for
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        with suppress(OSError):  # such as a network's file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        use_machine_code()
+        simulate_nothing()
+
+
+if __name__ == "__main__":
+    # Not this module's own functions: the engine imports it by its name.
+    from gpuprof.simulator import compilation
+
+    compilation.compile_and_keep()
+    sys.exit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
@@ -10,13 +9,11 @@ from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 _ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
 
 
-@jit
 def window_of(tally: Tally, time: int) -> int:
     """Return the part of the time line that a time belongs to."""
     return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))
 
 
-@jit
 def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
     """Return the stage that made a request late: the longest wait, unless it was late without any."""
     if network + service > slo:
@@ -26,7 +23,6 @@ def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: 
     return _BATCHING if batching >= router else _ROUTER
 
 
-@jit
 def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
     """Count an answered request of the batch that ``process`` has finished."""
     replica = cluster.process_replica[process]
@@ -57,7 +53,6 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
         tally.missed[model, _find_miss_cause(cluster.slo[model], router, network, batching, queue, service)] += 1
 
 
-@jit
 def free_place(state: State, place: int) -> None:
     """Free the slot of a request."""
     state.losses[place] = 0
@@ -65,7 +60,6 @@ def free_place(state: State, place: int) -> None:
     state.free[0] = place
 
 
-@jit
 def give_up(state: State, tally: Tally, model: int, place: int, cause: int) -> None:
     """Count a request that gets no answer, and free its place."""
     if state.arrived[place] >= tally.span[0]:

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
-from gpuprof.machine.machine_code import is_machine_code_cached
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_cluster, places_of
+from gpuprof.simulator.compilation import EventLoop
 from gpuprof.simulator.heap import ARRIVAL, code_of, push
 from gpuprof.simulator.interference import Interference, NeighbourSlowdowns
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
@@ -94,6 +95,7 @@ class _SimulationRun:
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system
+        self._loop = EventLoop()
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as `gpuprof.rules.routing` begins
         # As if all were used up, so that the next line draws the first ones.
         self.state.factor_position[_has_variable_times(self.cluster)] = factors
@@ -115,7 +117,10 @@ class _SimulationRun:
         changes.fail_all_orphans(self.state, self.tally)
 
     def _run_until(self, time: int) -> None:
-        while (status := kernel.run(self.cluster, self.state, self.tally, time)) not in (kernel.TIME_UP, kernel.EMPTY):
+        while (status := self._loop.run(self.cluster, self.state, self.tally, time)) not in (
+            kernel.TIME_UP,
+            kernel.EMPTY,
+        ):
             # One event may have used up several stores, whichever the status names: all are looked at.
             if status == kernel.NEEDS_PLACES:
                 self._enlarge_store()
@@ -194,6 +199,18 @@ def _share(total: int, among: int) -> int:
     return max(64, min(2**16, total // among))
 
 
-def is_compiled() -> bool:
-    """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
-    return is_machine_code_cached(kernel.run)
+def simulate_nothing() -> None:
+    """Run the event loop once over a cluster of one replica without requests, so that it is compiled."""
+    replica = {"model": "m", "batch": 1, "rate_rps": 1.0, "batch_latency_ms": [1.0], "predicted": _PREDICTED}
+    gpu = {"index": 0, "device": "cpu", "partitions": [{"replicas": [replica]}]}
+    document = {
+        "schema": "gpuprof.deployment/1",
+        "policy": "none",
+        "models": {"m": {"rate_rps": 1.0, "slo_ms": 1.0}},
+        "nodes": [{"name": "here", "gpus": [gpu]}],
+        "predicted": {"gpus": 1, "goodput_rps": 1.0},
+    }
+    simulate(parse_map(document, "the map of one replica"), {}, SimulationOptions(1.0))
+
+
+_PREDICTED = {"latency_ms": 1.0, "throughput_rps": 1.0, "goodput_rps": 1.0}

@@ -8,17 +8,12 @@ alone, and in the end is given up (`gpuprof.rules.routing`).
 
 from __future__ import annotations
 
-from gpuprof.rules.routing import is_retry_limit_reached
+from gpuprof.rules.routing import is_retry_limit_reached, must_be_alone
 from gpuprof.simulator.choice import choose_replica, update_rank
-from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.departure import FAILED, give_up
-from gpuprof.simulator.replica_queue import must_be_alone
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
-_is_given_up = jit(is_retry_limit_reached)
 
-
-@jit
 def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replica: int, displaced: Ints) -> int:
     """Empty a replica that has failed; put its requests into ``displaced`` and return how many there are.
 
@@ -30,7 +25,7 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
         while place >= 0:
             following = state.next[place]
             state.losses[place] += 1
-            if _is_given_up(state.losses[place]):
+            if is_retry_limit_reached(state.losses[place]):
                 give_up(state, tally, model, place, FAILED)
             else:
                 displaced[moved] = place
@@ -51,7 +46,6 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
     return moved
 
 
-@jit
 def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced: Ints, now: int) -> None:
     """Give requests of a model to its living replicas; without one they wait as orphans. Nothing starts yet."""
     last = -1
@@ -68,7 +62,6 @@ def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced
         last = place
 
 
-@jit
 def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, now: int) -> None:
     """Put a request before what waits at a replica, behind those that were put there so at this instant."""
     before = state.behind[replica]
@@ -89,7 +82,6 @@ def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, n
     update_rank(cluster, state, replica, now)
 
 
-@jit
 def _append_orphan(state: State, model: int, place: int) -> None:
     last = state.orphans[model]
     if last < 0:
@@ -100,7 +92,6 @@ def _append_orphan(state: State, model: int, place: int) -> None:
     state.next[last] = place
 
 
-@jit
 def take_orphans(state: State, model: int, displaced: Ints) -> int:
     """Put the orphans of a model into ``displaced``, and return how many there were."""
     count, place = 0, state.orphans[model]
@@ -112,7 +103,6 @@ def take_orphans(state: State, model: int, displaced: Ints) -> int:
     return count
 
 
-@jit
 def fail_orphans(state: State, tally: Tally, model: int, displaced: Ints) -> None:
     """Count the orphans of a model that no replica took as failed."""
     for i in range(take_orphans(state, model, displaced)):

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compilation import jit
-
 #: Bits of the id in a code; the priority stands above them, so that it is compared first.
 _ID_BITS = 40
 
@@ -32,25 +30,21 @@ class Calendar(NamedTuple):
     size: NDArray[np.int64]
 
 
-@jit
 def code_of(priority: int, ident: int) -> int:
     """Return the code of an event."""
     return (priority << _ID_BITS) + ident
 
 
-@jit
 def priority_of(code: int) -> int:
     """Return the priority in a code."""
     return code >> _ID_BITS
 
 
-@jit
 def ident_of(code: int) -> int:
     """Return the id in a code."""
     return code & ((1 << _ID_BITS) - 1)
 
 
-@jit
 def push(calendar: Calendar, time: int, code: int) -> None:
     """Add an event."""
     times, codes = calendar.times, calendar.codes
@@ -65,7 +59,6 @@ def push(calendar: Calendar, time: int, code: int) -> None:
     times[position], codes[position] = time, code
 
 
-@jit
 def replace_first(calendar: Calendar, time: int, code: int) -> None:
     """Take the first event out and add another: one sift-down instead of two sifts."""
     times, codes = calendar.times, calendar.codes
@@ -87,7 +80,6 @@ def replace_first(calendar: Calendar, time: int, code: int) -> None:
     times[position], codes[position] = time, code
 
 
-@jit
 def drop_first(calendar: Calendar) -> None:
     """Take the first event out."""
     last = calendar.size[0] - 1

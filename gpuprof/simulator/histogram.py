@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compilation import jit
-
 #: Longer times, beyond 19 hours, are counted as this one.
 LONGEST_NS = 2**46 - 1
 #: Bins of 1/256 of their value, for a model's latencies; of 1/32, for its stages and replicas, of which there are many.
@@ -19,7 +17,6 @@ FINE_BITS, COARSE_BITS = 9, 6
 Counts = NDArray[np.int64]
 
 
-@jit
 def bin_of(value_ns: int, bits: int) -> int:
     """Return the bin that a time belongs to, in a histogram of ``2**(bits - 1)`` bins for each doubling."""
     if value_ns < 1 << bits:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuprof.rules.host_work import STAYS, HostWork, cores_of
-from gpuprof.simulator.compilation import jit
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import Replica
@@ -45,7 +44,6 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     return round(host.event_ms * _NS_PER_MS), start, np.array([one for own in on for one in own], np.int64)
 
 
-@jit
 def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
     """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
     cores = len(cluster.core_start) - 1

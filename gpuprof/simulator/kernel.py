@@ -6,8 +6,6 @@ Which replica takes a request and when a batch starts is decided by the very fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from gpuprof.rules.batching import batch_size_now
@@ -18,6 +16,7 @@ from gpuprof.rules.routing import (
     extend_wait_ms,
     forecast_joining,
     is_refused,
+    must_be_alone,
     relax_reserve,
     update_mean_left_ms,
     usual_reserve,
@@ -29,7 +28,6 @@ from gpuprof.simulator.choice import (
     makes_oldest_late_at,
     update_rank,
 )
-from gpuprof.simulator.compilation import jit
 from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
 from gpuprof.simulator.heap import (
     ARRIVAL,
@@ -44,17 +42,9 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.host import run_host_work
-from gpuprof.simulator.replica_queue import must_be_alone, take_batch
+from gpuprof.simulator.replica_queue import take_batch
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import ClusterArrays, State, Tally
-
-_batch_size_now, _is_refused = jit(batch_size_now), jit(is_refused)
-_correct_expected_ms: Callable[..., float] = jit(correct_expected_ms)
-_adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
-_average_left, _decay_count = jit(update_mean_left_ms), jit(decay_count)
-_extend_wait_ms: Callable[..., float] = jit(extend_wait_ms)
-#: It takes a sequence, and here gets an array.
-_forecast_joining: Callable[..., int] = jit(forecast_joining)
 
 #: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free,
 #: the table of slowdowns lacks one.
@@ -63,7 +53,6 @@ TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0,
 _MS = 1e-6  # milliseconds in a nanosecond
 
 
-@jit
 def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
     """Work through all events before ``until``; return why it stopped."""
     calendar, last = state.calendar, state.factors.shape[1]
@@ -105,7 +94,6 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
     return EMPTY
 
 
-@jit
 def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
     """A client sends a request; return its place when it is with the replicas at once, else -1."""
     if cluster.host_event[0] > 0:
@@ -144,7 +132,6 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
     return -1
 
 
-@jit
 def _end_router_delay(state: State, model: int) -> int:
     """A request has passed the router and the network; return its place."""
     place: int = state.pending_head[model]
@@ -157,7 +144,6 @@ def _end_router_delay(state: State, model: int) -> int:
     return place
 
 
-@jit
 def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
     """Put a request into a replica's queue or refuse it; return the replica that was chosen, -1 when none lives."""
     replica, finish = choose_replica(cluster, state, model, now)
@@ -174,7 +160,7 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
             if other >= 0:
                 replica, finish, spoils = other, its_finish, False
         idle = state.free_processes[replica]
-        refused = spoils or _is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
+        refused = spoils or is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
     _count_arrival(cluster, state, replica, now, refused)
     if refused:
         give_up(state, tally, model, place, REFUSED)
@@ -194,68 +180,63 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     return replica
 
 
-@jit
 def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
     """Count a request that was sent to a replica, let in or refused."""
-    full_ms = cluster.latency_ms[replica, cluster.batch[replica] - 1]
+    full_ms = cluster.latency_ms[replica][cluster.batch[replica] - 1]
     elapsed_ms = (now - state.counted_at[replica]) * _MS
-    state.arrival_count[replica] = 1.0 + _decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
-    state.refused_count[replica] = _decay_count(state.refused_count[replica], elapsed_ms, full_ms) + refused
+    state.arrival_count[replica] = 1.0 + decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
+    state.refused_count[replica] = decay_count(state.refused_count[replica], elapsed_ms, full_ms) + refused
     state.counted_at[replica] = now
     if state.refused_count[replica] > 0.0:
         model, usual_ms = cluster.replica_model[replica], cluster.max_wait_ms[replica]
         allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
         counts = state.refused_count[replica], state.arrival_count[replica]
-        latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-        state.wait_ms[replica] = _extend_wait_ms(usual_ms, counts[0], counts[1], allowed, latency)
+        latency = cluster.latency_ms[replica][: cluster.batch[replica]]
+        state.wait_ms[replica] = extend_wait_ms(usual_ms, counts[0], counts[1], allowed, latency)
     if state.free_processes[replica] == 0:
         first = cluster.first_process[replica]
         soonest = state.expected_at[first]
         for process in range(first, cluster.first_process[replica + 1]):
             soonest = min(soonest, state.expected_at[process])
         count, before = state.arrival_count[replica], state.left_ms[replica]
-        state.left_ms[replica] = _average_left(before, max(0, soonest - now) * _MS, count)
+        state.left_ms[replica] = update_mean_left_ms(before, max(0, soonest - now) * _MS, count)
 
 
-@jit
 def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
     """Forecast the next batch of a replica as one of ``mean_ms`` begins."""
     batch = cluster.batch[replica]
-    latency = cluster.latency_ms[replica, :batch]
+    latency = cluster.latency_ms[replica][:batch]
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
-    count = _decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, latency[batch - 1])
+    count = decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, latency[batch - 1])
     allowed = np.inf
     if cluster.refuse_hopeless:
         model = cluster.replica_model[replica]
         allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
-    state.joining[replica] = _forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed)
+    state.joining[replica] = forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed)
 
 
-@jit
 def _reserve_now(state: State, model: int, now: int) -> float:
     """Return the part of the SLO that is kept in hand."""
     elapsed_ms = (now - state.reserve_at[model]) * _MS
-    reserve: float = _relax_reserve(state.reserve[model], state.usual_reserve[model], elapsed_ms)
+    reserve: float = relax_reserve(state.reserve[model], state.usual_reserve[model], elapsed_ms)
     return reserve
 
 
-@jit
 def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: int, now: int) -> None:
     """Adapt the part of the SLO that is kept in hand to an answer."""
     replica = cluster.process_replica[process]
-    model, latency = cluster.replica_model[replica], cluster.latency_ms[replica, : cluster.batch[replica]]
+    model, latency = cluster.replica_model[replica], cluster.latency_ms[replica][: cluster.batch[replica]]
     slo_ms, took_ms = cluster.slo[model] * _MS, (now - state.arrived[place]) * _MS
     before = _reserve_now(state, model, now)
     together = state.batch_size[process]
-    expected_ms = _correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
-    after = _adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
+    expected_ms = correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
+    after = adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
     if after != before:
         elapsed_ms = (now - state.reserve_at[model]) * _MS
-        state.usual_reserve[model] = _usual_reserve(state.usual_reserve[model], before, elapsed_ms)
+        state.usual_reserve[model] = usual_reserve(state.usual_reserve[model], before, elapsed_ms)
         state.reserve[model], state.reserve_at[model] = after, now
 
 
-@jit
 def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
     """Start as many batches as the rule allows, and set a timer for its next evaluation."""
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
@@ -270,7 +251,6 @@ def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> No
     update_rank(cluster, state, replica, now)
 
 
-@jit
 def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
     """Return how many requests go now; when none do, set the timer."""
     head = state.queue_head[replica]
@@ -282,7 +262,7 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     limit = int(limit_ms * 1e6 + 0.5)
     if now - oldest >= limit:
         waited = max(waited, limit_ms)  # they are the same limit, one of them rounded
-    size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
+    size = batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
     if size == 0:
         state.held[replica] = 1
     # One timer a replica, never moved: when it ends, the rule is asked again about who is the oldest by then.
@@ -292,7 +272,6 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     return size
 
 
-@jit
 def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
     """Give up to ``size`` of the oldest requests to the first free process."""
     process = cluster.first_process[replica]
@@ -300,10 +279,10 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
         process += 1
     size = take_batch(state, replica, process, size)
     if state.held[replica] > 0:
-        _forget_holding(state, process, size, cluster.latency_ms[replica, size - 1], now)
+        _forget_holding(state, process, size, cluster.latency_ms[replica][size - 1], now)
         state.held[replica] = 0
-    expected = cluster.latency_ms[replica, size - 1] * 1e6
-    _forecast(cluster, state, replica, cluster.latency_ms[replica, size - 1], now)
+    expected = cluster.latency_ms[replica][size - 1] * 1e6
+    _forecast(cluster, state, replica, cluster.latency_ms[replica][size - 1], now)
     factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
     takes, turns, begins = int(cluster.turn_ms[replica, size - 1] * 1e6 * factor + 0.5), cluster.turns[replica], now
     if turns >= 0:  # behind those that were sent before
@@ -321,7 +300,6 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     push(state.calendar, done, code_of(COMPLETION, process))
 
 
-@jit
 def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
     """Restart the expected times of a held batch's requests at its start."""
     place = state.flight[process]
@@ -332,7 +310,6 @@ def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: 
         place = state.next[place]
 
 
-@jit
 def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
     """Return the time of the next batch over its mean; one that finds its process at rest finds cold caches there."""
     factor: float = cluster.pause_factor[replica] if rested else 1.0
@@ -346,7 +323,6 @@ def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested
     return factor
 
 
-@jit
 def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
     """A batch is done; return its replica, -1 when it was disturbed meanwhile and ends later."""
     if state.done_at[process] > now:

@@ -19,8 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compilation import jit
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -72,7 +70,6 @@ def new_ranking(choice_start: Ints, choice: Ints) -> Ranking:
     )
 
 
-@jit
 def rank(ranking: Ranking, model: int, replica: int, now: int, finish: float, floor: float) -> None:
     """Say that a replica would answer in ``finish`` ms from now (infinite: it is dead), in ``floor`` ms in the end."""
     ranking.floor[replica] = floor
@@ -86,7 +83,6 @@ def rank(ranking: Ranking, model: int, replica: int, now: int, finish: float, fl
         _set(ranking, model, position, now + int(min(finish, LONGEST_MS) * _NS) - 2, np.inf)
 
 
-@jit
 def _set(ranking: Ranking, model: int, position: int, falling: int, settled: float) -> None:
     """Change a leaf, and the nodes above it as far as they change."""
     base = ranking.root[model]
@@ -106,13 +102,11 @@ def _set(ranking: Ranking, model: int, position: int, falling: int, settled: flo
         node >>= 1
 
 
-@jit
 def slack_ns(finish: float) -> float:
     """Return by how many nanoseconds a bound on ``finish`` ms may be off."""
     return _SLACK_NS + _SLACK * _NS * finish
 
 
-@jit
 def do_all_settle_first(ranking: Ranking, model: int, now: int) -> bool:
     """Return whether no falling replica can be as good as the best settled one."""
     top = ranking.root[model] + 1
@@ -123,7 +117,6 @@ def do_all_settle_first(ranking: Ranking, model: int, now: int) -> bool:
     return later
 
 
-@jit
 def find_soonest_falling(ranking: Ranking, model: int) -> int:
     """Return the position of the falling replica with the earliest instant."""
     base, leaves = ranking.root[model], ranking.leaves[model]
@@ -135,7 +128,6 @@ def find_soonest_falling(ranking: Ranking, model: int) -> int:
     return position
 
 
-@jit
 def is_other_falling_within(ranking: Ranking, model: int, position: int, limit: float) -> bool:
     """Return whether a falling replica other than that at ``position`` is bounded by an instant up to ``limit``."""
     base = ranking.root[model]
@@ -147,7 +139,6 @@ def is_other_falling_within(ranking: Ranking, model: int, position: int, limit: 
     return False
 
 
-@jit
 def find_settled_tie(ranking: Ranking, model: int, turn: int) -> int:
     """Return the position of that of the replicas with the least floor whose turn it is."""
     base, leaves = ranking.root[model], ranking.leaves[model]

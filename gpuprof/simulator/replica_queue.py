@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from gpuprof.rules import routing
-from gpuprof.simulator.compilation import jit
+from gpuprof.rules.routing import must_be_alone
 from gpuprof.simulator.state import State
 
-must_be_alone = jit(routing.must_be_alone)
 
-
-@jit
 def take_batch(state: State, replica: int, process: int, size: int) -> int:
     """Move a batch from the queue to its process, and return how many it holds: fewer where some go alone."""
     place = state.queue_head[replica]
@@ -24,7 +20,6 @@ def take_batch(state: State, replica: int, process: int, size: int) -> int:
     return size
 
 
-@jit
 def _take_shareable(state: State, replica: int, size: int) -> int:
     """Take the head of the queue and, unless it goes alone, others that do not; return how many."""
     last = state.queue_head[replica]
@@ -49,7 +44,6 @@ def _take_shareable(state: State, replica: int, size: int) -> int:
     return taken
 
 
-@jit
 def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
     """Let a request follow the one before it in the queue, or lead it; return it."""
     if before < 0:

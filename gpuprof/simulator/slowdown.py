@@ -12,8 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.simulator.compilation import jit
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -63,7 +61,6 @@ def _slowdown(partition: Ints, weight: Ints, base: Ints, partitions: int) -> Slo
     )
 
 
-@jit
 def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
     """Return the slowdown of a batch that starts now; negative, and noted as missing, when the table has it not.
 
@@ -81,7 +78,6 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
     return -1.0
 
 
-@jit
 def slot_of(keys: Ints, key: int) -> int:
     """Return where a key stands, or the empty slot where it belongs."""
     mask = len(keys) - 1

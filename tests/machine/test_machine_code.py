@@ -1,203 +1,110 @@
-"""Machine code that was kept is found by all that it was compiled from, as that was loaded."""
+"""Machine code is found again by all sources that it was made from, and by nothing else."""
 
 from __future__ import annotations
 
-import fcntl
 import importlib
-import itertools
-import pkgutil
-from collections import namedtuple
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
 
 import pytest
 
-import gpuprof.simulator
-from gpuprof.estimators.cross_gpu import forest_kernel
-from gpuprof.estimators.queueing import pool_kernel
-from gpuprof.machine.machine_code import code_directory, compile_function, describe_code, is_machine_code_cached
+from gpuprof.machine.machine_code import (
+    _read_source,
+    code_directory,
+    compile_function,
+    compile_with_callees,
+    is_machine_code_cached,
+)
 
-_SOURCES = [
-    "def rule(a, b): return a + b * 2.0 + LIMIT",
-    "def rule(a, b, c): return a + b * 2.0 + LIMIT",
-    "def rule(a, b): return a + b * 3.0 + LIMIT",
-    "def rule(a, b): return a - b * 2.0 + LIMIT",
-]
+RULE = "LIMIT = 2.0\n\ndef rule(a, b):\n    return a + b * LIMIT\n"
+USER = """from gpuprof_made_up.rule import rule
 
+def use(a, b):
+    return rule(a, b) + inner(a)
 
-def _define(source: str, **names: Any) -> Any:
-    inside: dict[str, Any] = {"__name__": "made_up", **names}
-    exec(source, inside)
-    return inside["rule"]
-
-
-def test_machine_code_is_kept_apart_by_parameters_literals_and_constants() -> None:
-    said = {describe_code(_define(source, LIMIT=limit)) for source, limit in itertools.product(_SOURCES, (1.0, 2.0))}
-    assert len(said) == 2 * len(_SOURCES)
+def inner(a):
+    return 0.0
+"""
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_machine_code_is_kept_apart_by_what_is_called_however_deep(depth: int) -> None:
-    said = set()
-    for source in _SOURCES[::2]:
-        rule = _define(source, LIMIT=1.0)
-        for level in range(depth):
-            rule = _define(
-                "def rule(a, b): return inner(a, b)".replace("rule", f"rule{level}") + f"\nrule = rule{level}",
-                inner=rule,
-            )
-        said.add(code_directory(rule))
-    assert len(said) == 2
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def test_the_same_code_is_found_again() -> None:
-    assert describe_code(_define(_SOURCES[0], LIMIT=1.0)) == describe_code(_define(_SOURCES[0], LIMIT=1.0))
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package whose functions count as this one's, in files that tests may change."""
+    monkeypatch.setattr("gpuprof.machine.machine_code._PACKAGE", "gpuprof_made_up")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "gpuprof_made_up"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "rule.py").write_text(RULE)
+    (folder / "user.py").write_text(USER)
+    yield folder
+    forget()
 
 
-def test_what_was_compiled_is_kept_where_its_own_code_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled = compile_function(_add_one)
-    assert not is_machine_code_cached(compiled)
-    assert compiled(2.0) == 3.0
-    assert is_machine_code_cached(compiled)
-    assert str(code_directory(_add_one)).startswith(str(tmp_path))
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith("gpuprof_made_up")]:
+        del sys.modules[name]
+    _read_source.cache_clear()
+    importlib.invalidate_caches()
 
 
-def test_machine_code_is_kept_apart_by_the_file_for_what_is_defined_further_down(tmp_path: Path) -> None:
-    found = []
-    for number in (1, 2):
-        file = tmp_path / "later.py"
-        file.write_text(f"def rule(a):\n    return later(a)\n\n\ndef later(a):\n    return a + {number}\n")
-        inside: dict[str, Any] = {"__name__": "later"}
-        exec(compile(file.read_text().split("\n\n\n")[0], str(file), "exec"), inside)
-        found.append(code_directory(inside["rule"]))
-    assert found[0] != found[1]
+def load(folder: Path, name: str, text: str | None = None) -> ModuleType:
+    """Import the package's module ``user`` anew, with another text in the file ``name``."""
+    forget()
+    if text is not None:
+        (folder / f"{name}.py").write_text(text)
+    return importlib.import_module("gpuprof_made_up.user")
 
 
-def test_machine_code_is_kept_apart_by_what_is_called_further_down(tmp_path: Path) -> None:
-    file = tmp_path / "further_down.py"
-    file.write_text("def rule(a):\n    return later(a)\n\n\ndef later(a):\n    return imported(a, a)\n")
-    found = set()
-    for source in _SOURCES[::2]:
-        imported = compile_function(_define(source, LIMIT=1.0))
-        inside: dict[str, Any] = {"__name__": "further_down", "imported": imported}
-        exec(compile(file.read_text().split("\n\n\n")[0], str(file), "exec"), inside)
-        found.add(code_directory(inside["rule"]))
-    assert len(found) == 2
+def test_another_source_of_what_is_called_is_another_directory(package: Path) -> None:
+    texts = [RULE, RULE.replace("+", "-"), RULE.replace("2.0", "3.0"), RULE.replace("(a, b)", "(a, b, c=0.0)")]
+    seen = [code_directory(load(package, "rule", text).use) for text in texts]
+    assert len(set(seen)) == len(texts)
+    assert code_directory(load(package, "rule", RULE).use) == seen[0]
+    assert code_directory(load(package, "user", USER.replace("0.0", "1.0")).use) not in seen
+
+
+def test_a_number_that_was_imported_alone_counts_too(package: Path) -> None:
+    user = "from gpuprof_made_up.rule import LIMIT\n\ndef use(a):\n    return a * LIMIT\n"
+    seen = {code_directory(load(package, "user", user).use)}
+    seen.add(code_directory(load(package, "rule", RULE.replace("2.0", "2.5")).use))
+    assert len(seen) == 2
+
+
+def test_a_function_is_compiled_with_all_that_it_calls_and_stays_plain_itself(package: Path) -> None:
+    use = load(package, "user").use
+    plain = use(1.0, 3.0)
+    assert not is_machine_code_cached(use)
+    compiled = compile_with_callees(use)
+    assert compiled(1.0, 3.0) == plain == 7.0
+    assert hasattr(compiled, "py_func") and not hasattr(use, "py_func")
+    assert is_machine_code_cached(use)
+
+
+def test_machine_code_is_loaded_where_nothing_changed_and_compiled_where_something_did(package: Path) -> None:
+    compile_with_callees(load(package, "user").use)(1.0, 3.0)
+    again = compile_with_callees(load(package, "user").use)
+    assert again(1.0, 3.0) == 7.0 and sum(again.stats.cache_hits.values()) == 1
+    changed = compile_with_callees(load(package, "rule", RULE.replace("2.0", "4.0")).use)
+    assert changed(1.0, 3.0) == 13.0 and not changed.stats.cache_hits
+
+
+def test_without_a_writable_directory_it_is_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compile_function(_add_one)(2.0) == 3.0
+    assert not is_machine_code_cached(_add_one)
 
 
 def _add_one(value: float) -> float:
     return value + 1.0
-
-
-def _uses(function: Any, module: str) -> set[str]:
-    """Return the functions of other modules that a function calls, and those of its own that it calls."""
-    plain, found = function.py_func, set()
-    for name in plain.__code__.co_names:
-        inner = getattr(plain.__globals__.get(name), "py_func", None)
-        if inner is not None and inner.__module__ != module:
-            found.add(f"{inner.__module__}.{inner.__qualname__}")
-    return found
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        forest_kernel,
-        pool_kernel,
-        *(
-            importlib.import_module(f"gpuprof.simulator.{one.name}")
-            for one in pkgutil.iter_modules(gpuprof.simulator.__path__)
-        ),
-    ],
-    ids=lambda module: module.__name__,
-)
-def test_what_a_function_calls_of_other_modules_is_part_of_the_key(module: ModuleType) -> None:
-    for one in (one for one in vars(module).values() if hasattr(one, "py_func")):
-        for name in _uses(one, one.py_func.__module__):
-            assert name in describe_code(one)
-
-
-def _write_copy(folder: Path) -> Any:
-    """Return the compiled function of a file of its own that holds what the files in other folders hold."""
-    folder.mkdir()
-    file = folder / "added.py"
-    file.write_text("def add_one(value):\n    return value + 1.0\n")
-    inside: dict[str, Any] = {"__name__": "added"}
-    exec(compile(file.read_text(), str(file), "exec"), inside)
-    return compile_function(inside["add_one"])
-
-
-def _refuse_to_compile(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(args: object, return_type: object) -> None:
-        raise AssertionError("compiled though its machine code is on disk")
-
-    monkeypatch.setattr(compiled._compiler, "compile", refuse)
-
-
-def test_what_one_copy_of_a_file_compiled_is_loaded_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
-    assert first(2.0) == 3.0
-    assert is_machine_code_cached(second)
-    _refuse_to_compile(second, monkeypatch)
-    assert second(2.0) == 3.0
-
-
-def test_what_another_process_compiles_is_waited_for_and_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    first, second = (_write_copy(tmp_path / name) for name in ("first", "second"))
-    directory = code_directory(second.py_func)
-    waited: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        # What the other process does meanwhile: it compiles, keeps the code and gives up the lock.
-        waited.append(seconds)
-        monkeypatch.setattr("gpuprof.machine.machine_code._locked", {directory})
-        first(2.0)
-        monkeypatch.setattr("gpuprof.machine.machine_code._locked", set())
-        fcntl.flock(other, fcntl.LOCK_UN)
-
-    monkeypatch.setattr("gpuprof.machine.machine_code.time.sleep", sleep)
-    _refuse_to_compile(second, monkeypatch)
-    with (directory / "lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert second(2.0) == 3.0
-    assert len(waited) == 1
-
-
-def test_a_process_that_hangs_while_it_compiles_does_not_stop_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("gpuprof.machine.machine_code._PATIENCE_S", 0.0)
-    compiled = _write_copy(tmp_path / "only")
-    with (code_directory(compiled.py_func) / "lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert compiled(2.0) == 3.0
-
-
-def test_machine_code_is_kept_apart_by_the_order_of_fields_in_the_tuples_that_are_given() -> None:
-    make_tuple = cast(Any, namedtuple)
-    said = []
-    for fields in (("near", "far"), ("far", "near")):
-        inner, outer = make_tuple("inner", fields), make_tuple("outer", ["within"])
-        outer.__annotations__ = {"within": inner}  # as `typing.NamedTuple` has them
-        source = "def rule(state: Outer) -> float: return state.within.near"
-        said.append(describe_code(_define(source, Outer=outer)))
-    assert said[0] != said[1]
-
-
-def test_a_function_runs_though_its_machine_code_cannot_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Any, result: Any) -> Any:
-        raise RuntimeError("no compiled object yet for <Library 'serve'>")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl.reduce", refuse)
-    compiled = compile_function(_add_one)
-    assert compiled(2.0) == 3.0 and not is_machine_code_cached(compiled)

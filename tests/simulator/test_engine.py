@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -26,6 +22,7 @@ from gpuprof.domain.arrival_process import (
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.routing import routing_rule
+from gpuprof.simulator import compilation
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure, parse_failure
@@ -311,12 +308,6 @@ def test_every_request_is_answered_or_missed_once(
     assert all(0.0 <= r.utilization <= 1.0 for r in done.replicas)
 
 
-MIX = """
-from tests.simulator.test_engine import mix
-print(mix())
-"""
-
-
 def mixed_map() -> DeploymentMap:
     return make_map(
         [
@@ -346,17 +337,32 @@ def test_a_seed_gives_the_same_bytes() -> None:
     assert mix() != mix(seed=6)
 
 
-def test_compiled_and_plain_python_give_the_same_bytes() -> None:
-    root = Path(__file__).parents[2]
-    plain = subprocess.run(
-        [sys.executable, "-c", MIX],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert plain.stdout.strip() == mix()
+def test_machine_code_and_plain_python_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "_compiled", None)
+    monkeypatch.setattr(compilation, "_PLAIN_S", 1e9)
+    plain = mix()
+    compilation.use_machine_code()
+    assert plain == mix()
+
+
+def test_a_long_run_goes_on_in_machine_code_where_plain_python_has_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilation.use_machine_code()
+    compiled = mix()
+    used = []
+    for looks in (1, 3, 6):
+        left = iter([False] * looks)
+        monkeypatch.setattr(compilation, "_compiled", None)
+
+        def find(_: object, left: Iterator[bool] = left) -> bool:
+            if next(left, None) is None:
+                compilation.use_machine_code()
+                used.append(left)
+                return True
+            return False
+
+        monkeypatch.setattr(compilation.EventLoop, "_finds_machine_code", find)
+        assert mix() == compiled
+    assert len(used) == 3
 
 
 def long_run(server: Replica, rate_rps: float, seconds: float) -> SimulationOutcome:
