@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.placement.kubernetes import GRPC_PORT, HTTP_PORT
+from gpuprof.export.kubernetes import GRPC_PORT, HTTP_PORT
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Containerfile").read_text(encoding="utf-8")

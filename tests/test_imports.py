@@ -34,6 +34,7 @@ ALLOWED = {
     "simulator": _RUNNING,
     "serving": _RUNNING,
     "load": _RUNNING | {"serving"},
+    "export": _RUNNING | {"placement"},
     "reporting": _RUNNING | {"kernel_db"},
     "pipeline": _RUNNING
     | {
@@ -46,6 +47,7 @@ ALLOWED = {
         "simulator",
         "serving",
         "load",
+        "export",
         "reporting",
     },
 }

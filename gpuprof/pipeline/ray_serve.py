@@ -18,12 +18,12 @@ from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.domain.map_file import read_map
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.export.bundle import is_cpu
+from gpuprof.export.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 from gpuprof.machine.gpu_share import VISIBLE
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.serve import MapServer, serve
 from gpuprof.pipeline.serve_settings import ServeSettings
-from gpuprof.placement.bundle import is_cpu
-from gpuprof.placement.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 
 #: Headers that tell of a connection, not of what it carries (RFC 9110, 7.6.1), and those that the next hop sets itself.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}

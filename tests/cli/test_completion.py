@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli import completion
-from tests.placement.test_export import MAP
+from tests.export.test_export import MAP
 
 
 def _complete(words: str, folder: Path, **environment: str) -> list[str]:

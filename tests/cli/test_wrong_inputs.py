@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from tests.placement.test_export import MAP
+from tests.export.test_export import MAP
 from tests.small_models import floats, write_model
 
 DATABASE = Path(__file__).parents[1] / "kernel_db/database_of_0_1_0/gpuprof-db"

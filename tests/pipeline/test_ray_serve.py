@@ -27,7 +27,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.pipeline.ray_serve import RayServeRouter, assign_gpus, weigh_nodes
-from tests.placement.test_export import MAP, merged_map
+from tests.export.test_export import MAP, merged_map
 from tests.serving.ray_cluster import ray_cluster
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import gpuprof
 from gpuprof.errors import InputError
-from tests.placement.test_export import MAP
+from tests.export.test_export import MAP
 
 
 def _demand(rate_rps: Any = 5.0, latency_ms: Any = 50.0, percentile: Any = 99.0) -> gpuprof.Demand:

@@ -15,8 +15,9 @@ from markdown_it import MarkdownIt
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
-from gpuprof.placement.export import export
-from tests.placement.test_export import MAP, awkward, merged_map
+from gpuprof.export import kubernetes
+from gpuprof.export.targets import export
+from tests.export.test_export import MAP, awkward, merged_map
 
 IMAGE = "registry/gpuprof:1"
 
@@ -188,7 +189,7 @@ def test_commands_below_the_steps_of_a_readme_are_blocks_of_code(target: str) ->
 
 
 def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.placement.kubernetes._LARGEST_MAP_BYTES", 100)
+    monkeypatch.setattr(kubernetes, "_LARGEST_MAP_BYTES", 100)
     with pytest.raises(InputError, match="Kubernetes keeps 100 in a ConfigMap"):
         export(MAP, "k8s", IMAGE)
 

@@ -14,9 +14,9 @@ from gpuprof.domain.deployment import DeploymentMap, MigInstance
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.export.targets import export
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.export import export
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 

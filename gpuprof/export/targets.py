@@ -8,10 +8,10 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.placement.bundle import Bundle, UniqueNames, is_cpu, slug
-from gpuprof.placement.kubernetes import kserve, kubernetes
-from gpuprof.placement.ray_serve import ray_serve
-from gpuprof.placement.triton import triton
+from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
+from gpuprof.export.kubernetes import kserve, kubernetes
+from gpuprof.export.ray_serve import ray_serve
+from gpuprof.export.triton import triton
 
 #: Names that people give targets, and what they are called here.
 _ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
-from gpuprof.placement.export import export
-from gpuprof.placement.ray_serve import ROUTER, deployment_names
-from tests.placement.test_export import MAP, awkward, merged_map
+from gpuprof.export.ray_serve import ROUTER, deployment_names
+from gpuprof.export.targets import export
+from tests.export.test_export import MAP, awkward, merged_map
 
 
 @pytest.fixture(scope="module")

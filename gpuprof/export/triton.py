@@ -6,9 +6,7 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import batch_axes
-from gpuprof.graph.file import read_onnx
-from gpuprof.placement.bundle import (
+from gpuprof.export.bundle import (
     Bundle,
     fill_text,
     folder_name,
@@ -19,6 +17,8 @@ from gpuprof.placement.bundle import (
     replica_names,
     slug,
 )
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.file import read_onnx
 
 
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.deployment import Gpu, Node, Replica
 from gpuprof.domain.plural import count_of
-from gpuprof.placement.bundle import is_cpu
+from gpuprof.export.bundle import is_cpu
 
 _GIB = 2**30
 #: Router and machine process: an assumption.

@@ -12,9 +12,9 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
-from gpuprof.placement.export import export
-from gpuprof.placement.pod_resources import PodResources, ask_machine
-from tests.placement.test_export import MAP, awkward, merged_map
+from gpuprof.export.pod_resources import PodResources, ask_machine
+from gpuprof.export.targets import export
+from tests.export.test_export import MAP, awkward, merged_map
 
 _GIB = 2**30
 
@@ -79,7 +79,7 @@ def test_every_pod_requests_processor_and_memory_within_its_limits(target: str, 
 
 
 def test_the_size_of_a_models_files_counts_with_its_external_data(tmp_path: Path) -> None:
-    from tests.placement.test_manifests import model_with_external_data
+    from tests.export.test_manifests import model_with_external_data
 
     (tmp_path / "b.onnx").write_bytes(model_with_external_data(tmp_path))
     (tmp_path / "b.data").write_bytes(bytes(3 * 2**20))

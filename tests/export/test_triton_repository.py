@@ -17,11 +17,11 @@ from tritonclient.grpc import model_config_pb2
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
+from gpuprof.export.bundle import Bundle
+from gpuprof.export.targets import export
 from gpuprof.pipeline.export import MapExportResult
-from gpuprof.placement.bundle import Bundle
-from gpuprof.placement.export import export
-from tests.placement.test_export import MAP
-from tests.placement.test_manifests import model_with_external_data
+from tests.export.test_export import MAP
+from tests.export.test_manifests import model_with_external_data
 from tests.small_models import write_classifier
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.export.targets import export
 from gpuprof.pipeline.export import MapExportResult
-from gpuprof.placement.export import export
-from tests.placement.test_triton_repository import _save_identity, _with_file
+from tests.export.test_triton_repository import _save_identity, _with_file
 
 _UNPACKED = Path(__file__).parents[2] / ".venv/triton/pytriton/tritonserver/bin/tritonserver"
 SERVER = Path(os.environ.get("GPUPROF_TRITON") or _UNPACKED)

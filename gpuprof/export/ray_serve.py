@@ -10,8 +10,7 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import DISTRIBUTION
-from gpuprof.placement.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug
-from gpuprof.placement.node_bundle import start_node_bundle
+from gpuprof.export.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug, start_node_bundle
 
 ROUTER = "router"
 #: The custom resource that a node's name follows, by which Ray tells machines apart, as for `serve --engine ray`.
