@@ -46,7 +46,8 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
 
     def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
         filled = _fill("pod.yaml", **pod, container="serve", resources=resources.requirements())
-        return _fill("deployment.yaml", **values, pod=filled)
+        deployed: Manifest = _fill("deployment.yaml", **values, pod=filled)
+        return deployed
 
     return _write_bundle(deployment, image, base, "gpuprof.yaml", make_server)
 
@@ -60,7 +61,7 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
         # KServe itself would limit a container without limits to one core and 2 GiB.
         limited = resources.requirements(limited=True)
-        service = _fill("inference_service.yaml", **values)
+        service: Manifest = _fill("inference_service.yaml", **values)
         service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
         return service
 

@@ -29,7 +29,8 @@ def compile_function(function: Function, **options: Any) -> Function:
     """
     import numba
 
-    numba.config.CACHE_DIR = str(code_directory(function))  # read by numba when a function is given a cache
+    config: Any = numba.config  # its names come from the environment's variables of numba
+    config.CACHE_DIR = str(code_directory(function))  # read when a function is given a cache
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no writable directory: compiled in each process

@@ -78,7 +78,7 @@ def _view(name: str, value: Any) -> Any:
         return view(value)
     if not isinstance(value, np.ndarray):
         return value
-    return value.tolist() if name == "latency_ms" else memoryview(value)
+    return value.tolist() if name == "latency_ms" else value.data
 
 
 def use_machine_code() -> None:

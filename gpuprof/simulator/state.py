@@ -6,7 +6,7 @@ lengths of the stores of arrivals and of service times drawn ahead, W parts of t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class ClusterArrays(NamedTuple):
     batch: Ints
     #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by how many are in it, with the longest wait for
     #: its turn, and without.
-    latency_ms: Floats
+    latency_ms: Any
     turn_ms: Floats
     turns: Ints  #: Shape (R,). Replicas with one number run one batch at a time; -1: takes no turns.
     #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). As in `gpuprof.domain.sojourn.BatchServer`.
@@ -134,7 +134,7 @@ class State(NamedTuple):
     alive: Ints
     idle_since: Ints
     free_processes: Ints
-    takes: Ints  #: Shape (R,). ``alive`` in the order of `ClusterArrays.choice`.
+    takes: Any  #: Shape (R,). ``alive`` in the order of `ClusterArrays.choice`.
     #: ``factors``, ``rested``, ``factor_position``: Shape (R, F), (R, F), (R,). Service times over their mean, those of
     #: batches that find their process at rest, and which is next.
     factors: Floats
@@ -161,8 +161,8 @@ class State(NamedTuple):
     slowdown: Slowdown
     #: ``busy_ms``, ``finish_ms``: Room to work in, for the processes of one replica and the replicas of one model:
     #: compiled code makes no arrays.
-    busy_ms: Floats
-    finish_ms: Floats
+    busy_ms: Any
+    finish_ms: Any
 
 
 class Tally(NamedTuple):
