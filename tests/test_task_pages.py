@@ -1,0 +1,44 @@
+"""The pages of docs/tasks: their commands run one after another in an empty directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.reruns import waits_for_processes
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs/tasks").glob("*.md"))
+#: Report that stands for the reader's own.
+REPORT = ROOT / "tests/profiling/cases/nsys/copy_between.sqlite"
+
+pytestmark = [pytest.mark.slow, waits_for_processes]
+
+
+def test_there_are_six_pages() -> None:
+    assert len(PAGES) == 6
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    python = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert shell or python
+    programs, folder = tmp_path / "bin", tmp_path / "work"
+    programs.mkdir()
+    folder.mkdir()
+    (programs / "gpuprof").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gpuprof "$@"\n', encoding="utf-8")
+    (programs / "gpuprof").chmod(0o755)
+    if "report.sqlite" in shell:
+        shutil.copy(REPORT, folder / "report.sqlite")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    for command in (["bash", "-euc", shell], [sys.executable, "-c", python]):
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+        assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
