@@ -68,6 +68,7 @@ _REPORT_COLUMNS = (
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
+    Column("latency_mean_ms", "mean ms", number_formatter()),
     Column("kernel_count", "kernels"),
     Column("max_occupancy_pct", "max occupancy %", number_formatter()),
     Column("wavg_occupancy_pct", "WAO %", number_formatter()),
@@ -104,7 +105,7 @@ def profile(
     chosen = chosen_format(as_json, as_csv)
     names = models or []
     if instead.from_report:
-        _ingest(instead.from_report, names, workloads, means, db, chosen)
+        _ingest(instead.from_report, names, workloads, means, instead.runs, db, chosen)
         return
     if not names:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
@@ -148,6 +149,8 @@ def _measure(
     has_dims = any(row["dims"] for row in rows)
     print_rows(rows, [column for column in _COLUMNS if has_dims or column.key != "dims"], chosen)
     say_note(*result.notes)
+    for reason in result.lost:
+        say(f"error: {reason}")
     result.require_trusted()
 
 
@@ -209,6 +212,8 @@ def _measure_cluster(
         if rows:
             print_rows(rows, _CLUSTER_COLUMNS, chosen)
     say_note(*result.notes)
+    for reason in result.lost:
+        say(f"error: {reason}")
     result.require_trusted()
 
 
@@ -217,6 +222,7 @@ def _ingest(
     models: Sequence[str],
     workloads: WorkloadOptions,
     means: MeasurementOptions,
+    runs: str | None,
     db: Path,
     chosen: Format,
 ) -> None:
@@ -227,6 +233,7 @@ def _ingest(
         reports,
         models,
         batches=workloads.batches() or DEFAULT_BATCHES,
+        runs=runs,
         share=workloads.share,
         device=means.device,
         device_file=means.device_file,

@@ -132,8 +132,16 @@ class OtherMeasurements:
         list[Path] | None,
         typer.Option(
             metavar="REPORT",
-            help="Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and "
-            "ncu's reports of one run, both named, are joined kernel by kernel.",
+            help="Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv, trace.json or ONNX Runtime's "
+            "profile; reports of one run are joined: kernels, counters, nodes.",
+        ),
+    ] = None
+    runs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN|N",
+            help="Runs of the model in a report: a regular expression for names of ranges, whose groups model and "
+            "batch tell several apart, or their number.",
         ),
     ] = None
 

@@ -21,6 +21,8 @@ RENAMED: Mapping[int, Mapping[str, Mapping[str, str]]] = {
 
 #: The version from which on rows say by which runtime, how and in which arithmetic they were executed.
 _SAYS_VARIANT = 3
+#: The version from which on occupancies that were estimated have a column of their own.
+_PARTS_ESTIMATES = 5
 _VARIANT = ("runtime", "execution", "precision")
 _EXECUTIONS = {"onnxruntime": ("onnxruntime", "fused"), "torch": ("pytorch", "eager")}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -54,11 +56,34 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
     # The run itself always said it; only its other rows did not.
     if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
         old = _with_variants(old, Path(path).parent / "runs.parquet")
+    if oldest < _PARTS_ESTIMATES and table == "kernels" and "launch_occupancy_pct" not in old.column_names:
+        old = _part_estimates(old)
     columns = [
         old.column(field.name).cast(field.type) if field.name in old.column_names else pa.nulls(len(old), field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _part_estimates(kernels: pa.Table) -> pa.Table:
+    """Move occupancies that older versions estimated from launches out of the column of counters.
+
+    Those are of kernels that a timeline has, and counters have not.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "achieved_occupancy_pct" not in kernels.column_names:
+        return kernels
+    count = kernels.num_rows
+    joined = kernels.column("joined") if "joined" in kernels.column_names else pa.nulls(count, pa.string())
+    starts = kernels.column("start_ns") if "start_ns" in kernels.column_names else pa.nulls(count, pa.int64())
+    counted = pc.is_in(joined, value_set=pa.array(["both", "counters"]))
+    estimated = pc.and_(pc.invert(counted), pc.is_valid(starts))
+    mixed, nothing = kernels.column("achieved_occupancy_pct"), pa.nulls(count, pa.float64())
+    position = kernels.column_names.index("achieved_occupancy_pct")
+    kernels = kernels.set_column(position, "achieved_occupancy_pct", pc.if_else(estimated, nothing, mixed))
+    return kernels.append_column("launch_occupancy_pct", pc.if_else(estimated, mixed, nothing))
 
 
 def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:

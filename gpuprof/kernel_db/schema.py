@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where it is used: whoever has no database does wit
     import pyarrow as pa
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 VERSION_KEY = b"gpuprof.kernel_db"
 #: Stands for the model in rows of ops that were measured by themselves, for all models that have them.
 PER_OP = "(per op)"
@@ -175,6 +175,9 @@ class ModelRow:
     max_occupancy_pct: float | None = None
     wavg_occupancy_pct: float | None = None
     wavg_sm_util_pct: float | None = None
+    #: Column of ``kernels`` that the occupancies stand on: ``"achieved_occupancy_pct"`` (counted) or
+    #: ``"launch_occupancy_pct"`` (estimated from launches); null: not known. WSM always stands on launches.
+    occupancy_source: str | None = None
     #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
     l2_pct: float | None = None
     dram_pct: float | None = None
@@ -262,13 +265,18 @@ class KernelRow:
     registers_per_thread: int | None = None
     static_shared_bytes: int | None = None
     dynamic_shared_bytes: int | None = None
-    achieved_occupancy_pct: float | None = None
-    theoretical_occupancy_pct: float | None = None
+    achieved_occupancy_pct: float | None = None  #: Counted: warps per active cycle of an SM, percent of its most.
+    #: Estimated from the launch: warps of the grid, percent of all SMs' warps, at most ``theoretical_occupancy_pct``.
+    #: Of a grid smaller than the device it is far below the counted figure, which leaves idle SMs out.
+    launch_occupancy_pct: float | None = None
+    theoretical_occupancy_pct: float | None = None  #: Most that registers, shared memory and block size allow.
     waves_per_sm: float | None = None
-    #: ``sm_throughput_pct``, ``sm_active_pct``, ``dram_throughput_pct``, ``l2_hit_pct``: Counters, percent of peak.
+    #: ``sm_throughput_pct``, ``sm_active_pct``, ``dram_throughput_pct``, ``l2_throughput_pct``, ``l2_hit_pct``:
+    #: Counters, percent of peak per elapsed cycle.
     sm_throughput_pct: float | None = None
     sm_active_pct: float | None = None
     dram_throughput_pct: float | None = None
+    l2_throughput_pct: float | None = None
     l2_hit_pct: float | None = None
     dram_read_bytes: int | None = None
     dram_write_bytes: int | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes
 from gpuprof.errors import InputError
@@ -14,8 +15,26 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device
 from gpuprof.pipeline.result import Result
-from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
+from gpuprof.profiling.gpu.gpu_rows import Recording
+from gpuprof.profiling.gpu.replay import (
+    ReplayCollector,
+    device_of_recording,
+    ingest,
+    read_evidence,
+    recordings_of,
+    replayed_job,
+    split_runs,
+)
 from gpuprof.profiling.sweep import planning
+
+
+def _find_device(recording: Recording, notes: list[str]) -> Device:
+    """Return the device that reports were recorded on; a CPU, which none describes, is taken for this machine's."""
+    if not recording.is_on_cpu:
+        return device_of_recording(recording)
+    here = resolve_device("cpu", None, None, notes.append)
+    notes.append(f"the report does not name its CPU: taken for {here.name}; --device names another")
+    return here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +54,29 @@ def ingest_reports(
     models: Sequence[str] = (),
     *,
     batches: Sequence[int] = (1,),
+    runs: str | None = None,
     share: str | None = None,
     device: str | None = None,
     device_file: PathArgument | None = None,
     db: PathArgument | None = None,
     dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> IngestResult:
-    """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
+    """Append the content of ``reports``: a run for each model, batch size and GPU that kernels ran on.
 
     Raises `InputError` when a report cannot be read, or more than one workload was named.
 
     Parameters
     ----------
     reports : sequence of path
-        ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv`` or ``trace.json``.
+        ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv``, ``trace.json``, ONNX Runtime's profile and the graph that it
+        executed (``.onnx``).
     models : sequence of str
         None (the first report's name), or one: an ONNX file, ``"NAME=FILE"``, or a name.
     batches : sequence of int
         The one that was recorded.
+    runs : str, optional
+        Regular expression for the names of ranges that are runs, whose groups ``model`` and ``batch`` tell workloads
+        apart; or the number of equal runs. By default gpuprof's own ranges, else all of a report is one run.
     share : str, optional
         The one that was recorded; by default the whole device.
     device : str, optional
@@ -63,7 +87,8 @@ def ingest_reports(
         Sizes of free dimensions in the recording, one each.
     """
     files = [Path(report) for report in reports]
-    if len(batches) != 1 or len(models) > 1:
+    names_batch = runs is not None and "(?P<batch>" in runs
+    if (len(batches) != 1 and not names_batch) or len(models) > 1:
         raise InputError(
             f"a report is of one model at one batch size but got {len(models)} and {len(batches)}",
             "say which was recorded: --batch 8",
@@ -77,11 +102,14 @@ def ingest_reports(
     rows: list[ModelRow] = []
     named = resolve_device(device, None, read_own_devices(device_file), notes.append) if device else None
     part = Share()
-    for recording in read_reports(files):
-        target = named or device_of_recording(recording)
-        part = planning.parse_shares(share, target)[0] if share else Share()
-        job = replayed_job(models[0] if models else None, batches[0], part, files, recorded)
-        collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)
-        notes += collected.notes
-        rows += collected.models
+    evidence = read_evidence(files)
+    for (model, batch), selected in split_runs(evidence, runs).items():
+        for recording in recordings_of(evidence, selected):
+            target = named or _find_device(recording, notes)
+            part = planning.parse_shares(share, target)[0] if share else Share()
+            name = model or (models[0] if models else None)
+            job = replayed_job(name, batch or batches[0], part, files, recorded)
+            collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)
+            notes += collected.notes
+            rows += collected.models
     return IngestResult(notes=tuple(dict.fromkeys(notes)), models=tuple(rows), share=part)

@@ -290,6 +290,7 @@ def _measure(
         failures=tuple(outcome.row.error for outcome in outcomes if outcome.row.error),
         unstable=tuple(str(outcome.cell) for outcome in outcomes if outcome.row.stable is False),
         database=db,
+        lost=tuple(dict.fromkeys(reason for outcome in outcomes for reason in outcome.lost)),
     )
 
 

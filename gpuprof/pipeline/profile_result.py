@@ -86,6 +86,8 @@ class ProfileResult(Result):
     unstable : tuple of str
         Workloads whose times vary too much to be trusted.
     database : Path
+    lost : tuple of str
+        Why counters of kernels that were asked for are missing, each reason once.
     """
 
     device: str
@@ -94,6 +96,7 @@ class ProfileResult(Result):
     failures: tuple[str, ...]
     unstable: tuple[str, ...]
     database: Path
+    lost: tuple[str, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each workload and for each that ran beside it."""

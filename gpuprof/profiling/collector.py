@@ -43,6 +43,7 @@ class Collected:
     #: What else decides the figures; goes into the run as JSON.
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  #: What a reader must know of them.
+    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing; `profile` ends with it.
 
 
 def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:

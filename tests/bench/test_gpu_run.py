@@ -13,8 +13,8 @@ import pytest
 
 from bench.gpu.check import find_wrong_rows
 from bench.gpu.rehearsal import kernels
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import read_ncu_csv
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 
 pytestmark = pytest.mark.slow
@@ -40,9 +40,9 @@ def trace(tmp_path: Path) -> Path:
 
 def test_operators_that_call_no_other_become_kernels_of_their_node(trace: Path) -> None:
     kernels.add_kernels(str(trace))
-    timeline = read_kineto(trace).select_runs()
+    timeline = read_json_trace(trace).select_runs()
     assert [name.split("::")[1].split("<")[0] for name in timeline.kernels["name"]] == ["addmm_kernel", "relu_kernel"]
-    assert timeline.kernels["range"].tolist() == ["gpuprof-node:y"] * 2
+    assert timeline.kernels["range"].tolist() == ["aten::addmm", "aten::relu"]
     assert timeline.copies["direction"].tolist() == ["h2d", "d2h"]
 
 
@@ -50,7 +50,7 @@ def test_what_the_played_ncu_counts_joins_the_timeline_kernel_by_kernel(trace: P
     kernels._write_csv(tmp_path / "ncu.csv", kernels.leaves(json.loads(trace.read_text())["traceEvents"]))
     kernels.add_kernels(str(trace))
     joined, unmatched = join_kernels(
-        read_kineto(trace).select_runs().kernels,
+        read_json_trace(trace).select_runs().kernels,
         read_ncu_csv(tmp_path / "ncu.csv").kernels,
     )
     assert not unmatched and joined["joined"].tolist() == ["both"] * 2

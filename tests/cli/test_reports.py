@@ -32,7 +32,7 @@ def test_two_reports_of_one_run_are_joined_into_the_database(
     (row,) = json.loads(said.out)
     assert (row["model"], row["device"], row["batch"], row["kernel_count"]) == ("bert", "v100", 8, 3)
     assert row["max_occupancy_pct"] == 50.0
-    assert "no latency" in said.err
+    assert "latencies are of runs under the profiler" in said.err
     kernels = KernelDb(tmp_path / "gpuprof-db").read_table("kernels", ["joined"]).to_pylist()
     assert {kernel["joined"] for kernel in kernels} == {"both"}
     assert main(["db", "verify"]) == 0
@@ -62,3 +62,36 @@ def test_what_cannot_be_ingested_is_said_in_one_line_and_leaves_no_database(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "gpuprof-db").exists()
+
+
+CASES = Path(__file__).parents[1] / "profiling" / "cases"
+
+
+@pytest.mark.parametrize(
+    ("report", "more", "expected"),
+    [
+        ("nsys/unified.sqlite", [], {"device": "a100-80", "h2d_bytes": 2**30, "d2h_bytes": 2**29}),
+        ("nsys/software_adapter.sqlite", [], {"device": "a100-80", "kernel_count": 4}),
+        ("nsys/copy_between.sqlite", [], {"dispatch_ms": 0.0, "kernel_count": 10}),
+        ("nsys/copy_between.sqlite", ["--runs", "10"], {"kernel_count": 1, "latency_mean_ms": 0.2}),
+        ("ncu/bom.csv", ["--device", "rtx-4090"], {"kernel_count": 2, "max_occupancy_pct": 45.31}),
+        ("ncu/utf16.csv", ["--device", "rtx-4090"], {"kernel_count": 2, "max_occupancy_pct": 45.31}),
+        ("ncu/attribute_word.csv", ["--device", "h200"], {"kernel_count": 1, "max_occupancy_pct": 45.5}),
+        ("ort_profile.json", [], {"node_time_ms": 0.297, "latency_mean_ms": 0.317, "kernel_count": 1}),
+    ],
+)
+def test_reports_of_other_programs_give_their_figures(
+    report: str, more: list[str], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "net", "--batch", "1", "--from-report", str(CASES / report), *more, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_a_run_in_a_report_answers_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    report = str(CASES / "nsys" / "copy_between.sqlite")
+    assert main(["profile", "net", "--batch", "1", "--runs", "10", "--from-report", report, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["estimate", "net", "--batch", "1", "--device", "a100-80", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["latency_ms"] == pytest.approx(0.2)

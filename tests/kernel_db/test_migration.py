@@ -91,3 +91,17 @@ def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Pat
         rows = database.read_table(table, ["run_id", "runtime", "execution", "precision"]).to_pylist()
         assert {row["run_id"]: (row["runtime"], row["execution"], row["precision"]) for row in rows} == expected
     assert verify(database) == []
+
+
+def test_occupancies_that_version_4_estimated_leave_the_column_of_counters() -> None:
+
+    rows = {
+        "run_id": ["r"] * 4,
+        "joined": ["both", "counters", None, None],
+        "start_ns": [0, None, 5, None],  # of a timeline alone, and of counters alone
+        "achieved_occupancy_pct": [10.0, 20.0, 30.0, 40.0],
+    }
+    old = pa.table(rows).replace_schema_metadata({VERSION_KEY: b"4"})
+    new = migrate_table("kernels", old, "kernels.parquet")
+    assert new.column("achieved_occupancy_pct").to_pylist() == [10.0, 20.0, None, 40.0]
+    assert new.column("launch_occupancy_pct").to_pylist() == [None, None, 30.0, None]

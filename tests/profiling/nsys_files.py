@@ -163,9 +163,11 @@ class Export:
             RUNTIME: _RUNTIME,
             MEMCPY: _MEMCPY,
             NVTX: _NVTX,
-            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ["start", "end", "graphId"],
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ["start", "end", "deviceId", "correlationId", "globalPid", "graphId"],
+            "CUPTI_ACTIVITY_KIND_MEMSET": ["start", "end", "deviceId", "correlationId", "globalPid", "bytes"],
+            "CUDA_UM_CPU_PAGE_FAULT_EVENTS": ["start", "end"],
             "TARGET_INFO_GPU": ["id", "cuDevice", "name", *_GPU] if new else ["id", "name"],
-            "TARGET_INFO_CUDA_DEVICE": ["gpuId", "cudaId"],
+            "TARGET_INFO_CUDA_DEVICE": ["gpuId", "cudaId", "pid"],
         }
         path.unlink(missing_ok=True)
         with sqlite3.connect(path) as connection:

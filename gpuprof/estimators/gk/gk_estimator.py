@@ -138,8 +138,9 @@ class GkEstimator:
         table = self._tables.get(device.name)
         if not table:
             raise InputError(
-                f"the database holds no kernels of {device.name}, which the GK-Estimator adds up",
-                "profile a model on it with nsys, or leave out --estimator gk",
+                f"the database holds no kernels of {device.name} that are tied to ops, which the GK-Estimator adds up",
+                "gpuprof profile --collector cupti (or nsys) on it ties kernels by ONNX Runtime's own profile; from "
+                "reports, name both: --from-report KERNELS --from-report ONNXRUNTIME_PROFILE.json",
             )
         return table
 

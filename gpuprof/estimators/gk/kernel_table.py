@@ -32,6 +32,7 @@ class KernelTime:
     name: str
     duration_ns: int | None
     achieved_occupancy_pct: float | None
+    launch_occupancy_pct: float | None
     theoretical_occupancy_pct: float | None
     grid_x: int | None
     grid_y: int | None
@@ -53,7 +54,7 @@ class Kernel:
 
     name: str
     duration_ns: float  #: Median over its executions.
-    occupancy_pct: float | None = None  #: Achieved, or theoretical where that was not measured.
+    occupancy_pct: float | None = None  #: Counted, else estimated from its launch, else the theoretical one.
     #: SMs that its blocks need at once, of all, by its launch, as `profile` has it (thesis section 5.3.2); not the
     #: activity that ncu counts, which falls with the tail of a kernel.
     sm_util_pct: float | None = None
@@ -130,6 +131,7 @@ def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizat
             place[0].name,
             float(median(row.duration_ns or 0 for row in place)),
             _median([row.achieved_occupancy_pct for row in place])
+            or _median([row.launch_occupancy_pct for row in place])
             or _median([row.theoretical_occupancy_pct for row in place]),
             _median([utilizations.of_kernel(row) for row in place]),
         )

@@ -23,14 +23,13 @@ _BITS = {
 }  # fmt: skip
 
 
-def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, ranges: Any = None) -> Run:
+def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) -> Run:
     """Return a function that runs ``path`` once with ``feeds`` and returns when the outputs are on the host.
 
-    ``ranges`` opens a profiler's range around each operator, where the runtime does not mark its own. Raises
-    `InputError` when the runtime refuses the model; `UnavailableError` when the runtime or the provider is not
+    Raises `InputError` when the runtime refuses the model; `UnavailableError` when the runtime or the provider is not
     installed.
     """
-    return session_run(open_session(path, threads=threads, provider=provider, ranges=ranges), feeds, path)
+    return session_run(open_session(path, threads=threads, provider=provider), feeds, path)
 
 
 def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:

@@ -111,12 +111,13 @@ class RecordedTask(ChildTask):
     inputs: Path
     warm_up: int
     repeats: int
-    #: ``kineto``, ``kineto_nodes``: Where torch.profiler's traces go, without ranges around nodes and with them; None:
-    #: another program records.
+    #: ``kineto``, ``kineto_nodes``: Where torch.profiler's traces go, of the plain runs and of those with ``nodes``;
+    #: None: another program records.
     kineto: Path | None = None
     kineto_nodes: Path | None = None
+    nodes: Path | None = None  #: Directory for ONNX Runtime's own profile; None: it is not recorded.
+    only_nodes: bool = False  #: Whether the plain runs are left out.
     outputs: Path | None = None  #: Where the answers go, unless they differ from run to run.
-    only_runs: bool = False  #: Whether no range is opened within those of the runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ def _build(kind: type, content: Mapping[str, Any]) -> Any:
 
 
 _READERS: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("model", "inputs", "optimized", "kineto", "kineto_nodes", "outputs"), Path),
+    **dict.fromkeys(("model", "inputs", "optimized", "kineto", "kineto_nodes", "nodes", "outputs"), Path),
     "part": lambda part: CpuSlice(tuple(part["cores"]), part["quota_cores"]),
     "limits": lambda limits: TimingLimits(**limits),
     "effort": lambda effort: Effort(**effort),

@@ -5,13 +5,42 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, tie_nodes
-from gpuprof.profiling.cpu.ort_trace import NodeEvent
+from gpuprof.profiling.timeline.json_trace import read_json_trace
+from gpuprof.profiling.timeline.timeline import Timeline
 
 _SKIPPED_REPEATS = 2  # of a fresh session: they allocate
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One execution of one node."""
+
+    #: ``name``, ``op_type``: Of the node in the graph that the runtime made of the model.
+    name: str
+    op_type: str
+    repeat: int  #: Run of the model that it belongs to, from 0; -1 outside of any run.
+    start_ns: int
+    duration_ns: int  #: To the microsecond where it is ONNX Runtime's own time: its profile gives no more.
+    provider: str = ""
+
+
+def node_events(timeline: Timeline) -> tuple[NodeEvent, ...]:
+    """Return the executions of nodes in a timeline, in the order in which they began."""
+    columns = ("name", "op_type", "repeat", "start_ns", "duration_ns", "provider")
+    return tuple(NodeEvent(*row) for row in zip(*(timeline.nodes[name].tolist() for name in columns), strict=True))
+
+
+def read_node_events(path: Path) -> tuple[NodeEvent, ...]:
+    """Return the executions of nodes in ONNX Runtime's profile; none of a model of constants alone.
+
+    Raises `InputError` when the file is no such profile, is cut off, or holds no execution of a node or model.
+    """
+    return node_events(read_json_trace(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +81,8 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     ``executed``: the graph that the runtime made of the model; ``trace``: in order of time.
     """
     tied = tie_nodes(graph, executed)
-    placed = _match_events(executed, trace)
+    nodes = zip(match_events(executed, trace), trace, strict=True)
+    placed = [(index, event) for index, event in nodes if index is not None]
     last = max((event.repeat for _, event in placed), default=0)
     first = min(_SKIPPED_REPEATS, last)
     kept = tuple((index, event) for index, event in placed if event.repeat >= first)
@@ -76,22 +106,23 @@ def _summarize_group(group: Group, durations: dict[int, list[int]]) -> GroupTime
     return GroupTime(group, fmean(sums), median(sums), min(sums))
 
 
-def _match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[tuple[int, NodeEvent]]:
-    """Find the executed node of each event; events of nodes inside subgraphs are part of their parent's time."""
+def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[int | None]:
+    """Return for each event the position of its node in ``executed``, None where there is none.
+
+    Nodes without a name cannot be told apart but by their order, which is the same in every run.
+    """
     named = {node.name: index for index, node in enumerate(executed) if node.name}
     nameless: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(executed):
         if not node.name:
             nameless[node.op_type].append(index)
-    placed: list[tuple[int, NodeEvent]] = []
+    matched: list[int | None] = []
     seen: Counter[tuple[int, str]] = Counter()
     for event in trace:
-        if event.name in named:
-            placed.append((named[event.name], event))
-            continue
-        # Nodes without a name cannot be told apart but by their order, which is the same in every run.
         turn = seen[event.repeat, event.op_type]
-        if turn < len(nameless[event.op_type]):
-            placed.append((nameless[event.op_type][turn], event))
+        if event.name not in named and turn < len(nameless[event.op_type]):
+            matched.append(nameless[event.op_type][turn])
             seen[event.repeat, event.op_type] += 1
-    return placed
+        else:
+            matched.append(named.get(event.name))
+    return matched

@@ -16,9 +16,8 @@ from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import Timing, label, measure, save_inputs, shared_group, slices_of
 from gpuprof.profiling.child.task import Effort, NodesTask
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.cpu.node_times import NodeTimes, node_times
+from gpuprof.profiling.cpu.node_times import NodeTimes, node_times, read_node_events
 from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
-from gpuprof.profiling.cpu.ort_trace import read_trace
 from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.runtime.session import runtime_version, session_settings
 
@@ -88,7 +87,7 @@ class OrtCollector:
                 child.expect("ready", _LOAD_S)
                 child.tell("go")
                 done = child.expect("done", _LOAD_S)
-            executed, trace = read_executed(directory / "optimized.onnx"), read_trace(Path(done["profile"]))
+            executed, trace = read_executed(directory / "optimized.onnx"), read_node_events(Path(done["profile"]))
             return node_times(job.graph, executed, trace), done["differs"]
 
 

@@ -38,11 +38,11 @@ from gpuprof.profiling.gpu.gpu_rows import (
 )
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_unavailable_reason
 from gpuprof.profiling.gpu.timelines import (
+    NodeFiles,
     Timelines,
     UnreadError,
     describe_recording_errors,
     join_recording,
-    read_kineto_timelines,
 )
 from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count_events, find_ncu
@@ -52,6 +52,7 @@ from gpuprof.profiling.nsight.recorded_program import RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
@@ -174,8 +175,8 @@ class GpuCollector:
     def _batch_tasks(self, program: RecordedProgram, limits: TimingLimits, shared: bool) -> BatchTasks:
         recorded = program.task
         if self.timeline:
-            kineto, nodes = _kineto_files(program)
-            recorded = replace(recorded, kineto=kineto, kineto_nodes=nodes)
+            plain, with_nodes = _kineto_files(program)
+            recorded = replace(recorded, kineto=plain, kineto_nodes=with_nodes, nodes=self._nodes_directory(program))
         if shared:
             recorded = replace(recorded, outputs=program.outputs("shared"))
         timed = LatencyTask(
@@ -200,7 +201,7 @@ class GpuCollector:
             if unrecorded is not None:
                 raise unrecorded
             with describe_recording_errors():
-                timelines = read_kineto_timelines(*_kineto_files(program))
+                timelines = self._read_kineto(program)
         except GpuprofError as failure:
             return join_recording(None, None, self._tool_versions, (f"no kernels: {failure}",)), error
         return join_recording(timelines, None, self._tool_versions, ()), error
@@ -221,15 +222,16 @@ class GpuCollector:
         error: str | None,
         settings: dict[str, object],
     ) -> Collected:
-        recorded = recorded.estimate_occupancy(request.device)
+        recorded = recorded.tie_to_ops(request.job.graph).estimate_occupancy(request.device)
         needed = recorded.requirement(request.device, timing.stats.latency_p50_ms)
         return Collected(
-            models=(model_row(request, needed, **columns, error=error),),
-            ops=op_rows(request, recorded.kernels),
+            models=(model_row(request, needed, recorded.nodes, **columns, error=error),),
+            ops=op_rows(request, recorded),
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
             settings=settings,
             notes=(*recorded.notes, *(needed.notes if needed else ())),
+            lost=recorded.lost,
         )
 
     def _measure_idle(self) -> NvmlFigures:
@@ -262,17 +264,22 @@ class GpuCollector:
             bound = {**program.path, **environment}
             timelines, unseen = self._timelines_if_seen(program, task, bound, bool(environment))
             error = self._outputs.difference(request.job, program, shared) if environment else None
-            counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
-        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes)), error
+            counted, notes, lost = self._count_kernels(program, bound) if self.counters else (None, (), ())
+        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes), lost), error
 
     def _timelines_if_seen(
-        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], shared: bool
+        self,
+        program: RecordedProgram,
+        task: RecordedTask,
+        environment: Mapping[str, str],
+        shared: bool,
+        with_nodes: bool = True,
     ) -> tuple[Timelines | None, tuple[str, ...]]:
-        """Return what was recorded, and notes; under a share, what a profiler does not see there is left out."""
+        """Return the timelines, and notes; under a share a recording that a profiler cannot make is left out."""
         if not self.timeline:
             return None, ()
         try:
-            return self._timelines(program, task, environment), ()
+            return self._timelines(program, task, environment, with_nodes), ()
         except UnreadError as error:
             if not shared:
                 raise
@@ -286,25 +293,38 @@ class GpuCollector:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
             bound = {**program.path, **bindings[0].environment}
             with keep_running(request.beside, bindings[1:], request.limits):
-                task = replace(program.task, only_runs=True)
-                timelines, unseen = self._timelines_if_seen(program, task, bound, True)
+                timelines, unseen = self._timelines_if_seen(program, program.task, bound, True, with_nodes=False)
         if timelines is None:
             return None, unseen
-        plain = timelines.plain
-        needed = compute_requirement(plain.kernels, plain.copies, None, latency_ms)
+        needed = compute_requirement(timelines.plain.kernels, timelines.plain, None, latency_ms)
         return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
-    def _timelines(self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str]) -> Timelines:
-        """Record the program without ranges around nodes and, where PyTorch runs it, once more with them."""
+    def _timelines(
+        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], with_nodes: bool
+    ) -> Timelines:
+        """Record the program by itself, and once more with ONNX Runtime's own profile of its nodes."""
+        nodes = self._nodes_directory(program) if with_nodes else None
         if self.timeline == "cupti":
-            files = _kineto_files(program)
-            program.run(environment, replace(task, kineto=files[0], kineto_nodes=files[1]))
+            plain_file, nodes_file = _kineto_files(program)
+            program.run(environment, replace(task, kineto=plain_file, kineto_nodes=nodes_file, nodes=nodes))
             with describe_recording_errors():
-                return read_kineto_timelines(*files)
-        plain = self._nsys_timeline(program, replace(task, only_runs=True), environment, "plain")
-        if self.provider not in TORCH_PROVIDERS or task.only_runs:
+                return self._read_kineto(program)
+        plain = self._nsys_timeline(program, task, environment, "plain")
+        if nodes is None:
             return Timelines(plain, plain)
-        return Timelines(plain, self._nsys_timeline(program, program.task, environment, "nodes"))
+        again = replace(program.task, nodes=nodes, only_nodes=True)
+        return NodeFiles(nodes).join(plain, self._nsys_timeline(program, again, environment, "nodes"))
+
+    def _nodes_directory(self, program: RecordedProgram) -> Path | None:
+        """Return where ONNX Runtime's profile goes; None where another runtime runs the model."""
+        return None if self.provider in TORCH_PROVIDERS else program.directory
+
+    def _read_kineto(self, program: RecordedProgram) -> Timelines:
+        plain_file, nodes_file = _kineto_files(program)
+        plain = read_json_trace(plain_file).select_runs()
+        if not nodes_file.exists():
+            return Timelines(plain, plain)
+        return NodeFiles(program.directory).join(plain, read_json_trace(nodes_file).select_runs())
 
     def _nsys_timeline(
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], name: str
@@ -315,21 +335,21 @@ class GpuCollector:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
-        self, program: RecordedProgram, environment: Mapping[str, str], besides: bool
-    ) -> tuple[Counters | None, tuple[str, ...]]:
-        """Return the counters; where a timeline is there already, without them if ncu may not count."""
-        # ncu picks kernels by the range that they are in: one only, so that there is no question of which.
-        command = program.command(replace(program.task, repeats=_COUNTED_REPEATS, only_runs=True))
+        self, program: RecordedProgram, environment: Mapping[str, str]
+    ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
+        """Return the counters, notes, and why there are none where a timeline is there already without them."""
+        # ncu picks kernels by the range that they are in: one run, so that there is no question of which.
+        command = program.command(replace(program.task, repeats=_COUNTED_REPEATS))
         try:
-            limit_s = program.time_limit_s
             with describe_recording_errors():
-                return count_events(
-                    command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment
+                counted, notes = count_events(
+                    command, program.directory, time_limit_s=program.time_limit_s, environment=environment
                 )
+                return counted, notes, ()
         except UnavailableError as error:
-            if not besides:
+            if not self.timeline:
                 raise
-            return None, (f"no counters: {error}",)
+            return None, (), (f"no counters: {error}",)
 
 
 class NsysNcuCollector(GpuCollector):

@@ -7,24 +7,26 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.gpu_description import GpuDescription
-from gpuprof.domain.model import Op
-from gpuprof.graph.executed_graph import Group
+from gpuprof.domain.model import ModelGraph
+from gpuprof.graph.executed_graph import ExecutedNode, Group
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.child.measurement import Timing
-from gpuprof.profiling.cpu.node_times import GroupTime
+from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
 from gpuprof.profiling.cpu.op_rows import op_row
+from gpuprof.profiling.cpu.op_rows import op_rows as node_op_rows
 from gpuprof.profiling.cpu.ort import colocation_rows
+from gpuprof.profiling.gpu.node_join import tie_to_ops
 from gpuprof.profiling.gpu.nvml import NvmlFigures
 from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
 from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
 from gpuprof.profiling.timeline.link import link_row
-from gpuprof.profiling.timeline.timeline import column
-from gpuprof.runtime.providers import NODE_RANGE
+from gpuprof.profiling.timeline.timeline import Timeline, column
 
 _KERNEL_REPEATS = 3  # runs of the model whose kernels are kept one by one
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
@@ -36,45 +38,78 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of one workload, from whatever tools."""
+    """A recording of one workload by whatever tools."""
 
     kernels: pd.DataFrame  #: Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
-    copies: pd.DataFrame | None  #: None: no tool recorded them.
     gpus: tuple[GpuDescription, ...]  #: The GPUs that kernels ran on.
     tools: Mapping[str, str]  #: Tool → version.
     notes: tuple[str, ...] = ()
-    #: ``plain_kernels``, ``plain_copies``: The same, recorded without ranges around nodes, which take some microseconds
-    #: each: what the model's figures are made of. None: there are no such ranges.
+    timeline: Timeline | None = None  #: With the copies of the same runs; None: kernels were only counted.
+    #: ``plain``, ``plain_kernels``: The same, recorded while the runtime's own profiler was off: the source of the
+    #: model's figures. None: as ``timeline``.
+    plain: Timeline | None = None
     plain_kernels: pd.DataFrame | None = None
-    plain_copies: pd.DataFrame | None = None
+    nodes: NodeTimes | None = None  #: Kernels' times by the runtime's nodes and the model's ops.
+    executed: tuple[ExecutedNode, ...] = ()  #: The graph that the runtime made of the model, where it was recorded.
+    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
+
+    @property
+    def runs(self) -> int:
+        """Runs of the model in the recording, at least one."""
+        return max(1, int(self.kernels["repeat"].nunique()))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether ONNX Runtime ran the model on a CPU."""
+        nodes = None if self.timeline is None or self.gpus else self.timeline.nodes
+        return nodes is not None and len(nodes) > 0 and bool(nodes["provider"].str.startswith("CPU").all())
 
     def estimate_occupancy(self, device: Device) -> Recording:
-        """Return the recording with the occupancy that launches allow where none was counted, and a note of it."""
+        """Return the recording with the occupancy that launches allow, and a note where nothing was counted."""
         kernels, notes = with_occupancy(self.kernels, device)
         plain = None if self.plain_kernels is None else with_occupancy(self.plain_kernels, device)[0]
         return replace(self, kernels=kernels, plain_kernels=plain, notes=(*self.notes, *notes))
 
     def requirement(self, device: Device, latency_ms: float | None = None) -> GpuRequirement | None:
         """Return what one run of the model needs; see `gpuprof.profiling.timeline.creq.compute_requirement`."""
-        of = device if device.sm else None
-        if self.plain_kernels is not None:
-            return compute_requirement(self.plain_kernels, self.plain_copies, of, latency_ms)
-        return compute_requirement(self.kernels, self.copies, of, latency_ms)
+        kernels = self.kernels if self.plain_kernels is None else self.plain_kernels
+        return compute_requirement(kernels, self.plain or self.timeline, device if device.sm else None, latency_ms)
+
+    def tie_to_ops(self, graph: ModelGraph) -> Recording:
+        """Return the recording with the op of each kernel, where the runtime's nodes were recorded."""
+        if self.timeline is None or "node" not in self.kernels or not (graph.ops or len(self.timeline.nodes)):
+            return self
+        has_node = self.kernels["node"].notna()
+        here = self.kernels[has_node].astype({"node": np.int64}).reset_index(drop=True)
+        tied, nodes = tie_to_ops(replace(self.timeline, kernels=here), graph, self.executed)
+        rest = self.kernels[~has_node]
+        kernels = pd.concat([tied.kernels, rest], ignore_index=True) if len(rest) else tied.kernels
+        return replace(self, kernels=kernels, nodes=nodes, notes=(*self.notes, *nodes.notes()))
 
 
 def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...]:
-    """Return a row for each kernel of the last few runs, tied to the op whose range launched it."""
+    """Return a row for each kernel of the last few runs, tied to its op where that is known."""
     if not len(kernels):
         return ()
     kept = kernels[kernels["repeat"] > kernels["repeat"].max() - _KERNEL_REPEATS]
+    ops = {op.name: op for op in request.job.graph.ops}
+    if len(ops) == 1:  # whatever a model of one op launches is that op's
+        kept = kept.assign(range=next(iter(ops)))
+    if "op_name" not in kept:
+        names = [name if isinstance(name, str) and name else None for name in column(kept, "range").tolist()]
+        types = column(kept, "op_type").tolist()
+        kept = kept.assign(
+            op_name=names,
+            op_type=[ops[name].op_type if name in ops else kind for name, kind in zip(names, types, strict=True)],
+            op_signature=[ops[name].signature if name in ops else None for name in names],
+        )
     starts = column(kept, "start_ns")
     origin = 0 if starts.isna().all() else int(starts.min())
-    tied = [column(kept, "range").tolist(), starts.tolist(), kept.groupby("repeat").cumcount().tolist()]
-    names = [name for name in kept.columns if name in _COLUMNS - _OWN]
+    positions = kept.groupby("repeat").cumcount().tolist()
+    columns = [str(name) for name in kept.columns if name in _COLUMNS - _OWN]
     # Column by column: a dictionary of each row of a frame takes several times as long.
-    values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in names]
+    values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in columns]
     common = request.columns()
-    owners = _owners(request)
     return tuple(
         KernelRow(
             **common,
@@ -82,21 +117,27 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
             position=position,
             repeat=int(repeat),
             start_ns=None if pd.isna(start) else int(start) - origin,
-            **_op_columns(owners, within),
-            **dict(zip(names, row, strict=True)),
+            **dict(zip(columns, row, strict=True)),
         )
-        for name, repeat, within, start, position, row in zip(
-            kept["name"].tolist(), kept["repeat"].tolist(), *tied, zip(*values, strict=True), strict=True
+        for name, repeat, start, position, row in zip(
+            kept["name"].tolist(),
+            kept["repeat"].tolist(),
+            starts.tolist(),
+            positions,
+            zip(*values, strict=True),
+            strict=True,
         )
     )
 
 
-def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
+def op_rows(request: Request, recording: Recording) -> tuple[OpRow, ...]:
     """Return a row for each op of the model, with the time of its kernels in one run; empty when none could be tied."""
-    ops = request.job.graph.ops
+    ops, kernels = request.job.graph.ops, recording.kernels
+    if recording.nodes is not None:
+        return node_op_rows(request, recording.nodes)
     if not len(kernels) or not ops:
         return ()
-    names = {within: op.name for within, op in _owners(request).items()}
+    names = {op.name: op.name for op in ops}
     owned = pd.Series([ops[0].name] * len(kernels)) if len(ops) == 1 else column(kernels, "range").map(names)
     timed = kernels.assign(op=owned.to_numpy())[["op", "repeat", "duration_ns"]].dropna(subset=["op"])
     if not len(timed):
@@ -105,20 +146,25 @@ def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
     times = {str(op): [float(value) for value in part.tolist()] for op, part in sums.groupby("op")}
     return tuple(
         op_row(request, position, op, _group_time(position, times.get(op.name)), len(times.get(op.name, ())), None)
-        for position, op in enumerate(request.job.graph.ops)
+        for position, op in enumerate(ops)
     )
 
 
 def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
     """Return what the recording says of the device itself: what its link to the host achieved."""
     recorder = next(iter(recorded.tools), "a profiler")  # counters come second
-    row = link_row(request.run_id, request.device, recorded.copies, recorder)
+    recorded_in = recorded.plain or recorded.timeline
+    row = link_row(request.run_id, request.device, recorded_in.copies if recorded_in else None, recorder)
     return () if row is None else (row,)
 
 
-def model_row(request: Request, needed: GpuRequirement | None, **measured: Any) -> ModelRow:
-    """Return the model's row: what its kernels say, and what was ``measured`` besides."""
+def model_row(
+    request: Request, needed: GpuRequirement | None, nodes: NodeTimes | None = None, **measured: Any
+) -> ModelRow:
+    """Return the model's row: the figures of its kernels and nodes, and what was ``measured`` besides."""
     job = request.job
+    if nodes is not None:
+        measured |= {"node_time_ms": nodes.total_ns / 1e6, "untied_time_ms": nodes.untied_ns / 1e6}
     return ModelRow(
         **request.columns(),
         processes=job.processes,
@@ -161,28 +207,16 @@ def gpu_colocation_rows(
 
 
 def _figures(needed: GpuRequirement) -> dict[str, Any]:
-    unchanged = ("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "l2_pct", "dram_pct", "dispatch_ms")
+    unchanged = (
+        *("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "occupancy_source"),
+        *("l2_pct", "dram_pct", "dispatch_ms"),
+    )
     return {
         **{name: getattr(needed, name) for name in unchanged},
         "h2d_bytes": None if needed.h2d_bytes is None else round(needed.h2d_bytes),
         "d2h_bytes": None if needed.d2h_bytes is None else round(needed.d2h_bytes),
-        "kernel_count": max(1, round(needed.kernel_count)),
+        "kernel_count": None if needed.kernel_count is None else max(1, round(needed.kernel_count)),
     }
-
-
-def _owners(request: Request) -> dict[str, Op]:
-    """Return the ops by the range that is around their launches: their name, or that which PyTorch runs them in."""
-    ops = request.job.graph.ops
-    return {op.name: op for op in ops} | {f"{NODE_RANGE}{op.outputs[0].name}": op for op in ops if op.outputs}
-
-
-def _op_columns(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
-    if len({op.name for op in owners.values()}) == 1:  # a model of one op: whatever it launches is that op's
-        within = next(iter(owners))
-    op = owners.get(within) if isinstance(within, str) else None
-    if op is None:
-        return {"op_name": within if isinstance(within, str) and within else None}
-    return {"op_name": op.name, "op_type": op.op_type, "op_signature": op.signature}
 
 
 def _group_time(position: int, times: list[float] | None) -> GroupTime | None:

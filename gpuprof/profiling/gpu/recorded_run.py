@@ -1,25 +1,27 @@
 """The program that a profiler records: ``python -m gpuprof.profiling.gpu.recorded_run TASK.json``.
 
-It runs a model a few times, each time in a range of its own, so that what belongs to which run stands in the report
-and warm-up can be told apart. With ``kineto`` in its task it is its own profiler: it records once without further
-ranges (``kineto``), and where PyTorch runs the model once more with one around each node (``kineto_nodes``), which
-ties kernels to nodes and takes some microseconds each. With ``only_runs`` no range is opened within those of the runs.
+It runs a model a few times, each time in a range of its own, so that warm-up can be told apart. With ``kineto`` in its
+task it is its own profiler. With ``nodes`` it runs the model once more in a session that ONNX Runtime profiles itself,
+which takes some microseconds a node and ties kernels to nodes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.profiling.child.runner import Run, nvtx_unavailable_reason, open_run, outputs_differ
+from gpuprof.profiling.child.runner import Run, nvtx_unavailable_reason, open_run, outputs_differ, session_run
 from gpuprof.profiling.child.task import RecordedTask, read_task
+from gpuprof.profiling.gpu.timelines import NodeFiles
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
-from gpuprof.runtime.providers import TORCH_PROVIDERS
+from gpuprof.runtime.session import open_session
 
 
 def main(arguments: list[str]) -> int:
@@ -32,40 +34,45 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class _Ranges:
-    """Opens a profiler's range around a node while it is on."""
-
-    def __init__(self, open_range: Any) -> None:
-        self._open = open_range
-        self.on = True
-
-    def __call__(self, name: str) -> AbstractContextManager[Any]:
-        opened: AbstractContextManager[Any] = self._open(name) if self.on else nullcontext()
-        return opened
-
-
 def record_model(task: RecordedTask) -> None:
     """Run the task's model as its profiler wants it, and leave the traces and outputs that the task asks for."""
     import numpy as np
 
     feeds = dict(np.load(task.inputs))
-    open_range = None if task.only_runs else _torch_ranges() if task.kineto else _nvtx()
-    ranges = None if open_range is None else _Ranges(open_range)
-    run = open_run(task.model, feeds, task.provider, task.threads, ranges)
+    if not task.only_nodes:
+        run = open_run(task.model, feeds, task.provider, task.threads)
+        for _ in range(task.warm_up):
+            run()
+        with _kineto(task.kineto) as marked:
+            first, last = _runs(run, task.repeats, marked)
+        # Outputs that differ from run to run cannot be compared with another one's.
+        if task.outputs and outputs_differ(first, last) is None:
+            np.savez(task.outputs, allow_pickle=False, **last)
+        del run  # its memory, before another session takes as much
+    if task.nodes is not None:
+        _record_nodes(task, NodeFiles(task.nodes), feeds)
+
+
+def _record_nodes(task: RecordedTask, files: NodeFiles, feeds: Mapping[str, Any]) -> None:
+    """Record once more with ONNX Runtime's profile of its nodes, and leave that and the graph that it executes."""
+    session = open_session(
+        task.model,
+        threads=task.threads,
+        provider=task.provider,
+        profile_prefix=str(files.prefix),
+        optimized_path=files.executed,
+    )
+    run = session_run(session, feeds, task.model)
     for _ in range(task.warm_up):
         run()
-    if ranges is not None and task.kineto:
-        # The first recording without ranges around nodes, which take microseconds each: the model's times are from it.
-        ranges.on = False
-    with _kineto(task.kineto) as marked:
-        first, last = _runs(run, task.repeats, marked)
-    if ranges is not None and task.kineto_nodes and task.provider in TORCH_PROVIDERS:
-        ranges.on = True
-        with _kineto(task.kineto_nodes) as marked:
-            _runs(run, task.repeats, marked)
-    # What answers differently from run to run cannot be compared with another one's answers.
-    if task.outputs and outputs_differ(first, last) is None:
-        np.savez(task.outputs, allow_pickle=False, **last)
+    with _kineto(task.kineto_nodes) as marked:
+        _runs(run, task.repeats, marked)
+    began = session.get_profiling_start_time_ns()
+    unix, monotonic = time.time_ns(), time.monotonic_ns()
+    # The clock behind it differs by platform: Unix time, or one that counts from the start of the machine.
+    if abs(began - monotonic) < abs(began - unix):
+        began += unix - monotonic
+    files.index.write_text(json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8")
 
 
 def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -94,15 +101,6 @@ def _kineto(trace: Path | None) -> Iterator[Any]:
     with profiler.profile(activities=wanted) as recording:
         yield profiler.record_function
     recording.export_chrome_trace(str(trace))
-
-
-def _torch_ranges() -> Any:
-    """Return what opens a range of torch.profiler by its name; nothing where it is not installed."""
-    try:
-        from torch import profiler
-    except ImportError:
-        return None
-    return profiler.record_function
 
 
 def _nvtx() -> Any:

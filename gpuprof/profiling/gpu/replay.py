@@ -1,59 +1,75 @@
-"""Imports recordings made elsewhere: reports of nsys, ncu, both joined, or torch.profiler."""
+"""Imports recordings made elsewhere: reports of nsys, ncu, torch.profiler and ONNX Runtime, joined where they fit."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gpuprof
 from gpuprof.domain.device import Device
 from gpuprof.domain.file_access import refuse_pipe
-from gpuprof.domain.gpu_description import GpuDescription, describe_device
+from gpuprof.domain.gpu_description import describe_device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, describe_sizes
 from gpuprof.errors import InputError
+from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.job import Job, Request
+from gpuprof.profiling.child.statistics import summarize
 from gpuprof.profiling.collector import Collected, record_dims
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
-from gpuprof.profiling.nsight.ncu_report import Counters, read_ncu_csv, read_ncu_rep
-from gpuprof.profiling.nsight.nsys_report import read_nsys
+from gpuprof.profiling.gpu.node_join import join_nodes
+from gpuprof.profiling.nsight.ncu_report import Counters, parse_ncu_csv, read_ncu_rep, read_text
+from gpuprof.profiling.nsight.nsys_report import is_nsys_csv, parse_nsys_csv, read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
-from gpuprof.runtime.executed_variant import arithmetic_precision
-from gpuprof.runtime.providers import NODE_RANGE
 
 #: nsys called its reports .qdrep until 2021.3; .qdstrm is a recording that it has not converted yet.
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")
-_UNTIMED = "the latency of a batch is not in a report: what a profiler slows down is no latency"
+_UNTIMED = "no latency of a run: "
+_ORT = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Reports of one program, at most one of each kind."""
+
+    timeline: Timeline | None = None  #: Kernels in time, or ONNX Runtime's profile where that is all.
+    profile: Timeline | None = None  #: ONNX Runtime's profile of the same runs.
+    counters: Counters | None = None
+    executed: tuple[ExecutedNode, ...] = ()  #: The graph that ONNX Runtime made of the model.
 
 
 class ReplayCollector:
     """Returns rows from existing reports instead of running anything.
 
-    ``paths``: at most one timeline (nsys, torch.profiler) and one report with counters (ncu), of the same program;
-    ``recording``: the part of them that counts, where they are of several GPUs: one of `read_reports`.
+    ``paths``: reports of one program; ``recording``: the part of them that counts, where they are of several GPUs or
+    models: one of `recordings_of`; ``runs``: as for `Timeline.select_runs`.
     """
 
     name = "replay"
     kinds: tuple[str, ...] = ("gpu",)
 
-    def __init__(self, paths: Sequence[Path] = (), recording: Recording | None = None) -> None:
+    def __init__(self, paths: Sequence[Path] = (), recording: Recording | None = None, runs: str | None = None) -> None:
         self.paths = tuple(paths)
         self._recording = recording
+        self._runs = runs
 
     def available(self) -> str | None:
         """Return None when there are reports to read."""
@@ -64,7 +80,7 @@ class ReplayCollector:
         return ", ".join(f"{tool} {version}".strip() for tool, version in self.recording().tools.items())
 
     def runtime(self) -> tuple[str, str]:
-        """Return what ran the model: a report does not say."""
+        """Return the runtime of the model: a report does not say."""
         return "unknown", "unknown"
 
     def recording(self) -> Recording:
@@ -74,7 +90,7 @@ class ReplayCollector:
         `UnavailableError` when one needs a tool to be read that is not here.
         """
         if self._recording is None:
-            recordings = read_reports(self.paths)
+            recordings = read_reports(self.paths, self._runs)
             if len(recordings) > 1:
                 raise InputError(f"the reports are of {len(recordings)} GPUs", "take them one by one")
             self._recording = recordings[0]
@@ -82,53 +98,123 @@ class ReplayCollector:
 
     def collect(self, request: Request) -> Collected:
         """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
-        recording = self.recording().estimate_occupancy(request.device)
-        needed = recording.requirement(request.device)
-        variant = _find_variant(recording, request)
+        recording = self.recording().tie_to_ops(request.job.graph).estimate_occupancy(request.device)
+        needed = recording.requirement(request.device) if request.device.kind == "gpu" else None
+        variant = _find_variant(recording)
+        timed, note = _latency_columns(recording, request)
+        row = model_row(request, needed, recording.nodes, **timed)
+        if needed is None and len(recording.kernels):
+            row = replace(row, kernel_count=max(1, round(len(recording.kernels) / recording.runs)))
         return Collected(
-            models=(replace(model_row(request, needed), **variant),),
-            ops=tuple(replace(row, **variant) for row in op_rows(request, recording.kernels)),
-            kernels=tuple(replace(row, **variant) for row in kernel_rows(request, recording.kernels)),
+            models=(replace(row, **variant),),
+            ops=tuple(replace(op, **variant) for op in op_rows(request, recording)),
+            kernels=tuple(replace(kernel, **variant) for kernel in kernel_rows(request, recording.kernels)),
             devices=device_rows(request, recording),
             settings={"reports": [str(path) for path in self.paths]},
-            notes=(*recording.notes, *(needed.notes if needed else ()), _UNTIMED),
+            notes=(*recording.notes, *(needed.notes if needed else ()), note),
         )
 
 
-def _find_variant(recording: Recording, request: Request) -> dict[str, Any]:
-    """Return what reports say of how the model was executed: torch.profiler sees PyTorch, the others any runtime."""
-    if "torch.profiler" not in recording.tools:
-        return {}
-    within = column(recording.kernels, "range").astype("object")
-    eager = any(isinstance(name, str) and name.startswith(NODE_RANGE) for name in within)
-    precision = arithmetic_precision(request.job.graph, request.device) if eager else None
-    return {"runtime": "pytorch", "execution": "eager" if eager else None, "precision": precision}
+def _latency_columns(recording: Recording, request: Request) -> tuple[dict[str, Any], str]:
+    """Return the columns of latency and throughput of the runs in a report, and a note of how they were taken."""
+    if recording.timeline is None:
+        return {}, f"{_UNTIMED}counters replay kernels one by one"
+    times, how = recording.timeline.run_times_ns()
+    if not times:
+        return {}, f"{_UNTIMED}{how}"
+    stats = summarize([time / 1e6 for time in times], request.limits.precision)
+    rate = request.job.graph.batch * 1e3 / stats.latency_mean_ms if stats.latency_mean_ms else None
+    return {**asdict(stats), "throughput_rps": rate}, f"latencies are of runs under the profiler: {how}"
 
 
-def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
-    """Return what reports of one program hold, joined kernel by kernel where there are a timeline and counters.
+def _find_variant(recording: Recording) -> dict[str, Any]:
+    """Return the runtime and the execution that reports tell: torch.profiler sees PyTorch's operators."""
+    if "torch.profiler" in recording.tools and _ORT not in recording.tools:
+        return {"runtime": "pytorch", "execution": None, "precision": None}
+    return {"runtime": "onnxruntime", "execution": "fused"} if _ORT in recording.tools else {}
 
-    Raises `InputError` when one is no report, or there are two timelines or two reports with counters;
+
+def read_reports(paths: Sequence[Path], runs: str | None = None) -> tuple[Recording, ...]:
+    """Return the recordings in reports of one program: one for each GPU that kernels ran on, by their indices.
+
+    ``runs``: as for `Timeline.select_runs`. Raises `InputError` when a file is no report, or two are of the same kind;
     `UnavailableError` when a report needs nsys or ncu to be read.
-
-    Returns
-    -------
-    tuple of Recording
-        One for each GPU that kernels ran on, in the order of their indices.
     """
-    reports = [read_report(path) for path in paths]
-    timelines = [each for each in reports if isinstance(each, Timeline)]
-    counters = [each for each in reports if isinstance(each, Counters)]
-    if not reports or len(timelines) > 1 or len(counters) > 1:
+    return recordings_of(read_evidence(paths), runs)
+
+
+def read_evidence(paths: Sequence[Path]) -> Evidence:
+    """Return reports by their kinds. Raises `InputError` or `UnavailableError` as `read_reports`."""
+    graphs = [path for path in paths if path.suffix == ".onnx"]
+    reports = [read_report(path) for path in paths if path.suffix != ".onnx"]
+    timelines = [report for report in reports if isinstance(report, Timeline)]
+    profiles = [timeline for timeline in timelines if timeline.tool == _ORT]
+    recorded = [timeline for timeline in timelines if timeline.tool != _ORT]
+    counters = [report for report in reports if isinstance(report, Counters)]
+    counts = [len(part) for part in (recorded, profiles, counters, graphs)]
+    if not reports or max(counts) > 1:
         raise InputError(
-            f"one timeline and one report with counters can be joined but got {len(timelines)} and {len(counters)}",
+            "one timeline, one profile of ONNX Runtime, one report with counters and one optimized graph can be joined "
+            f"but got {counts[0]}, {counts[1]}, {counts[2]} and {counts[3]}",
             "ingest them one after another",
         )
-    counted = counters[0].by_gpu() if counters else {}
-    if not timelines:
-        return tuple(_recording_of_counters(one, gpu, len(counted)) for gpu, one in counted.items())
-    parts = timelines[0].select_runs().by_gpu()
-    return tuple(_join_tools(part, _counters_of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
+    return Evidence(
+        timeline=next(iter(recorded), None) or next(iter(profiles), None),
+        profile=profiles[0] if recorded and profiles else None,
+        counters=next(iter(counters), None),
+        executed=read_executed(graphs[0]) if graphs else (),
+    )
+
+
+def recordings_of(evidence: Evidence, runs: str | None = None) -> tuple[Recording, ...]:
+    """Return a recording for each GPU, joined kernel by kernel where there are a timeline and counters."""
+    counted = evidence.counters.by_gpu() if evidence.counters else {}
+    if evidence.timeline is None:
+        return tuple(_recording_of_counters(counters, gpu, len(counted)) for gpu, counters in counted.items())
+    timeline = evidence.timeline
+    if timeline.tool == _ORT:
+        timeline = _take_nodes_as_kernels(timeline)
+    timeline = timeline.select_runs(runs)
+    if evidence.profile is not None:
+        timeline = join_nodes(timeline, evidence.profile)
+    parts = timeline.by_gpu()
+    return tuple(_join_tools(part, _counters_of_gpu(counted, gpu, len(parts)), evidence) for gpu, part in parts.items())
+
+
+def split_runs(evidence: Evidence, runs: str | None) -> dict[tuple[str | None, int | None], str | None]:
+    """Return (model, batch) → the runs of each, where the pattern ``runs`` has groups of these names; else ``runs``."""
+    if runs is None or runs.isdecimal() or evidence.timeline is None:
+        return {(None, None): runs}
+    try:
+        pattern = re.compile(runs)
+    except re.error as error:
+        raise InputError(f"--runs {runs!r} is no regular expression: {error}") from None
+    if not {"model", "batch"} & set(pattern.groupindex):
+        return {(None, None): runs}
+    names: dict[tuple[str | None, int | None], list[str]] = {}
+    for name in evidence.timeline.run_names(runs):
+        match = pattern.fullmatch(name)
+        groups = match.groupdict() if match else {}
+        batch = groups.get("batch")
+        if batch is not None and not (batch.isdecimal() and int(batch)):
+            raise InputError(f"the batch {batch!r} in the range {name!r} is no number from 1", "(?P<batch>\\d+)")
+        names.setdefault((groups.get("model"), None if batch is None else int(batch)), []).append(re.escape(name))
+    return {key: "|".join(escaped) for key, escaped in names.items()} or {(None, None): runs}
+
+
+def _take_nodes_as_kernels(timeline: Timeline) -> Timeline:
+    """Return ONNX Runtime's profile with nodes for kernels, where these ran on the CPU and it has no kernels."""
+    nodes = timeline.nodes
+    on_cpu = nodes["provider"].str.startswith("CPU")
+    if len(timeline.kernels) or not on_cpu.all():
+        lacking = "the profile has no kernels: record them, too, and name both reports"
+        return timeline if len(timeline.kernels) else replace(timeline, notes=(*timeline.notes, lacking))
+    named = nodes.assign(range=nodes["name"], op_name=nodes["name"], node=np.arange(len(nodes)))
+    names = [
+        f"{p.removesuffix('ExecutionProvider')}:{kind}"
+        for p, kind in zip(nodes["provider"], nodes["op_type"], strict=True)
+    ]
+    return replace(timeline, kernels=named.assign(name=names))
 
 
 def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
@@ -138,21 +224,17 @@ def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Co
     return counted.get(gpu)
 
 
-def _join_tools(timeline: Timeline, counters: Counters | None) -> Recording:
+def _join_tools(timeline: Timeline, counters: Counters | None, evidence: Evidence) -> Recording:
     notes, kernels = list(timeline.notes), timeline.kernels
-    tools = {timeline.tool: timeline.version}
-    gpus = _list_used_gpus(timeline)
+    tools = {timeline.tool: timeline.version} | ({_ORT: "profile"} if evidence.profile is not None else {})
+    used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
+    gpus = tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not used or index in used))
     if counters is not None:
         kernels, unmatched = join_kernels(kernels, counters.kernels)
-        notes += unmatched
+        notes += [*unmatched, *counters.notes]
         tools["ncu"] = ""
         gpus = gpus or tuple(counters.gpus.values())
-    return Recording(kernels, timeline.copies, gpus, tools, tuple(notes))
-
-
-def _list_used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
-    used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
-    return tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not used or index in used))
+    return Recording(kernels, gpus, tools, tuple(notes), timeline, executed=evidence.executed)
 
 
 def read_report(path: Path) -> Timeline | Counters:
@@ -177,8 +259,9 @@ def read_report(path: Path) -> Timeline | Counters:
         return read_nsys(path)
     # gzip's magic number, or the beginning of a JSON document.
     if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"["):
-        return read_kineto(path)
-    return read_ncu_csv(path)
+        return read_json_trace(path)
+    text = read_text(path)
+    return parse_nsys_csv(text, str(path)) if is_nsys_csv(text) else parse_ncu_csv(text, str(path))
 
 
 def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Device) -> Collected:
@@ -238,9 +321,9 @@ def device_of_recording(recorded: Recording) -> Device:
 
 def _recording_of_counters(counters: Counters, gpu: int, gpus: int) -> Recording:
     kernels = counters.kernels.assign(repeat=0, joined="counters")
-    notes = ["only counters: kernels' order in time and overlap are not known"]
+    notes = ["only counters: kernels' order in time and overlap are not known", *counters.notes]
     notes += [f"GPU {gpu} of {gpus} in the report"] if gpus > 1 else []
-    return Recording(kernels, None, tuple(counters.gpus.values()), {"ncu": ""}, tuple(notes))
+    return Recording(kernels, tuple(counters.gpus.values()), {"ncu": ""}, tuple(notes))
 
 
 def _hash_reports(paths: Sequence[Path]) -> str:

@@ -1,7 +1,8 @@
-"""Timelines of a program that gpuprof recorded, without and with ranges around nodes, and their join with counters."""
+"""Timelines of a program that gpuprof recorded, without and with the runtime's own profile, joined with counters."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,19 +11,53 @@ from pathlib import Path
 import pandas as pd
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.profiling.gpu.gpu_rows import Recording
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
+from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.nsight.ncu_report import Counters
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The same program recorded without ranges around its nodes, and with them; one and the same where it has none."""
+    """The same program recorded without the runtime's own profiler, and with it where that was possible."""
 
     plain: Timeline
     nodes: Timeline
+    executed: tuple[ExecutedNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """Files that a recorded run leaves of the runtime's nodes."""
+
+    directory: Path
+
+    @property
+    def prefix(self) -> Path:
+        """Beginning of the name of ONNX Runtime's profile."""
+        return self.directory / "nodes"
+
+    @property
+    def executed(self) -> Path:
+        """The graph that ONNX Runtime made of the model."""
+        return self.directory / "executed.onnx"
+
+    @property
+    def index(self) -> Path:
+        """JSON with ``profile``, the path of the profile, and ``epoch_ns``, the Unix time at which its clock began."""
+        return self.directory / "nodes.json"
+
+    def join(self, plain: Timeline, recorded: Timeline) -> Timelines:
+        """Return both timelines, the second with its kernels tied to nodes; a note where that is not possible."""
+        try:
+            index = json.loads(self.index.read_text(encoding="utf-8"))
+            profile = replace(read_json_trace(Path(index["profile"])), epoch_ns=index["epoch_ns"])
+            return Timelines(plain, join_nodes(recorded, profile), read_executed(self.executed))
+        except (InputError, OSError, ValueError) as error:
+            return Timelines(plain, replace(plain, notes=(*plain.notes, f"kernels are not tied to nodes: {error}")))
 
 
 class UnreadError(UnavailableError):
@@ -38,24 +73,33 @@ def describe_recording_errors() -> Iterator[None]:
         raise UnreadError(f"cannot read what was recorded: {error.message}", error.fix) from error
 
 
-def read_kineto_timelines(plain: Path, nodes: Path) -> Timelines:
-    """Return what torch.profiler left: a trace without ranges around nodes and, if there is one, another with them."""
-    without = read_kineto(plain).select_runs()
-    return Timelines(without, read_kineto(nodes).select_runs() if nodes.exists() else without)
-
-
 def join_recording(
-    timelines: Timelines | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
+    timelines: Timelines | None,
+    counted: Counters | None,
+    tools: Mapping[str, str],
+    notes: tuple[str, ...],
+    lost: tuple[str, ...] = (),
 ) -> Recording:
-    """Return what timelines and counters hold of a program; either may be missing."""
+    """Return the recording of a program from timelines and counters; either may be missing."""
+    notes = (*notes, *lost, *(counted.notes if counted else ()))
     if timelines is None:
         kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
-        return Recording(kernels, None, (), tools, notes)
+        return Recording(kernels, (), tools, notes, lost=lost)
     nodes, plain = timelines.nodes, timelines.plain
-    gpus = tuple(nodes.gpus.values())
-    kernels, unmatched = (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels)
-    recording = Recording(kernels, nodes.copies, gpus, tools, (*nodes.notes, *notes, *unmatched))
-    if plain is nodes:
-        return recording
-    plain_kernels = plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels)[0]
-    return replace(recording, plain_kernels=plain_kernels, plain_copies=plain.copies)
+    kernels, unmatched = (
+        (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels, counted.distinct)
+    )
+    plain_kernels = (
+        plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels, counted.distinct)[0]
+    )
+    return Recording(
+        kernels,
+        tuple(nodes.gpus.values()),
+        tools,
+        (*nodes.notes, *notes, *unmatched),
+        nodes,
+        plain,
+        plain_kernels,
+        executed=timelines.executed,
+        lost=lost,
+    )

@@ -1,7 +1,8 @@
-"""Reads what Nsight Compute counted of each kernel: its CSV, or its own file through the package that comes with it.
+"""Reads Nsight Compute's counters of each kernel: its CSV, or its own file through the package that comes with it.
 
-Both kinds of CSV are read: ``--page raw``, a row for each kernel with its units in the second row, and the default, a
-row for each metric of each kernel.
+Both kinds of CSV are read, in any encoding and locale: ``--page raw``, a row for each kernel with its units in the
+second row, and the default, a row for each metric of each kernel. Columns that gpuprof does not keep are not parsed.
+Names and what they replaced: NVIDIA, Nsight Compute CLI, "nvprof Metric Comparison". Blackwell renamed DRAM's counters.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import csv
 import importlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,77 @@ import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.profiling.nsight.ncu_metrics import column_of, in_column_unit, number_of
 from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import column as column_or_nulls
+
+#: Column of a kernel's row → names of its metric, of which a GPU has one.
+COUNTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "duration_ns": ("gpu__time_duration.sum",),
+        "achieved_occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+        "sm_active_pct": (
+            "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",
+            "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+        ),
+        "sm_throughput_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+        "dram_throughput_pct": (
+            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        ),
+        "l2_throughput_pct": (
+            "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+            "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+        ),
+        "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+        "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+        "dram_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+        "instruction_count": ("smsp__inst_executed.sum", "sm__inst_executed.sum"),
+    }
+)
+#: The same for facts of a launch that need no counting.
+LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "registers_per_thread": ("launch__registers_per_thread",),
+        "static_shared_bytes": ("launch__shared_mem_per_block_static",),
+        "dynamic_shared_bytes": ("launch__shared_mem_per_block_dynamic",),
+        "waves_per_sm": ("launch__waves_per_multiprocessor",),
+        "theoretical_occupancy_pct": ("sm__maximum_warps_per_active_cycle_pct",),
+        **{f"grid_{axis}": (f"launch__grid_dim_{axis}",) for axis in "xyz"},
+        **{f"block_{axis}": (f"launch__block_dim_{axis}",) for axis in "xyz"},
+    }
+)
+#: Labels of the same on ncu's page of details, its default.
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "Duration": "duration_ns",
+        "Achieved Occupancy": "achieved_occupancy_pct",
+        "Theoretical Occupancy": "theoretical_occupancy_pct",
+        "Compute (SM) Throughput": "sm_throughput_pct",
+        "DRAM Throughput": "dram_throughput_pct",
+        "L2 Cache Throughput": "l2_throughput_pct",
+        "L2 Hit Rate": "l2_hit_pct",
+        "Registers Per Thread": "registers_per_thread",
+        "Static Shared Memory Per Block": "static_shared_bytes",
+        "Dynamic Shared Memory Per Block": "dynamic_shared_bytes",
+        "Waves Per SM": "waves_per_sm",
+    }
+)
+#: Counters that fit one pass over a kernel on GH100, GA100, AD102 and GB100, as CUPTI's host API plans passes
+#: (libcupti 13.0). The L2 hit rate needs a second pass, ``sm__throughput`` eight.
+ONE_PASS = tuple(name for name in COUNTERS if name not in ("sm_throughput_pct", "l2_hit_pct"))
+_ROUNDED = frozenset({"duration_ns", "dram_read_bytes", "dram_write_bytes", "instruction_count", *LAUNCHES}) - {
+    "waves_per_sm",
+    "theoretical_occupancy_pct",
+}
+_TIMES_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_TIME = re.compile(r"(?:n|u|m)?s(?:econd)?")
+_AMOUNT = re.compile(r"(?P<prefix>[KMGT]?)(?:byte|inst|register|block|thread|warp|cycle)?(?:/(?:block|thread))?")
+_LISTED = re.compile(r"^\s*([a-z0-9]+__[a-z0-9_]+)\b", re.MULTILINE)
+_NUMBER = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?")
+#: Characters that separate thousands in every locale that has them.
+_SPACES = re.compile(r"[\s\u00a0\u202f'’]")
+_NOTHING = frozenset({"", "n/a", "nan", "no data", "(!) nan", "(!) n/a"})
 
 _MAX_BYTES = 2 * 2**30
 _IMPORT_S = 600.0
@@ -31,12 +101,27 @@ _ID, _NAME, _PROCESS, _STREAM = "ID", "Kernel Name", "Process ID", "Stream"
 _LONG = ("Metric Name", "Metric Unit", "Metric Value")
 _DEVICE, _RULE, _ATTRIBUTE = "Device", ("Rule ", "Estimated Speedup"), "device__attribute_"
 _GPU = f"{_ATTRIBUTE}display_name"
+#: Attributes that describe a GPU; all others, some of which are words, are not parsed.
+_DESCRIBING = (
+    "compute_capability_major",
+    "compute_capability_minor",
+    "multiprocessor_count",
+    "clock_rate",
+    "max_gpu_frequency_khz",
+    "memory_clock_rate",
+    "global_memory_bus_width",
+    "max_threads_per_multiprocessor",
+    "l2_cache_size",
+    "max_registers_per_multiprocessor",
+    "max_shared_memory_per_multiprocessor",
+    "max_shared_memory_per_block_optin",
+)
 _CSV_FIX = "ncu --import REPORT --csv --page raw --print-units base writes one"
 _COUNTERS_FIX = (
     "on the host set NVreg_RestrictProfilingToAdminUsers=0 and reboot, or start the container with "
     "--cap-add=SYS_ADMIN; nothing inside the container cures it, timing works without"
 )
-#: What ncu says when it cannot work → the rule and the fix.
+#: Words of ncu's complaints → the rule and the fix.
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "ERR_NVGPUCTRPERM": ("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM)", _COUNTERS_FIX),
     "driver resource was unavailable": (
@@ -49,14 +134,14 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Counters:
-    """What was counted."""
+    """Counters of kernels."""
 
-    #: ``name``, ``process_id``, ``stream_id``, and the columns of `ncu_metrics` that were counted, NaN where one kernel
-    #: has none; in the order of launch.
+    #: ``name``, ``process_id``, ``stream_id``, ``device_index``, and the columns of `COUNTERS` and `LAUNCHES` that
+    #: were counted, NaN where one kernel has none; in the order of launch.
     kernels: pd.DataFrame
-    #: Device index → what the report says of the GPU, where it has its attributes; kernels have ``device_index`` where
-    #: the report does.
-    gpus: Mapping[int, GpuDescription] = field(default_factory=dict)
+    gpus: Mapping[int, GpuDescription] = field(default_factory=dict)  #: ``device_index`` → the report's description.
+    notes: tuple[str, ...] = ()  #: Columns that could not be read, and why.
+    distinct: bool = False  #: Whether one launch of each kernel and grid was counted, for all of them.
 
     def by_gpu(self) -> dict[int, Counters]:
         """Return the counters of each GPU by its index; of one alone the whole."""
@@ -65,34 +150,146 @@ class Counters:
         if len(used) <= 1:
             return {int(used[0]) if used else 0: self}
         return {
-            int(gpu): Counters(
-                self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
-                {gpu: self.gpus[gpu]} if gpu in self.gpus else {},
+            int(gpu): replace(
+                self,
+                kernels=self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
+                gpus={gpu: self.gpus[gpu]} if gpu in self.gpus else {},
             )
             for gpu in used
         }
 
 
-def known_failure(printed: str) -> GpuprofError | None:
-    """Return the error for what ncu printed, where it is one that people can mend."""
+def listed_metrics(printed: str) -> frozenset[str]:
+    """Return the base names in the output of ``ncu --query-metrics``: ``"dram__bytes_read"``, without ``".sum"``."""
+    return frozenset(_LISTED.findall(printed))
+
+
+def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the name of each column's metric on a GPU, and the columns of which it has none.
+
+    ``columns``: keys of `COUNTERS`; ``listed``: as `listed_metrics`; empty: not known, so that the first name is
+    taken.
+    """
+    names: dict[str, str] = {}
+    for column in columns:
+        available = [name for name in COUNTERS[column] if not listed or name.split(".")[0] in listed]
+        if available:
+            names[column] = available[0]
+    return names, tuple(column for column in columns if column not in names)
+
+
+def column_of(metrics: Iterable[str]) -> dict[str, str]:
+    """Return metric → column for those of ``metrics`` that gpuprof keeps; of two for one column the first listed."""
+    there = set(metrics)
+    columns_by_metric: dict[str, str] = {}
+    for column, names in (*COUNTERS.items(), *LAUNCHES.items()):
+        name = next((name for name in names if name in there), None)
+        if name is not None:
+            columns_by_metric[name] = column
+    columns = set(columns_by_metric.values())
+    return columns_by_metric | {
+        name: column for name, column in LABELS.items() if name in there and column not in columns
+    }
+
+
+def in_column_unit(column: str, value: float, unit: str) -> float:
+    """Return ``value``, given in ``unit``, in the unit that the column's name says.
+
+    Raises `InputError` for a unit that does not fit the column.
+    """
+    converted = value * _find_factor(column, unit)
+    return float(round(converted)) if column in _ROUNDED else converted
+
+
+def _find_factor(column: str, unit: str) -> float:
+    if column.endswith("_pct"):
+        if unit in ("%", ""):
+            return 1.0
+    elif column.endswith("_ns"):
+        if _TIME.fullmatch(unit):
+            return _TIMES_NS[unit.replace("second", "s")]
+    elif match := _AMOUNT.fullmatch(unit):
+        return _PREFIXES[match["prefix"]]
+    raise InputError(f"the unit {unit!r} does not fit {column}", "export with --print-units base")
+
+
+def find_decimal_mark(texts: Iterable[str]) -> str:
+    """Return the decimal mark of the numbers in a table, ``"."`` where none of them decides.
+
+    A mark that occurs twice in a number, or before the other mark, separates thousands; one that is followed by other
+    than three digits is decimal. Raises `InputError` when numbers contradict one another.
+    """
+    decimal: set[str] = set()
+    for text in texts:
+        number = _SPACES.sub("", text)
+        if not _NUMBER.fullmatch(number):
+            continue
+        marks = [mark for mark in number if mark in ".,"]
+        if not marks:
+            continue
+        other = {".": ",", ",": "."}
+        if len(set(marks)) == 2:
+            decimal.add(marks[-1])
+        elif len(marks) > 1:
+            decimal.add(other[marks[0]])
+        elif len(re.split(r"[.,eE]", number)[1]) != 3:
+            decimal.add(marks[0])
+    if len(decimal) > 1:
+        raise InputError("numbers with a decimal comma and with a decimal point", "export with LC_ALL=C")
+    return decimal.pop() if decimal else "."
+
+
+def number_of(text: str, mark: str = ".") -> float | None:
+    """Return the number in ``text`` with the decimal mark ``mark``; None where nothing was measured.
+
+    Raises `InputError` for a word.
+    """
+    stripped = _SPACES.sub("", text)
+    if text.strip().lower() in _NOTHING:
+        return None
+    if not _NUMBER.fullmatch(stripped):
+        raise InputError(f"cannot read the number {text!r}", "export with LC_ALL=C: ncu writes numbers by the locale")
+    return float(stripped.replace("," if mark == "." else ".", "").replace(",", "."))
+
+
+class CountersRefusedError(UnavailableError):
+    """Ncu may not count here, in whatever mode."""
+
+
+def known_failure(printed: str) -> UnavailableError | None:
+    """Return the error for ncu's complaint in ``printed``, where people can mend it."""
     for words, (rule, fix) in _FAILURES.items():
         if words in printed:
-            return UnavailableError(rule, fix)
+            return CountersRefusedError(rule, fix)
     return None
+
+
+def read_text(path: Path) -> str:
+    """Return a text file's content: UTF-8, or UTF-16 as PowerShell writes it, with or without a byte-order mark.
+
+    Raises `InputError` when it cannot be read or is too large.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "profile fewer kernels")
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    encoding = "utf-8-sig"
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        encoding = "utf-16"
+    elif b"\x00" in content[:64]:
+        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
+    return content.decode(encoding, errors="replace")
 
 
 def read_ncu_csv(path: Path) -> Counters:
     """Return the counters in a CSV that ncu wrote, with whatever else was printed around it.
 
-    Raises `InputError` when it holds no such table, is cut off in the middle of a row, or has numbers or units of
-    another kind; `UnavailableError` when it holds ncu's complaint instead.
+    Raises `InputError` when it holds no such table, or is cut off in the middle of a row; `UnavailableError` when it
+    holds ncu's complaint instead.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "profile fewer kernels")
-        return parse_ncu_csv(path.read_text(encoding="utf-8", errors="replace"), str(path))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    return parse_ncu_csv(read_text(path), str(path))
 
 
 def parse_ncu_csv(text: str, source: str) -> Counters:
@@ -100,16 +297,17 @@ def parse_ncu_csv(text: str, source: str) -> Counters:
 
     Raises `InputError` or `UnavailableError` as `read_ncu_csv` does.
     """
-    rows = list(_list_rows(text, source))
-    header, body = rows[0], rows[1:]
-    long = all(name in header for name in _LONG)
+    header, *body = _list_rows(text, source)
     try:
-        counters = _read_long(header, body) if long else _read_wide(header, body)
+        launches, units = (_list_long if all(name in header for name in _LONG) else _list_wide)(header, body)
+        if not launches:
+            raise InputError("it has no kernel", "was any launched in the range that was asked for?")
+        metrics = column_of({name for cells in launches for name in cells})
+        if not metrics:
+            raise InputError("none of its metrics is one that gpuprof keeps", f"{_CSV_FIX} with their own")
+        return _make_counters(launches, units, metrics)
     except InputError as error:
         raise InputError(f"{source}: {error.message}", error.fix) from None
-    if not len(counters.kernels):
-        raise InputError(f"{source} has no kernel", "was any launched in the range that was asked for?")
-    return counters
 
 
 def read_ncu_rep(path: Path) -> Counters:
@@ -176,64 +374,88 @@ def _list_rows(text: str, source: str) -> Iterator[list[str]]:
         yield [*row, *[""] * len(left_out)]
 
 
-def _read_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
-    units = dict(zip(header, body[0], strict=True)) if body and not body[0][header.index(_ID)] else {}
-    rows = body[1:] if units else body
-    metrics = column_of(header)
-    kernels = []
-    for row in rows:
-        cells = dict(zip(header, row, strict=True))
-        values = {metric: (cells[metric], units.get(metric, "")) for metric in metrics}
-        kernels.append({**_read_launch(cells), **_convert_values(values, metrics)})
-    launches = [dict(zip(header, row, strict=True)) for row in rows]
-    return Counters(pd.DataFrame(kernels), _describe_gpus([(_read_device(launch), launch) for launch in launches]))
+#: A launch's cells by title, its metrics among them; and for each metric its unit.
+_Launches = tuple[list[dict[str, str]], Mapping[str, str]]
 
 
-def _read_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
+def _list_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> _Launches:
+    has_units = bool(body) and not body[0][header.index(_ID)]
+    units = dict(zip(header, body[0], strict=True)) if has_units else {}
+    return [dict(zip(header, row, strict=True)) for row in body[has_units:]], units
+
+
+def _list_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> _Launches:
     launches: dict[tuple[str, str], dict[str, str]] = {}
-    values: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    units: dict[str, str] = {}
     for row in body:
         cells = dict(zip(header, row, strict=True))
-        key = (cells.get(_PROCESS, ""), cells[_ID])
-        launches.setdefault(key, cells)
+        launch = launches.setdefault((cells.get(_PROCESS, ""), cells[_ID]), cells)
         name, unit, value = (cells[part] for part in _LONG)
-        values.setdefault(key, {})[name] = (value, unit)
-    metrics = column_of({name for found in values.values() for name in found})
-    if not metrics:
-        raise InputError("none of its metrics is one that gpuprof keeps", f"{_CSV_FIX} with their own")
-    described = [
-        (_read_device(cells), {name: value for name, (value, _) in values[key].items()})
-        for key, cells in launches.items()
-    ]
-    return Counters(
-        pd.DataFrame([{**_read_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches]),
-        _describe_gpus(described),
-    )
+        if name:  # a rule's row has none
+            # Scaled units differ from row to row: the value goes with its own.
+            launch[name], launch[f"{name} unit"] = value, unit
+    return list(launches.values()), units
 
 
-def _read_device(cells: Mapping[str, str]) -> int:
-    return int(number_of(cells.get(_DEVICE, "")) or 0)
-
-
-def _describe_gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDescription]:
-    """Return what a report says of each GPU: by its attributes, which stand with each launch."""
-    gpus: dict[int, GpuDescription] = {}
-    for index, values in launches:
-        if index in gpus or not values.get(_GPU):
+def _make_counters(
+    launches: Sequence[Mapping[str, str]], units: Mapping[str, str], metrics: Mapping[str, str]
+) -> Counters:
+    mark = find_decimal_mark(cells.get(metric, "") for cells in launches for metric in metrics)
+    columns: dict[str, Any] = {
+        "name": [cells[_NAME] for cells in launches],
+        "process_id": [_whole(cells.get(_PROCESS, "")) for cells in launches],
+        "stream_id": [_whole(cells.get(_STREAM, "")) for cells in launches],
+        "device_index": [_whole(cells.get(_DEVICE, "")) for cells in launches],
+    }
+    for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
+        shapes = [_SHAPE.fullmatch(cells.get(title, "")) for cells in launches]
+        if all(shapes):
+            for place, axis in enumerate("xyz", start=1):
+                columns[f"{prefix}_{axis}"] = [int(shape[place]) for shape in shapes if shape]
+    notes = []
+    for metric, name in metrics.items():
+        if name in columns:
             continue
-        numbers = {name: number_of(values[name]) for name in values if name.startswith(_ATTRIBUTE) and name != _GPU}
-        gpus[index] = _describe_gpu(values[_GPU], numbers)
-    return gpus
+        try:
+            columns[name] = [
+                np.nan if (value := number_of(cells.get(metric, ""), mark)) is None
+                else in_column_unit(name, value, cells.get(f"{metric} unit", units.get(metric, "")))
+                for cells in launches
+            ]  # fmt: skip
+        except InputError as error:  # a column must not cost the others
+            notes.append(f"{name} could not be read: {error.message}")
+    if not set(COUNTERS) & set(columns):
+        raise InputError("; ".join(notes) or "it has no counters", _CSV_FIX)
+    gpus: dict[int, GpuDescription] = {}
+    for cells in launches:
+        index = _whole(cells.get(_DEVICE, ""))
+        if index not in gpus and cells.get(_GPU):
+            attributes = {name: _number_or_none(cells.get(_ATTRIBUTE + name, ""), mark) for name in _DESCRIBING}
+            gpus[index] = _describe_gpu(cells[_GPU], attributes)
+    return Counters(pd.DataFrame(columns), gpus, tuple(notes))
+
+
+def _number_or_none(text: str, mark: str) -> float | None:
+    """Return the number in an attribute; None for a word, as newer drivers have."""
+    try:
+        return number_of(text, mark)
+    except InputError:
+        return None
+
+
+def _whole(text: str) -> int:
+    digits = re.sub(r"\D", "", text)
+    return int(digits) if digits else 0
 
 
 def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
     """Return the description in ncu's attributes: clocks are in kHz, the memory's counts both edges."""
 
     def whole(attribute: str) -> int | None:
-        value = numbers.get(f"{_ATTRIBUTE}{attribute}")
+        value = numbers.get(attribute)
         return None if not value else int(value)
 
-    major, minor = (numbers.get(f"{_ATTRIBUTE}compute_capability_{part}") for part in ("major", "minor"))
+    major, minor = (numbers.get(f"compute_capability_{part}") for part in ("major", "minor"))
     clock, memory_clock = whole("clock_rate") or whole("max_gpu_frequency_khz"), whole("memory_clock_rate")
     bus_bits, threads = whole("global_memory_bus_width"), whole("max_threads_per_multiprocessor")
     return GpuDescription(
@@ -250,56 +472,27 @@ def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescript
     )
 
 
-def _read_launch(cells: Mapping[str, str]) -> dict[str, Any]:
-    columns: dict[str, Any] = {
-        "name": cells[_NAME],
-        "process_id": int(number_of(cells.get(_PROCESS, "")) or 0),
-        "stream_id": int(number_of(cells.get(_STREAM, "")) or 0),
-        "device_index": _read_device(cells),
-    }
-    for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
-        if match := _SHAPE.fullmatch(cells.get(title, "")):
-            columns |= {f"{prefix}_{axis}": int(size) for axis, size in zip("xyz", match.groups(), strict=True)}
-    return columns
-
-
-def _convert_values(values: Mapping[str, tuple[str, str]], metrics: Mapping[str, str]) -> dict[str, float]:
-    converted = {}
-    for metric, column in metrics.items():
-        text, unit = values.get(metric, ("", ""))
-        value = number_of(text)
-        if value is not None:
-            converted[column] = in_column_unit(column, value, unit)
-        elif column[:5] not in ("grid_", "block"):
-            converted[column] = np.nan
-    return converted
-
-
 def _read_with_package(context: Any, package: Any) -> Counters:
     kernels = []
     gpus: dict[int, GpuDescription] = {}
-    for range_index in range(context.num_ranges()):
-        part = context.range_by_idx(range_index)
-        for action_index in range(part.num_actions()):
-            action = part.action_by_idx(action_index)
-            names = set(action.metric_names())
-            kernel: dict[str, Any] = {"name": _demangle_name(action, package), "process_id": 0, "stream_id": 0}
-            for metric, column in column_of(names).items():
-                value = action.metric_by_name(metric)
-                kernel[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
-            if _GPU in names and 0 not in gpus:
-                numbers = {
-                    name: float(action.metric_by_name(name).as_double())
-                    for name in names
-                    if name.startswith(_ATTRIBUTE) and name != _GPU
-                }
-                gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)
-            kernels.append(kernel)
+    demangled = getattr(package.IAction, "NameBase_DEMANGLED", None)
+    parts = [context.range_by_idx(index) for index in range(context.num_ranges())]
+    for action in (part.action_by_idx(index) for part in parts for index in range(part.num_actions())):
+        names = set(action.metric_names())
+        label = str(action.name() if demangled is None else action.name(demangled))
+        kernel: dict[str, Any] = {"name": label, "process_id": 0, "stream_id": 0}
+        for metric, name in column_of(names).items():
+            value = action.metric_by_name(metric)
+            kernel[name] = in_column_unit(name, float(value.as_double()), str(value.unit() or ""))
+        if _GPU in names and 0 not in gpus:
+            there = {name: f"{_ATTRIBUTE}{name}" for name in _DESCRIBING}
+            numbers = {
+                name: float(action.metric_by_name(metric).as_double())
+                for name, metric in there.items()
+                if metric in names
+            }
+            gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)
+        kernels.append(kernel)
     if not kernels:
         raise InputError("the report has no kernel", "was any launched in the range that was asked for?")
     return Counters(pd.DataFrame(kernels), gpus)
-
-
-def _demangle_name(action: Any, package: Any) -> str:
-    base = getattr(package.IAction, "NameBase_DEMANGLED", None)
-    return str(action.name() if base is None else action.name(base))

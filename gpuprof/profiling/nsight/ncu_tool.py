@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from gpuprof.errors import UnavailableError
-from gpuprof.profiling.nsight.ncu_metrics import METRIC_SETS, listed_metrics, resolve_metrics
-from gpuprof.profiling.nsight.ncu_report import Counters, known_failure, parse_ncu_csv
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.profiling.nsight.ncu_report import (
+    ONE_PASS,
+    Counters,
+    CountersRefusedError,
+    known_failure,
+    listed_metrics,
+    parse_ncu_csv,
+    read_text,
+    resolve_metrics,
+)
 from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 
 _QUERY_S = 120.0
 #: Clocks as they are and caches warm, as when the model runs by itself; both stand in the run's settings.
 CONDITIONS = {"clock_control": "none", "cache_control": "none"}
+#: Ways to count, in order of preference: one pass in a single run of the program; each kernel replayed by itself; the
+#: same for one launch of each kernel and grid.
+_MODES: Mapping[str, tuple[str, ...]] = {
+    "application replay": ("--replay-mode", "application"),
+    "kernel replay": ("--replay-mode", "kernel"),
+    "kernel replay of distinct launches": (
+        *("--replay-mode", "kernel"),
+        *("--filter-mode", "per-launch-config", "--launch-count", "1"),
+    ),
+}
 
 
 def find_ncu() -> Path | None:
@@ -26,46 +45,67 @@ def count_events(
     command: Sequence[str],
     directory: Path,
     *,
-    metrics: str,
     time_limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Counters, tuple[str, ...]]:
-    """Run ``command`` under ncu and return what was counted in its marked runs, and notes.
+    """Run ``command`` under ncu and return the counters of its marked runs, and notes: the mode of counting is one.
 
-    ``metrics``: a key of `gpuprof.profiling.nsight.ncu_metrics.METRIC_SETS`. Raises `UnavailableError` when ncu is
-    missing, may not count, or fails or hangs.
+    A mode that fails or hangs is followed by the next. Raises `UnavailableError` when ncu is missing, may not count, or
+    fails in all modes.
     """
     binary = find_ncu()
     if binary is None:
         raise UnavailableError("ncu is not installed", "install Nsight Compute (CUDA toolkit)")
-    names, missing = resolve_metrics(METRIC_SETS[metrics], _list_metrics(binary))
-    # Known without counting, so that they cost no further pass over a kernel.
+    names, missing = resolve_metrics(ONE_PASS, _list_metrics(binary))
+    notes = tuple(f"this GPU has no counter for {column}" for column in missing)
+    # Facts of a launch need no pass over the kernel.
     launches = ["launch__registers_per_thread", "launch__waves_per_multiprocessor"]
     launches += [f"launch__shared_mem_per_block_{kind}" for kind in ("static", "dynamic")]
-    table, log = directory / "ncu.csv", directory / "ncu.log"
-    # A user's own configuration could change the columns that are parsed below.
-    options = ["--config-file", "off", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
-    options += ["--target-processes", "all", "--nvtx", "--nvtx-include", f"{RUN_RANGE}/"]
-    options += ["--clock-control", CONDITIONS["clock_control"], "--cache-control", CONDITIONS["cache_control"]]
+    metrics = ",".join([*names.values(), *launches, "sm__maximum_warps_per_active_cycle_pct"])
+    failures: list[GpuprofError] = []
+    for number, (mode, options) in enumerate(_MODES.items()):
+        table = directory / f"ncu{number}.csv"
+        try:
+            printed = _run_ncu(binary, [*options, "--metrics", metrics], command, table, time_limit_s, environment)
+            counters = parse_ncu_csv(printed, "ncu's table")
+        except CountersRefusedError:
+            raise
+        except (InputError, UnavailableError) as error:
+            failures.append(error)
+            continue
+        counters = replace(counters, distinct=mode.endswith("distinct launches"))
+        return counters, (*notes, f"counters by {mode}", *(f"not by an earlier mode: {error}" for error in failures))
+    raise failures[-1]
+
+
+def _run_ncu(
+    binary: Path,
+    options: Sequence[str],
+    command: Sequence[str],
+    table: Path,
+    time_limit_s: float,
+    environment: Mapping[str, str] | None,
+) -> str:
+    """Return the table that ncu wrote, or what it printed where it wrote none."""
+    # A user's own configuration could change the columns that are parsed.
+    fixed = ["--config-file", "off", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
+    fixed += ["--target-processes", "all", "--nvtx", "--nvtx-include", f"{RUN_RANGE}/"]
+    fixed += ["--clock-control", CONDITIONS["clock_control"], "--cache-control", CONDITIONS["cache_control"]]
     # Node by node: a CUDA graph counted as a whole has no kernels.
-    options += ["--graph-profiling", "node", "--metrics", ",".join([*names.values(), *launches])]
-    whole = [str(binary), *options, *command]
+    fixed += ["--graph-profiling", "node"]
+
+    def explain_refusal(printed: str) -> UnavailableError | None:
+        return known_failure(printed + (read_text(table) if table.exists() else ""))
+
+    log = table.with_suffix(".log")
+    whole = [str(binary), *fixed, *options, *command]
     printed = run_tool(
-        whole,
-        log=log,
-        time_limit_s=time_limit_s,
-        environment=environment,
-        explain=lambda said: known_failure(said + _content(table)),
+        whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal
     ).printed
-    notes = tuple(f"this GPU has no counter for {column}" for column in missing)
-    return parse_ncu_csv(_content(table) or printed, "ncu's table"), notes
+    return (read_text(table) if table.exists() else "") or printed
 
 
 @cache
 def _list_metrics(binary: Path) -> frozenset[str]:
     """Return the counters of this machine's GPU, which takes ncu seconds; empty where it will not say."""
     return listed_metrics(ask_tool([str(binary), "--query-metrics"], _QUERY_S) or "")
-
-
-def _content(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -19,10 +19,10 @@ from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.profiling.child.task import ChildTask, Effort, KernelsTask, OpsTask
-from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
+from gpuprof.profiling.cpu.node_times import NodeEvent, read_node_events
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.per_op.op_model import OpSource
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.launch_occupancy import ESTIMATED, with_occupancy
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
@@ -158,7 +158,7 @@ class GpuOpBackend:
             return Observation(note=f"not measured: {error}")
         path = Path(str(reply["trace"]))
         try:
-            timeline = read_kineto(path, expect_kernels=False).select_runs()
+            timeline = read_json_trace(path, expect_kernels=False).select_runs()
         except InputError as error:
             return Observation(note=f"not measured: {error}")
         finally:
@@ -183,7 +183,7 @@ def _events(reply: Mapping[str, object]) -> tuple[NodeEvent, ...]:
     if not isinstance(profile, str):
         return ()
     try:
-        return read_trace(Path(profile))
+        return read_node_events(Path(profile))
     except InputError:  # a whole profile without a node: the runtime has dropped the op
         return ()
     finally:

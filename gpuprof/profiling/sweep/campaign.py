@@ -166,7 +166,7 @@ class Campaign:
         self.verdicts.save()
         compact_if_due(self.database)
         rows: Sequence[MeasuredRow] = collected.colocations if cell.beside else collected.models
-        return CellResult(cell, rows[0], tuple(rows[1:]))
+        return CellResult(cell, rows[0], tuple(rows[1:]), lost=collected.lost)
 
     def _run(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> Run:
         graph = cell.job.graph

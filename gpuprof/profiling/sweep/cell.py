@@ -39,6 +39,7 @@ class CellResult:
     row: MeasuredRow  #: Its row in ``models``, or for one beside others its own in ``colocations``.
     others: tuple[MeasuredRow, ...] = ()  #: Rows of those beside it.
     measured_now: bool = True  #: False: it had been measured before.
+    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
 
 
 @dataclass(frozen=True, slots=True)

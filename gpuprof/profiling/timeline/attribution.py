@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gpuprof.profiling.timeline.timeline import OUTSIDE, find_runs
-
 Integers = NDArray[np.int64]
 NO_RANGE = -1
 _FOREVER = np.iinfo(np.int64).max
@@ -50,17 +48,6 @@ def find_innermost_ranges(
             local = np.where(segment >= 0, holders[np.maximum(segment, 0)], NO_RANGE)
             innermost[here] = np.where(local == NO_RANGE, NO_RANGE, chosen[np.maximum(local, 0)])
     return innermost
-
-
-def find_enclosing_runs(
-    ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers
-) -> Integers:
-    """Return for each moment the number of the model's run that it lies in, `OUTSIDE` in none; by process."""
-    runs, by_thread = find_runs(ranges)
-    if not by_thread:
-        runs, thread_id = runs.assign(thread_id=np.int64(0)), np.zeros_like(thread_id)
-    turns = runs.groupby("process_id").cumcount().to_numpy(dtype=np.int64)
-    return np.append(turns, OUTSIDE)[find_innermost_ranges(runs, process_id, thread_id, moment_ns)]
 
 
 def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.device import Device
 from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.profiling.timeline.launch_occupancy import launch_occupancies
-from gpuprof.profiling.timeline.timeline import D2H, H2D, column
+from gpuprof.profiling.timeline.timeline import D2H, H2D, UNKNOWN, Timeline, column
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -44,43 +44,55 @@ class GpuRequirement:
     #: ``l2_pct``, ``dram_pct``: Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
     l2_pct: float | None
     dram_pct: float | None
-    kernel_count: float
-    busy_ms: float | None  #: Time in which a kernel ran.
-    copy_ms: float  #: Time in which a copy ran and no kernel.
-    #: Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels and
-    #: copies. Without that latency the time between the first kernel's start and the last one's end in which none ran,
-    #: which a profiler stretches.
+    kernel_count: float | None  #: None where CUDA graphs were recorded without their kernels.
+    busy_ms: float | None  #: Time in which a kernel ran, or a CUDA graph.
+    copy_ms: float  #: Time in which a copy or a memset ran and no kernel.
+    #: Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels,
+    #: copies and memsets. Without that latency the time between the first kernel's start and the last one's end in
+    #: which none of them ran, which a profiler stretches.
     dispatch_ms: float | None
     h2d_bytes: float | None
     d2h_bytes: float | None
+    #: Column of ``kernels`` that the occupancies stand on: ``"achieved_occupancy_pct"`` or ``"launch_occupancy_pct"``.
+    occupancy_source: str | None = None
     notes: tuple[str, ...] = ()  #: Which figure was refused, and why.
 
 
 def compute_requirement(
-    kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Device | None, latency_ms: float | None = None
+    kernels: pd.DataFrame, others: Timeline | None, device: Device | None, latency_ms: float | None = None
 ) -> GpuRequirement | None:
     """Return what one run of the model needs; None where no kernel has a time.
 
     A metric is None unless it is known of every kernel that ran: an average over those that happened to be counted
-    would be of another model. ``kernels``: kernels of the measured runs, with ``repeat``; those without ``start_ns``
-    are left out. Where none has one they were only counted: then what needs no order in time is given. ``copies``: as
-    `Timeline.copies`; None: copies were not recorded. ``device``: for SM utilisation. ``latency_ms``: of one run
-    without a profiler.
+    would be of another model. Occupancy is the counted one where all kernels have it, else that of their launches.
+
+    Parameters
+    ----------
+    kernels : DataFrame
+        Kernels of the measured runs, with ``repeat``; those without ``start_ns`` are left out. Where none has one they
+        were only counted: then what needs no order in time is given.
+    others : Timeline or None
+        Copies, memsets and whole graphs of the same runs; None: they were not recorded.
+    device : Device or None
+        For SM utilisation.
+    latency_ms : float or None
+        Of one run without a profiler.
     """
     timed = kernels[column(kernels, "start_ns").notna() & column(kernels, "duration_ns").notna()]
     if not len(timed):
         return _counted_requirement(kernels)
     timed = timed.assign(sm_util_pct=_sm_utilization(timed, device))
-    runs = [
-        _run_figures(part, _copies_of(copies, turn), latency_ms) for turn, part in timed.groupby("repeat", sort=True)
-    ]
-    copied = {name: _copied_bytes(copies, name, len(runs)) for name in (H2D, D2H)}
+    source = _occupancy_source(timed)
+    runs = [_run_figures(part, others, turn, source, latency_ms) for turn, part in timed.groupby("repeat", sort=True)]
+    copied = {name: _copied_bytes(others, name, len(runs)) for name in (H2D, D2H)}
     busy_ms, copy_ms = (median(run[name] or 0.0 for run in runs) for name in ("busy_ms", "copy_ms"))
     in_trace_ms = median(run["dispatch_ms"] or 0.0 for run in runs)
     dispatch_ms, notes = (in_trace_ms, ()) if latency_ms is None else _gap_ms(latency_ms, busy_ms, copy_ms)
+    has_graphs = others is not None and len(others.graphs) > 0
     return GpuRequirement(
-        **{name: _median(run[name] for run in runs) for name in _MEDIANS},
-        kernel_count=len(timed) / len(runs),
+        **{name: None if has_graphs else _median(run[name] for run in runs) for name in _MEDIANS},
+        occupancy_source=None if has_graphs else source,
+        kernel_count=None if has_graphs else len(timed) / len(runs),
         busy_ms=busy_ms,
         copy_ms=copy_ms,
         dispatch_ms=dispatch_ms,
@@ -107,7 +119,8 @@ def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
     """Return what kernels that were counted one by one say of a run: ncu lets none overlap, so gaps are not known."""
     if not len(kernels) or column(kernels, "duration_ns").isna().any():
         return None
-    occupancy = _complete_column(kernels, "achieved_occupancy_pct")
+    source = _occupancy_source(kernels)
+    occupancy = None if source is None else _complete_column(kernels, source)
     runs = max(1, kernels["repeat"].nunique()) if "repeat" in kernels else 1
     return GpuRequirement(
         max_occupancy_pct=None if occupancy is None else float(occupancy.max()),
@@ -121,6 +134,7 @@ def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
         dispatch_ms=None,
         h2d_bytes=None,
         d2h_bytes=None,
+        occupancy_source=source,
     )
 
 
@@ -150,23 +164,31 @@ def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[I
     return np.diff(borders), np.where(counts > 0, np.cumsum(change)[:-1], 0.0), counts
 
 
-def _copies_of(copies: pd.DataFrame | None, turn: Any) -> pd.DataFrame | None:
-    if copies is None or not {"start_ns", "duration_ns", "repeat"} <= set(copies.columns):
-        return None
-    return pd.DataFrame(copies[copies["repeat"] == turn])
+def _occupancy_source(kernels: pd.DataFrame) -> str | None:
+    """Return the column that has the occupancy of all kernels; counters go before launches."""
+    names = ("achieved_occupancy_pct", "launch_occupancy_pct")
+    return next((name for name in names if _complete_column(kernels, name) is not None), None)
 
 
-def _run_figures(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float | None) -> dict[str, float | None]:
+def _run_figures(
+    part: pd.DataFrame, others: Timeline | None, turn: Any, source: str | None, latency_ms: float | None
+) -> dict[str, float | None]:
+    def of_turn(*names: str) -> list[pd.DataFrame]:
+        tables = [] if others is None else [getattr(others, name) for name in names]
+        return [table[table["repeat"] == turn] for table in tables if len(table)]
+
     starts, ends = _spans(part)
-    occupancy = _complete_column(part, "achieved_occupancy_pct")
+    occupancy = None if source is None else _complete_column(part, source)
     utilization = _complete_column(part, "sm_util_pct")
     lengths, sums, counts = sum_overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
-    busy = float(lengths[counts > 0].sum())
+    busy = _covered_ns([part, *of_turn("graphs")])
+    covered = _covered_ns([part, *of_turn("graphs", "copies", "memsets")])
+    between = _covered_ns([part, *of_turn("graphs", "copies", "memsets")], int(starts.min()), int(ends.max()))
     whole = max(float(lengths.sum()) if latency_ms is None else latency_ms * 1e6, busy)
     figures: dict[str, float | None] = {
         "busy_ms": busy / 1e6,
-        "copy_ms": max(0.0, _covered_ns(starts, ends, copies) - busy) / 1e6,
-        "dispatch_ms": float(lengths[counts == 0].sum()) / 1e6,
+        "copy_ms": (covered - busy) / 1e6,
+        "dispatch_ms": (float(lengths.sum()) - between) / 1e6,
         "l2_pct": _weighted_mean(part, "l2_throughput_pct"),
         "dram_pct": _weighted_mean(part, "dram_throughput_pct"),
         "max_occupancy_pct": None,
@@ -188,11 +210,12 @@ def _spans(part: pd.DataFrame) -> tuple[Integers, Integers]:
     return starts, starts + np.maximum(part["duration_ns"].to_numpy(dtype=np.int64), 0)
 
 
-def _covered_ns(starts: Integers, ends: Integers, copies: pd.DataFrame | None) -> float:
-    """Return the time in which a kernel or a copy ran."""
-    if copies is not None and len(copies):
-        more = _spans(copies)
-        starts, ends = np.concatenate([starts, more[0]]), np.concatenate([ends, more[1]])
+def _covered_ns(tables: list[pd.DataFrame], first: int | None = None, last: int | None = None) -> float:
+    """Return the time, from ``first`` to ``last`` where these are given, in which an event of any table ran."""
+    spans = [_spans(table) for table in tables]
+    starts, ends = (np.concatenate(parts) for parts in zip(*spans, strict=True))
+    if first is not None and last is not None:
+        starts, ends = np.clip(starts, first, last), np.clip(ends, first, last)
     lengths, _, counts = sum_overlapping(starts, ends, np.zeros(len(starts)))
     return float(lengths[counts > 0].sum())
 
@@ -207,7 +230,7 @@ def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
 
 def _complete_column(part: pd.DataFrame, name: str) -> Floats | None:
     values = column(part, name)
-    return None if values.isna().any() else values.to_numpy(dtype=np.float64)
+    return None if values.isna().any() or not len(values) else values.to_numpy(dtype=np.float64)
 
 
 def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
@@ -215,10 +238,11 @@ def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
     return None if values is None or not weights.sum() else float(np.average(values, weights=weights))
 
 
-def _copied_bytes(copies: pd.DataFrame | None, direction: str, runs: int) -> float | None:
-    if copies is None:
+def _copied_bytes(others: Timeline | None, direction: str, runs: int) -> float | None:
+    """Return the bytes of one run; None where copies were not recorded, or their kind is not known."""
+    if others is None or (others.copies["direction"] == UNKNOWN).any():
         return None
-    return float(copies.loc[copies["direction"] == direction, "bytes"].sum()) / runs
+    return float(others.copies.loc[others.copies["direction"] == direction, "bytes"].sum()) / runs
 
 
 def _median(values: Any) -> float | None:

@@ -39,11 +39,13 @@ _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous\)::")
 _ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
 
 
-def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def join_kernels(
+    kernels: pd.DataFrame, counters: pd.DataFrame, distinct: bool = False
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the kernels of both, and in words what did not match.
 
     ``kernels``: `Timeline.kernels` of the measured runs, in order of launch; ``counters``: `Counters.kernels` of one
-    run, or of as many runs.
+    run, or of as many runs; ``distinct``: of one launch of each kernel and grid, which stands for all of them.
 
     Returns
     -------
@@ -64,6 +66,9 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
         here, there = _align_launches(_labels(part, whole), [labels[row] for row in offered])
         matched = np.full(len(part), -1, dtype=np.int64)
         matched[here] = [offered[row] for row in there]
+        if distinct:
+            first = {label: row for row, label in reversed(list(enumerate(labels)))}
+            matched = np.array([first.get(label, -1) for label in _labels(part, whole)], dtype=np.int64)
         used[matched[matched >= 0]] = True
         parts.append(_with_counters(part, counters, matched))
     left = counters[~used]

@@ -15,8 +15,8 @@ from gpuprof.domain.occupancy import MAX_THREADS_PER_BLOCK, Occupancies, occupan
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.timeline import LAUNCH, column
 
-#: Says in a run's notes and settings where occupancies come from.
-ESTIMATED = "occupancy is estimated from the launches, capped by the grid, not counted"
+#: Note of runs and settings: the occupancies in use come from launches.
+ESTIMATED = "occupancy is estimated from the launches (launch_occupancy_pct), capped by the grid, not counted"
 _NEEDED = (*LAUNCH, "registers_per_thread")
 #: A thread has 255 at most on every GPU so far (CUDA C++ Programming Guide, "Technical Specifications").
 _MOST_REGISTERS = 256
@@ -67,22 +67,22 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
 
 
 def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the kernels with the occupancy that their launches allow where none was counted, and a note of it."""
-    occupancies_known, known = launch_occupancies(kernels, device)
-    if occupancies_known is None:
+    """Return the kernels with ``launch_occupancy_pct`` and ``theoretical_occupancy_pct``, and a note.
+
+    The estimate never takes the place of a counter: ``achieved_occupancy_pct`` stays null where nothing was counted.
+    """
+    estimated, known = launch_occupancies(kernels, device)
+    if estimated is None:
         return kernels, ()
-    counted = pd.to_numeric(column(kernels, "achieved_occupancy_pct"), errors="coerce")
-    estimates = np.full(len(kernels), np.nan)
-    estimates[known] = occupancies_known.average_occupancy_pct
-    theoretical = np.full(len(kernels), np.nan)
-    theoretical[known] = occupancies_known.occupancy_pct
-    lacking = int((counted.isna().to_numpy() & ~np.isnan(estimates)).sum())
-    more = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce")
+    estimates, theoretical = np.full(len(kernels), np.nan), np.full(len(kernels), np.nan)
+    estimates[known] = estimated.average_occupancy_pct
+    theoretical[known] = estimated.occupancy_pct
+    counted = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce").to_numpy(dtype=np.float64)
     filled = kernels.assign(
-        achieved_occupancy_pct=counted.to_numpy(dtype=np.float64, na_value=np.nan).copy(),
-        theoretical_occupancy_pct=np.where(more.notna(), more.to_numpy(dtype=np.float64, na_value=np.nan), theoretical),
+        launch_occupancy_pct=estimates,
+        theoretical_occupancy_pct=np.where(np.isnan(counted), theoretical, counted),
     )
-    filled.loc[counted.isna().to_numpy(), "achieved_occupancy_pct"] = estimates[counted.isna().to_numpy()]
+    lacking = int(column(kernels, "achieved_occupancy_pct").isna().sum())
     if not lacking:
         return filled, ()
-    return filled, (ESTIMATED if lacking == len(kernels) else f"{ESTIMATED}: of {lacking} of {len(kernels)} kernels",)
+    return filled, (ESTIMATED if lacking == len(kernels) else f"{ESTIMATED}: {lacking} of {len(kernels)} have none",)

@@ -37,9 +37,9 @@ def link_rates(copies: pd.DataFrame | None) -> tuple[LinkRate, ...]:
     """
     if copies is None or not len(copies):
         return ()
-    telling = copies[
-        (copies["bytes"] >= LEAST_BYTES) & (copies["duration_ns"] > 0) & copies["direction"].isin([H2D, D2H])
-    ]
+    # A migration of unified memory moves pages on demand: its rate is not that of a copy.
+    counts = copies["direction"].isin([H2D, D2H]) & (column(copies, "memory") != "unified")
+    telling = copies[counts & (copies["bytes"] >= LEAST_BYTES) & (copies["duration_ns"] > 0)]
     memory = column(telling, "memory").astype("object")
     parts = telling.assign(memory=memory.where(memory.notna(), None)).groupby(["direction", "memory"], dropna=False)
     return tuple(

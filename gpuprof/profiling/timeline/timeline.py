@@ -1,12 +1,13 @@
-"""A GPU recording by any tool: one table of kernels, one of copies, one of ranges.
+"""The one evidence format: kernels, copies, memsets, graphs, nodes and ranges of a recording by any tool.
 
-All times are nanoseconds of one clock. A column that the tool does not record is missing as a whole: what reads a
-timeline asks for a column by `column`, which gives nulls for one that is not there.
+All times are nanoseconds of one clock. A column that the tool does not record is missing as a whole; `column` gives
+nulls for it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.errors import InputError
+from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_innermost_ranges
 
 #: Name of the range that gpuprof puts around each run of a model that it measures.
 RUN_RANGE = "gpuprof-run"
@@ -21,63 +24,186 @@ _STEP = re.compile(r"ProfilerStep#\d+")
 #: Columns of `Timeline.kernels` that decide a launch; counters are joined on them.
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 H2D, D2H = "h2d", "d2h"
-#: Kinds of the host's memory: what a copy from or to it can achieve differs by a factor.
+#: Direction of a copy whose kind the report does not say.
+UNKNOWN = "unknown"
+#: Kinds of the host's memory: the rate of a copy differs by a factor between them.
 PINNED, PAGEABLE = "pinned", "pageable"
-#: ``repeat`` of what lies outside of every run: warm-up, loading.
+#: ``repeat`` of events outside of every run: warm-up, loading.
 OUTSIDE = -1
+_TIMES = ("start_ns", "duration_ns")
+
+
+def empty_frame(*names: str) -> pd.DataFrame:
+    """Return a table without rows: ``name``-like columns of text, times and ids of integers."""
+    texts = {"name", "direction", "memory", "op_type", "provider"}
+    return pd.DataFrame({name: pd.Series(dtype="object" if name in texts else "int64") for name in names})
+
+
+def _no_copies() -> pd.DataFrame:
+    return empty_frame(*_TIMES, "bytes", "direction", "memory", "repeat")
+
+
+def _no_events() -> pd.DataFrame:
+    return empty_frame(*_TIMES, "repeat")
+
+
+def _no_ranges() -> pd.DataFrame:
+    return empty_frame("name", "start_ns", "end_ns", "process_id", "thread_id")
+
+
+def _no_nodes() -> pd.DataFrame:
+    return empty_frame("name", "op_type", "provider", *_TIMES, "process_id", "thread_id", "repeat")
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A recording."""
+    """A recording, each kind of event a table in order of start.
 
-    #: ``name``, ``start_ns``, ``duration_ns``, and what the tool has of ``process_id``, ``device_index``,
-    #: ``stream_id``, ``correlation_id``, ``grid_x`` … ``block_z``, ``registers_per_thread``, ``static_shared_bytes``,
-    #: ``dynamic_shared_bytes``, ``graph_node``, ``launch_start_ns``, ``thread_id``, ``range`` (innermost range around
-    #: the launch, or None) and ``repeat`` (`OUTSIDE` outside of all runs); in order of start.
+    Events on a device have ``start_ns`` and ``duration_ns``, and as far as the tool says ``process_id``,
+    ``device_index``, ``stream_id``, ``correlation_id``, ``thread_id`` and ``launch_start_ns`` (of the call that caused
+    them), ``range`` (innermost range around that call, or None) and ``repeat`` (run of the model, `OUTSIDE` in none).
+    """
+
+    #: Kernels: ``name``, ``grid_x`` … ``block_z``, ``registers_per_thread``, ``static_shared_bytes``,
+    #: ``dynamic_shared_bytes``, ``graph_node``.
     kernels: pd.DataFrame
-    #: ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
-    #: the host: ``"pinned"``, ``"pageable"``, or None: not recorded), ``repeat``, and perhaps ``device_index``.
-    copies: pd.DataFrame
-    ranges: pd.DataFrame  #: ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
-    #: ``tool``, ``version``: What recorded it.
+    #: ``tool``, ``version``: The recorder.
     tool: str
     version: str
-    gpus: dict[int, GpuDescription] = field(default_factory=dict)  #: Device index → what the report says of the GPU.
-    notes: tuple[str, ...] = ()  #: What a reader must know.
+    #: Copies: ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, `UNKNOWN` or another word), ``memory`` (of the host:
+    #: ``"pinned"``, ``"pageable"``, ``"unified"`` or None: not recorded).
+    copies: pd.DataFrame = field(default_factory=_no_copies)
+    memsets: pd.DataFrame = field(default_factory=_no_events)
+    graphs: pd.DataFrame = field(default_factory=_no_events)  #: CUDA graphs that were recorded without their kernels.
+    #: Executions of a runtime's nodes on the host: ``name``, ``op_type``, ``provider``, without those within others.
+    nodes: pd.DataFrame = field(default_factory=_no_nodes)
+    ranges: pd.DataFrame = field(default_factory=_no_ranges)  #: ``name``, ``start_ns``, ``end_ns``, and ids.
+    gpus: Mapping[int, GpuDescription] = field(default_factory=dict)  #: ``device_index`` → the report's description.
+    notes: tuple[str, ...] = ()
+    epoch_ns: int | None = None  #: Unix time at the clock's zero; None: the report does not say.
 
     @property
     def repeats(self) -> int:
         """Runs of the model in the recording; 0 where no run is marked."""
-        return int(self.kernels["repeat"].max()) + 1 if "repeat" in self.kernels and len(self.kernels) else 0
+        marked = [table["repeat"].max() for table in (self.kernels, self.nodes) if "repeat" in table and len(table)]
+        return int(max(marked)) + 1 if marked else 0
 
-    def select_runs(self) -> Timeline:
-        """Return the part inside of marked runs; all of it, as one run, where none is marked."""
-        if self.repeats == 0:
-            note = f"no {RUN_RANGE} range in the recording: all of it counts as one run"
-            whole = replace(self, kernels=self.kernels.assign(repeat=0), copies=self.copies.assign(repeat=0))
-            return replace(whole, notes=(*self.notes, note))
-        kernels = self.kernels[self.kernels["repeat"] != OUTSIDE].reset_index(drop=True)
-        copies = self.copies[self.copies["repeat"] != OUTSIDE].reset_index(drop=True)
-        return replace(self, kernels=kernels, copies=copies)
+    def select_runs(self, runs: str | None = None) -> Timeline:
+        """Return the events within runs of the model, numbered from 0.
+
+        ``runs``: a regular expression for the names of ranges that are runs, or the number of equal runs that the
+        recording consists of; None: gpuprof's own ranges or torch.profiler's steps, else all of it as one run, with a
+        note. Raises `InputError` when there are no such ranges, or the kernels are not that often the same.
+        """
+        if runs is None and self.repeats == 0 and len(self.kernels):
+            warning = f"no {RUN_RANGE} range in the recording: all of it counts as one run; name runs with --runs"
+            whole = {name: table.assign(repeat=0) for name, table in self._events().items()}
+            return replace(self, **whole, notes=(*self.notes, warning))  # type: ignore[arg-type]
+        marked = self
+        if runs is not None:
+            marked = self._cut(int(runs)) if runs.isdecimal() else self._mark(runs)
+        kept = {
+            name: table[table["repeat"] != OUTSIDE].reset_index(drop=True) for name, table in marked._events().items()
+        }
+        return replace(marked, **kept)  # type: ignore[arg-type]
+
+    def run_names(self, runs: str) -> tuple[str, ...]:
+        """Return the different names of the ranges that match ``runs``, in order of their first start."""
+        matches = [str(name) for name in self.ranges.sort_values("start_ns")["name"] if re.fullmatch(runs, str(name))]
+        return tuple(dict.fromkeys(matches))
+
+    def run_times_ns(self) -> tuple[list[int], str]:
+        """Return the whole time of each run where the recording shows it, and in words how it was taken.
+
+        A run in a range is as long as the range where that waits for all its work; runs that were cut by their number
+        are as long as the time from one's first kernel to the next's. Without either the list is empty.
+        """
+        runs = find_runs(self.ranges)[0]
+        ends = pd.concat([t["start_ns"] + t["duration_ns"] for t in self._events().values() if "start_ns" in t])
+        repeats = pd.concat([table["repeat"] for table in self._events().values() if "start_ns" in table])
+        last = ends.groupby(repeats).max()
+        if len(runs) and len(runs) == self.repeats:
+            starts, stops = runs["start_ns"].tolist(), runs["end_ns"].tolist()
+            if all(last.get(turn, stop) <= stop for turn, stop in enumerate(stops)):
+                return [stop - start for start, stop in zip(starts, stops, strict=True)], "ranges of the report"
+            return [], "the report's ranges end before their kernels do"
+        if len(self.nodes) == 0 and self.repeats > 1 and "start_ns" in self.kernels:
+            firsts = self.kernels.groupby("repeat")["start_ns"].min().tolist()
+            return np.diff(firsts).tolist(), "times from one run's first kernel to the next one's"
+        return [], "the report does not mark runs"
 
     def by_gpu(self) -> dict[int, Timeline]:
         """Return the part of each GPU that kernels ran on, by its index; of one alone the whole, index or not."""
-        index = pd.to_numeric(column(self.kernels, "device_index"), errors="coerce").fillna(0).astype(np.int64)
-        used = sorted(index.unique().tolist()) or [0]
+        index = _device_indices(self.kernels, 0)
+        used = sorted(set(index.tolist())) or [0]
         if len(used) == 1:
-            return {int(used[0]): self}
-        copied = pd.to_numeric(column(self.copies, "device_index"), errors="coerce").fillna(-1).astype(np.int64)
-        return {
-            int(gpu): replace(
-                self,
-                kernels=self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
-                copies=self.copies[(copied == gpu).to_numpy()].reset_index(drop=True),
-                gpus={gpu: self.gpus[gpu]} if gpu in self.gpus else {},
-                notes=(*self.notes, f"GPU {gpu} of {len(used)} in the report"),
+            return {used[0]: self}
+        parts = {}
+        for gpu in used:
+            tables = {
+                name: table[_device_indices(table, -1) == gpu].reset_index(drop=True)
+                for name, table in self._events().items()
+                if name != "nodes"
+            }
+            tables["kernels"] = self.kernels[index == gpu].reset_index(drop=True)
+            described = {gpu: self.gpus[gpu]} if gpu in self.gpus else {}
+            notes = (*self.notes, f"GPU {gpu} of {len(used)} in the report")
+            parts[gpu] = replace(self, **tables, gpus=described, notes=notes)
+        return parts
+
+    def _events(self) -> dict[str, pd.DataFrame]:
+        return {name: getattr(self, name) for name in ("kernels", "copies", "memsets", "graphs", "nodes")}
+
+    def _mark(self, pattern: str) -> Timeline:
+        try:
+            matching = np.array(
+                [re.fullmatch(pattern, str(name)) is not None for name in self.ranges["name"]], dtype=bool
             )
-            for gpu in used
+        except re.error as error:
+            raise InputError(f"--runs {pattern!r} is no regular expression: {error}") from None
+        if not matching.any():
+            names = list(dict.fromkeys(str(name) for name in self.ranges["name"]))
+            raise InputError(
+                f"no range of the report matches --runs {pattern!r}",
+                f"its ranges are {', '.join(names[:8])}" if names else "it has no ranges; say how many runs it has",
+            )
+        runs = self.ranges[matching].assign(name=RUN_RANGE)
+        others = self.ranges[self.ranges["name"] != RUN_RANGE]
+        tables = {name: mark_runs(table, runs) for name, table in self._events().items()}
+        return replace(self, **tables, ranges=pd.concat([runs, others], ignore_index=True))  # type: ignore[arg-type]
+
+    def _cut(self, runs: int) -> Timeline:
+        """Cut the kernels into ``runs`` equal parts, the first kernels left over, and the copies between them."""
+        ordered = self.kernels.sort_values("launch_start_ns" if "launch_start_ns" in self.kernels else "start_ns")
+        size = len(ordered) // runs if runs else 0
+        names = ordered["name"].tolist()[len(ordered) - size * runs :]
+        if not size or any(names[turn * size : (turn + 1) * size] != names[:size] for turn in range(runs)):
+            raise InputError(
+                f"the {len(ordered)} kernels of the report are not {runs} times the same",
+                "name ranges: --runs 'step.*'",
+            )
+        turns = np.full(len(ordered), OUTSIDE, dtype=np.int64)
+        turns[len(ordered) - size * runs :] = np.repeat(np.arange(runs), size)
+        kernels = self.kernels.assign(repeat=pd.Series(turns, index=ordered.index))
+        within = kernels[kernels["repeat"] != OUTSIDE]
+        starts = within.groupby("repeat")["start_ns"].min().to_numpy()
+        ends = (within["start_ns"] + within["duration_ns"]).groupby(within["repeat"]).max().to_numpy()
+        tables = {
+            name: table.assign(repeat=_turns_between(table, starts, ends))
+            for name, table in self._events().items()
+            if name not in ("kernels", "nodes")
         }
+        return replace(self, kernels=kernels, **tables, ranges=_no_ranges())  # type: ignore[arg-type]
+
+
+def _turns_between(table: pd.DataFrame, starts: Integers, ends: Integers) -> Integers:
+    """Return the run of each copy or memset: inputs before its first kernel, the rest up to the next one's inputs."""
+    moments = table["start_ns"].to_numpy(dtype=np.int64)
+    turns = np.searchsorted(starts, moments, side="right") - 1
+    inputs = (column(table, "direction") == H2D).to_numpy(dtype=bool)
+    after = moments >= ends[np.maximum(turns, 0)]
+    ahead = inputs & ((turns < 0) | (after & (turns + 1 < len(starts))))
+    return np.where(ahead, turns + 1, turns).astype(np.int64)
 
 
 def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
@@ -86,12 +212,55 @@ def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
     Those are gpuprof's own, else the steps that torch.profiler's schedule marks: a step is one for all threads of its
     process, as that which runs the backward pass.
     """
-    own = ranges[ranges["name"] == RUN_RANGE]
-    if len(own):
-        return own.sort_values("start_ns").reset_index(drop=True), True
+    marked = ranges[ranges["name"] == RUN_RANGE]
+    if len(marked):
+        return marked.sort_values("start_ns").reset_index(drop=True), True
     is_step = np.array([_STEP.fullmatch(str(name)) is not None for name in ranges["name"]], dtype=bool)
-    steps = ranges[is_step]
-    return steps.sort_values("start_ns").reset_index(drop=True), False
+    return ranges[is_step].sort_values("start_ns").reset_index(drop=True), False
+
+
+def mark_runs(events: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
+    """Return ``events`` with ``repeat``: the number of the run that caused each, by process; `OUTSIDE` in none.
+
+    An event belongs to the run that its launch lies in; one without a launch, as a migration of unified memory, to the
+    run that it began in.
+    """
+    if not len(events) or "start_ns" not in events:
+        return events.assign(repeat=np.full(len(events), OUTSIDE, dtype=np.int64))
+    runs, by_thread = find_runs(ranges)
+    process, thread = (_integers(events, name) for name in ("process_id", "thread_id"))
+    launched = _integers(events, "launch_start_ns")
+    moment = np.where(launched >= 0, launched, _integers(events, "start_ns"))
+    turns = np.append(runs.groupby("process_id").cumcount().to_numpy(dtype=np.int64), OUTSIDE)
+    tied = turns[find_innermost_ranges(runs, process, thread, moment)]
+    anywhere = runs.assign(thread_id=np.int64(0))
+    loose = turns[find_innermost_ranges(anywhere, process, np.zeros_like(thread), moment)]
+    return events.assign(repeat=np.where((launched >= 0) & by_thread, tied, loose))
+
+
+def tie_to_launches(
+    events: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, keys: tuple[str, ...] = ("correlation_id",)
+) -> pd.DataFrame:
+    """Add to events on a device the call that caused each, the innermost range around it, and the run.
+
+    ``calls``: ``correlation_id``, ``process_id``, ``thread_id``, ``launch_start_ns``; ``keys``: the columns that an
+    event shares with its call.
+    """
+    if not len(events):
+        return events.assign(repeat=np.zeros(0, dtype=np.int64))
+    if set(keys) <= set(events.columns):
+        # A call of the runtime and the driver's call inside it can share an id: the outer one began first.
+        first = calls.sort_values("launch_start_ns", kind="stable").drop_duplicates(list(keys))
+        taken = [name for name in ("process_id",) if name not in keys and name in events]
+        events = events.drop(columns=taken).merge(first, on=list(keys), how="left")
+    for name in ("process_id", "thread_id", "launch_start_ns"):
+        events[name] = _integers(events, name)
+    where = tuple(_integers(events, name) for name in ("process_id", "thread_id", "launch_start_ns"))
+    runs = (ranges["name"] == RUN_RANGE).to_numpy(dtype=bool)
+    named = ranges[~runs].reset_index(drop=True)
+    names = np.array([*named["name"].tolist(), None], dtype=object)
+    inner = pd.Series(names[find_innermost_ranges(named, *where)], dtype="object", index=events.index)
+    return mark_runs(events.assign(range=inner), ranges)
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -101,25 +270,14 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     return pd.Series([None] * len(frame), index=frame.index, dtype="object", name=name)
 
 
-def empty_copies() -> pd.DataFrame:
-    """Return a table of no copies."""
-    return pd.DataFrame(
-        {
-            "start_ns": _no_integers(),
-            "duration_ns": _no_integers(),
-            "bytes": _no_integers(),
-            "direction": [],
-            "memory": [],
-            "repeat": [],
-        }
-    )
+def _integers(frame: pd.DataFrame, name: str) -> Integers:
+    """Return a column of ids or times, `NO_RANGE` where one is missing; nanoseconds do not survive as floats."""
+    values = column(frame, name)
+    if values.dtype == np.int64:
+        return values.to_numpy()
+    return np.array([NO_RANGE if pd.isna(value) else int(value) for value in values.tolist()], dtype=np.int64)
 
 
-def empty_ranges() -> pd.DataFrame:
-    """Return a table of no ranges."""
-    columns: dict[str, Any] = {name: _no_integers() for name in ("start_ns", "end_ns", "process_id", "thread_id")}
-    return pd.DataFrame({"name": [], **columns})
-
-
-def _no_integers() -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.zeros(0, dtype=np.int64)
+def _device_indices(table: pd.DataFrame, missing: int) -> Integers:
+    numbers = pd.to_numeric(column(table, "device_index"), errors="coerce")
+    return numbers.fillna(missing).to_numpy(dtype=np.int64)

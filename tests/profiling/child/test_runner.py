@@ -14,7 +14,7 @@ from gpuprof.graph.load import load_graph
 from gpuprof.profiling.child.runner import nvtx_unavailable_reason, open_run, outputs_differ
 from gpuprof.profiling.child.task import RecordedTask, write_task
 from gpuprof.profiling.gpu import recorded_run
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
 from tests.reruns import measures_in_real_time
@@ -68,7 +68,7 @@ def test_torchs_profiler_marks_each_run(task: RecordedTask, tmp_path: Path) -> N
     pytest.importorskip("torch")
     trace = tmp_path / "trace.json"
     assert _run(replace(task, kineto=trace), tmp_path) == 0
-    timeline = read_kineto(trace, expect_kernels=False)
+    timeline = read_json_trace(trace, expect_kernels=False)
     assert timeline.ranges["name"].tolist().count("gpuprof-run") == 2
 
 

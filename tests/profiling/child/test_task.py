@@ -32,7 +32,14 @@ TIMED = LatencyTask(
     provider="cpu", model=MODEL, inputs=INPUTS, limits=TimingLimits(min_repeats=4), leads=True, beside_others=False
 )
 RECORDED = RecordedTask(
-    provider="cpu", model=MODEL, inputs=INPUTS, warm_up=1, repeats=2, kineto=Path("trace.json"), only_runs=True
+    provider="cpu",
+    model=MODEL,
+    inputs=INPUTS,
+    warm_up=1,
+    repeats=2,
+    kineto=Path("trace.json"),
+    nodes=Path("d"),
+    only_nodes=True,
 )
 
 

@@ -15,16 +15,15 @@ from gpuprof.domain.occupancy import KernelLaunch, occupancy
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
 from gpuprof.profiling.nsight import ncu_report
 from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_rep
-from gpuprof.profiling.nsight.nsys_report import read_nsys
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from tests.profiling import kineto_files
 from tests.profiling.ncu_files import kernel, long_csv, raw_csv
 from tests.profiling.nsys_files import Export, two_runs
 
-REPORTS = Path(__file__).parents[1] / "reports"
+REPORTS, CASES = (Path(__file__).parents[1] / name for name in ("reports", "cases"))
 HTA = REPORTS / "hta_backward_thread.json"
 
 
@@ -36,14 +35,15 @@ def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills
     database = KernelDb.create(tmp_path / "db")
     ingest(database, ReplayCollector([HTA]), replayed_job("net", 1, Share(), [HTA]), device("a100-40"))
     (row,) = database.read_table("kernels").to_pylist()
-    assert row["achieved_occupancy_pct"] == pytest.approx(event["args"]["warps per SM"] / 64 * 100)
+    assert row["achieved_occupancy_pct"] is None  # nothing was counted
+    assert row["launch_occupancy_pct"] == pytest.approx(event["args"]["warps per SM"] / 64 * 100)
     (model,) = database.read_table("models").to_pylist()
     assert model["max_occupancy_pct"] == pytest.approx(3.7037, abs=1e-3)
     assert model["wavg_sm_util_pct"] == pytest.approx(100 * 64 / 108)  # 97 KiB of 164: one block an SM
 
 
 def test_a_step_of_torch_profilers_schedule_is_a_run_though_another_thread_launches() -> None:
-    timeline = read_kineto(HTA)
+    timeline = read_json_trace(HTA)
     assert timeline.kernels["repeat"].tolist() == [0]
     assert timeline.kernels["range"].tolist() == ["aten::mm"]
     assert not any("counts as one run" in note for note in timeline.select_runs().notes)
@@ -55,7 +55,7 @@ def test_steps_count_runs_unless_runs_are_marked(tmp_path: Path) -> None:
         if event.get("name") == "gpuprof-run":
             event["name"] = f"ProfilerStep#{event['ts'] % 7}"
     path = kineto_files.write(tmp_path / "t.json", document)
-    assert read_kineto(path).repeats == 3
+    assert read_json_trace(path).repeats == 3
 
 
 def test_a_real_trace_of_a_board_outside_the_catalogue_describes_it() -> None:
@@ -88,7 +88,53 @@ def test_the_gpu_of_a_kernel_is_told_by_cudas_index_in_newer_exports(tmp_path: P
     export.add("TARGET_INFO_GPU", id=1, name="Tesla V100-SXM2-16GB")
     export.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0)
     export.add("TARGET_INFO_CUDA_DEVICE", gpuId=0, cudaId=1)
-    assert read_nsys(export.write(tmp_path / "r.sqlite")).gpus[0].name == "Tesla V100-SXM2-16GB"
+    (recording,) = read_reports([export.write(tmp_path / "r.sqlite")])
+    assert device_of_recording(recording).name == "v100"
+
+
+def test_ranks_that_see_a_gpu_each_as_their_first_are_of_two_gpus(tmp_path: Path) -> None:
+    """``CUDA_VISIBLE_DEVICES`` renumbers a process's GPUs: both ranks' kernels carry the index 0."""
+    export = Export()
+    for rank in range(2):
+        export.kernel("a", 0, 10, 20, 1, pid=7 + rank)
+        export.add("TARGET_INFO_GPU", id=rank, cuDevice=rank, name="NVIDIA A100-SXM4-40GB")
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId=rank, cudaId=0, pid=7 + rank)
+    recordings = read_reports([export.write(tmp_path / "r.sqlite", new=True)])
+    assert [len(recording.kernels) for recording in recordings] == [1, 1]
+    assert [recording.kernels["device_index"].tolist() for recording in recordings] == [[0], [1]]
+
+
+def test_a_software_adapter_takes_no_gpus_place() -> None:
+    (recording,) = read_reports([CASES / "nsys" / "software_adapter.sqlite"])
+    assert device_of_recording(recording).name == "a100-80" and len(recording.kernels) == 4
+
+
+def test_migrations_of_unified_memory_are_copies() -> None:
+    (recording,) = read_reports([CASES / "nsys" / "unified.sqlite"])
+    needed = recording.requirement(device("a100-80"))
+    assert needed is not None and (needed.h2d_bytes, needed.d2h_bytes) == (2**30, 2**29)
+
+
+def test_copies_between_kernels_are_no_waiting_for_launches() -> None:
+    (recording,) = read_reports([CASES / "nsys" / "copy_between.sqlite"])
+    needed = recording.requirement(device("a100-80"))
+    assert needed is not None and (needed.dispatch_ms, needed.copy_ms, needed.busy_ms) == (0.0, 1.0, 1.0)
+
+
+def test_memsets_whole_graphs_and_unread_tables_are_told(tmp_path: Path) -> None:
+    export = two_runs()
+    export.add("CUPTI_ACTIVITY_KIND_MEMSET", start=1111, end=1150, globalPid=7 << 24, bytes=4096)
+    export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1300, end=1800, globalPid=7 << 24, graphId=1)
+    export.add("CUDA_UM_CPU_PAGE_FAULT_EVENTS", start=1, end=2)
+    (recording,) = read_reports([export.write(tmp_path / "r.sqlite")])
+    timeline = recording.timeline
+    assert timeline is not None and timeline.memsets["duration_ns"].tolist() == [39]
+    assert timeline.graphs["repeat"].tolist() == [0]
+    needed = recording.requirement(device("v100"))
+    assert needed is not None and needed.max_occupancy_pct is None and needed.kernel_count is None
+    notes = "; ".join(recording.notes)
+    assert "1 CUDA graphs were recorded as wholes, 0.0005 of 0.00088 ms" in notes
+    assert "not read: CUDA_UM_CPU_PAGE_FAULT_EVENTS" in notes
 
 
 ATTRIBUTES = {

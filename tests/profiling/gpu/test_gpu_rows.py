@@ -1,28 +1,158 @@
+"""Rows of ops and kernels: from ranges that name ops, and from ONNX Runtime's nodes in pairs with known answers."""
+
 from __future__ import annotations
 
+import json
+import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gpuprof.profiling.gpu.gpu_rows import kernel_rows, op_rows
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
-from tests.profiling.kineto_files import trace, trace_of_nodes, write
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.errors import InputError
+from gpuprof.graph.executed_graph import ExecutedNode
+from gpuprof.graph.load import load_graph
+from gpuprof.profiling.gpu.gpu_rows import Recording, kernel_rows, op_rows
+from gpuprof.profiling.gpu.node_join import join_nodes
+from gpuprof.profiling.timeline.json_trace import read_json_trace
+from gpuprof.profiling.timeline.timeline import Timeline
+from tests.profiling.kineto_files import EPOCH_US, trace, write
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import a_request
 
 
-def test_kernels_that_pytorch_launched_belong_to_the_node_whose_output_their_range_names(tmp_path: Path) -> None:
-    request = a_request(write_mlp(tmp_path / "m.onnx"))
-    ops = request.job.graph.ops
-    outputs = [op.outputs[0].name for op in ops[1:]]  # the first launches nothing
-    kernels = read_kineto(write(tmp_path / "t.json", trace_of_nodes(outputs, runs=4))).select_runs().kernels
-    rows = op_rows(request, kernels)
-    assert [row.name for row in rows] == [op.name for op in ops]
-    assert [row.duration_p50_ns for row in rows] == [None, *[40_125] * len(outputs)]
-    tied = {(row.op_name, row.op_signature) for row in kernel_rows(request, kernels)}
-    assert tied == {(op.name, op.signature) for op in ops[1:]}
+def _recording(timeline: Timeline) -> Recording:
+    return Recording(timeline.kernels, (), {}, timeline=timeline)
 
 
 def test_kernels_within_ranges_that_name_no_node_give_no_times_of_ops(tmp_path: Path) -> None:
     request = a_request(write_mlp(tmp_path / "m.onnx"))
-    kernels = read_kineto(write(tmp_path / "t.json", trace())).select_runs().kernels
-    assert op_rows(request, kernels) == ()
-    assert {row.op_name for row in kernel_rows(request, kernels)} == {"aten::conv2d", None}
+    timeline = read_json_trace(write(tmp_path / "t.json", trace())).select_runs()
+    assert op_rows(request, _recording(timeline)) == ()
+    assert {row.op_name for row in kernel_rows(request, timeline.kernels)} == {"aten::conv2d", None}
+
+
+#: Nodes that a runtime makes of `write_mlp`: two fused, with the kernels of each, and a copy back that is no op's.
+EXECUTED = (
+    ExecutedNode("gemm0", "FusedMatMul", ("x", "w0", "b0"), ("r0",)),
+    ExecutedNode("", "Gemm", ("r0", "w1", "b1"), ("a1",)),
+    ExecutedNode("relu1", "Relu", ("a1",), ("r1",)),
+    ExecutedNode("Memcpy_r1", "MemcpyToHost", ("r1",), ("r1_host",)),
+)
+KERNELS = {"gemm0": ("sgemm", "epilogue"), "Gemm_1": ("sgemm",), "relu1": ("elementwise",), "Memcpy_r1": ("copy",)}
+#: Kernels of the runtime itself, before its first node.
+OUTSIDE = ("fill",)
+
+
+def _write_pair(
+    directory: Path, runs: int = 8, warm_up: int = 3, shift_us: float = 0.0, overhead_us: int = 12
+) -> tuple[Path, Path, dict[str, str]]:
+    """Write a trace of torch.profiler and ONNX Runtime's profile of one session; return them and kernel → node.
+
+    ``shift_us``: of the profile's clock beyond what both say; ``overhead_us``: of each call outside of the session.
+    """
+    draw = random.Random(7)
+    events: list[dict[str, Any]] = []
+    profile: list[dict[str, Any]] = []
+    answers: dict[str, str] = {}
+    now, correlation = 1000.0, 1
+    for run in range(warm_up + runs):
+        begin = now
+        now += overhead_us * draw.uniform(0.2, 1.8)
+        session = now
+        launches: list[tuple[str, float, str]] = [(kernel, now + 1.5, "") for kernel in OUTSIDE]
+        now += 6.0
+        for node, kernels in KERNELS.items():
+            start = now
+            for kernel in kernels:
+                now += draw.uniform(3.0, 9.0)
+                launches.append((f"{kernel}_{node}", now, node))
+                now += 4.0
+            now += draw.uniform(0.5, 3.0)
+            kind = next((executed.op_type for executed in EXECUTED if executed.name == node), "Gemm")
+            arguments = {"op_name": kind, "provider": "CUDAExecutionProvider"}
+            named = {"cat": "Node", "pid": 7, "tid": 7, "ph": "X", "name": f"{node}_kernel_time", "args": arguments}
+            # ONNX Runtime writes whole microseconds.
+            profile.append({**named, "ts": int(start - shift_us), "dur": int(now - start)})
+            now += draw.uniform(0.0, 0.4)
+        profile.append(
+            {"cat": "Session", "pid": 7, "tid": 7, "ph": "X", "name": "model_run", "ts": int(session - shift_us),
+             "dur": int(now - session), "args": {}}
+        )  # fmt: skip
+        now += overhead_us * draw.uniform(0.2, 1.8)
+        if run < warm_up:
+            continue
+        mark = {"ph": "X", "pid": 7, "tid": 70_000, "args": {}}
+        events.append(
+            {**mark, "cat": "user_annotation", "name": "gpuprof-run", "ts": EPOCH_US + begin, "dur": now - begin}
+        )
+        for kernel, launched, node in launches:
+            correlation += 1
+            given = {"correlation": correlation, "device": 0, "stream": 7, "grid": [80, 1, 1], "block": [256, 1, 1],
+                     "registers per thread": 32, "shared memory": 0}  # fmt: skip
+            call = {**mark, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": EPOCH_US + launched, "dur": 3.5}
+            events.append({**call, "args": {"correlation": correlation}})
+            # On the device a kernel runs long after its launch.
+            ran = {**mark, "pid": 0, "cat": "kernel", "name": kernel, "ts": EPOCH_US + launched + 500, "dur": 40.0}
+            events.append({**ran, "args": given})
+            answers[kernel] = node
+    path = write(directory / "kernels.json", {"traceEvents": events})
+    (directory / "nodes.json").write_text(json.dumps(profile))
+    return path, directory / "nodes.json", answers
+
+
+@pytest.mark.parametrize("clock", ["known", "unknown", "wrong"])
+@pytest.mark.parametrize("overhead_us", [2, 60])
+def test_every_kernel_of_a_pair_belongs_to_the_node_that_launched_it(
+    tmp_path: Path, clock: str, overhead_us: int
+) -> None:
+    """The clocks are joined by what both files say of them, by the runs alone, or in spite of a wrong clock."""
+    kernels, nodes, answers = _write_pair(tmp_path, shift_us=250.0, overhead_us=overhead_us)
+    timeline, profile = read_json_trace(kernels).select_runs(), read_json_trace(nodes)
+    if clock != "unknown":
+        epoch_ns = (EPOCH_US + 250) * 1000 + (0 if clock == "known" else 5_000_000)
+        timeline, profile = replace(timeline, epoch_ns=0), replace(profile, epoch_ns=epoch_ns)
+    joined = join_nodes(timeline, profile)
+    tied = joined.kernels["range"].fillna("").tolist()
+    durations = joined.kernels["duration_ns"].to_numpy()
+    right = [answers[name] == node for name, node in zip(joined.kernels["name"], tied, strict=True)]
+    assert durations[right].sum() / durations.sum() >= 0.99
+    assert any("outside of any node: fill" in note for note in joined.notes)
+
+
+def test_fused_nodes_stand_for_their_ops_and_copies_for_none(tmp_path: Path) -> None:
+    model = write_mlp(tmp_path / "mlp.onnx")
+    kernels, nodes, _ = _write_pair(tmp_path)
+    timeline = read_json_trace(kernels).select_runs()
+    profile = replace(read_json_trace(nodes), epoch_ns=EPOCH_US * 1000)
+    recording = replace(_recording(join_nodes(replace(timeline, epoch_ns=0), profile)), executed=EXECUTED)
+    recording = recording.tie_to_ops(load_graph(model, 2))
+    request = replace(a_request(model), device=device("v100"))
+    ops = {row.name: row for row in op_rows(request, recording)}
+    assert {name: row.duration_p50_ns for name, row in ops.items()} == {
+        "matmul0": 80_000, "add0": None, "relu0": None, "matmul1": 40_000, "add1": None, "relu1": 40_000,
+    }  # fmt: skip
+    assert (ops["matmul0"].fused, ops["add0"].note) == (3, "fused into matmul0")
+    rows = kernel_rows(request, recording.kernels)
+    assert {(row.name, row.op_name, row.op_type, row.op_signature is not None) for row in rows} == {
+        ("fill", None, None, False),
+        ("sgemm_gemm0", "matmul0", "MatMul", True),
+        ("epilogue_gemm0", "matmul0", "MatMul", True),
+        ("sgemm_Gemm_1", "matmul1", "MatMul", True),
+        ("elementwise_relu1", "relu1", "Relu", True),
+        ("copy_Memcpy_r1", "Memcpy_r1", "MemcpyToHost", False),
+    }
+    assert recording.nodes is not None and recording.nodes.total_ns == 200_000
+    assert recording.nodes.untied_ns == 40_000 and any("MemcpyToHost" in note for note in recording.notes)
+
+
+def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
+    kernels, _, _ = _write_pair(tmp_path)
+    timeline = read_json_trace(kernels).select_runs()
+    _, other, _ = _write_pair(tmp_path, runs=8, overhead_us=900)
+    with pytest.raises(InputError, match="not of the recorded runs"):
+        slow = read_json_trace(other)
+        stretched = slow.ranges.assign(end_ns=slow.ranges["end_ns"] + 5_000_000)
+        join_nodes(timeline, replace(slow, ranges=stretched))

@@ -10,7 +10,16 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
+from gpuprof.profiling.gpu.replay import (
+    ReplayCollector,
+    device_of_recording,
+    ingest,
+    read_evidence,
+    read_reports,
+    recordings_of,
+    replayed_job,
+    split_runs,
+)
 from tests.profiling import kineto_files
 from tests.profiling.models import OPSET, write_mlp
 from tests.profiling.ncu_files import NOISE, kernel, raw_csv
@@ -54,7 +63,8 @@ def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
     # 256 threads of 32 registers: eight blocks an SM, so that 80 to 82 blocks need 10 or 11 of 80 SMs.
     assert model["wavg_sm_util_pct"] == pytest.approx((10 + 11 + 11) / 80 * 100 * 60 / 260)
     assert (model["kernel_count"], model["h2d_bytes"], model["d2h_bytes"]) == (3, 4096, 64)
-    assert model["latency_mean_ms"] is None and model["power_w"] is None
+    assert model["latency_mean_ms"] == 900e-6 and model["power_w"] is None
+    assert model["occupancy_source"] == "achieved_occupancy_pct"
 
 
 def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, nsys: Path, ncu: Path) -> None:
@@ -64,7 +74,7 @@ def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, ns
     assert run["source"] == f"{nsys} + {ncu}" and len(run["source_sha256"]) == 64
     assert json.loads(run["settings"]) == {"reports": [str(nsys), str(ncu)]}
     assert "1 kernels that the counters have but not the timeline: other(int)" in run["notes"]
-    assert "no latency" in run["notes"]
+    assert "latencies are of runs under the profiler" in run["notes"]
 
 
 def test_counters_alone_give_what_needs_no_order_in_time(tmp_path: Path, ncu: Path) -> None:
@@ -82,6 +92,7 @@ def test_a_torch_trace_is_ingested_with_our_own_occupancy(tmp_path: Path) -> Non
     (model,) = database.read_table("models").to_pylist()
     # 216 blocks of 128 threads on 108 SMs of 64 warps: eight warps an SM, though 64 registers allow 32.
     assert model["max_occupancy_pct"] == 12.5 and model["kernel_count"] == 2
+    assert model["occupancy_source"] == "launch_occupancy_pct"
     assert "occupancy is estimated from the launches" in database.read_table("runs").to_pylist()[0]["notes"]
     rows = database.read_table("kernels").to_pylist()
     assert {row["op_name"] for row in rows} == {"aten::conv2d", None}
@@ -140,9 +151,9 @@ def test_the_device_is_the_one_that_the_reports_name(tmp_path: Path, nsys: Path,
 
 def test_two_timelines_cannot_be_joined(tmp_path: Path, nsys: Path) -> None:
     other = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
-    with pytest.raises(InputError, match="got 2 and 0"):
+    with pytest.raises(InputError, match="got 2, 0, 0 and 0"):
         read_reports([nsys, other])
-    with pytest.raises(InputError, match="got 0 and 0"):
+    with pytest.raises(InputError, match="got 0, 0, 0 and 0"):
         read_reports([])
 
 
@@ -156,3 +167,81 @@ def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").touch()
     with pytest.raises(InputError, match="is empty"):
         read_reports([tmp_path / "x.sqlite"])
+
+
+def _epochs(names: list[str]) -> Export:
+    """Ranges of a user's own, each around the launch of two kernels that end within it."""
+    export = Export()
+    for turn, name in enumerate(names):
+        origin = 1000 * (turn + 1)
+        export.range(name, origin, origin + 500)
+        export.kernel("a", origin + 10, origin + 100, origin + 200, 10 * turn)
+        export.kernel("b", origin + 20, origin + 210, origin + 310, 10 * turn + 1)
+    return export
+
+
+def test_runs_are_ranges_that_a_pattern_names(tmp_path: Path) -> None:
+    path = _epochs(["load", "iteration 1", "iteration 2"]).write(tmp_path / "r.sqlite")
+    (recorded,) = read_reports([path], r"iteration \d+")
+    assert recorded.kernels["repeat"].tolist() == [0, 0, 1, 1]
+    assert recorded.timeline is not None and recorded.timeline.run_times_ns()[0] == [500, 500]
+    assert not any("counts as one run" in note for note in recorded.notes)
+    with pytest.raises(InputError, match=r"no range of the report matches.*load, iteration 1"):
+        read_reports([path], "step.*")
+    with pytest.raises(InputError, match="no regular expression"):
+        read_reports([path], "(")
+
+
+def test_runs_are_as_many_equal_parts_as_a_number_says(tmp_path: Path) -> None:
+    path = _epochs(["x", "y", "z"]).write(tmp_path / "r.sqlite")
+    (recorded,) = read_reports([path], "3")
+    assert recorded.kernels["repeat"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert recorded.timeline is not None and recorded.timeline.run_times_ns()[0] == [1000, 1000]
+    with pytest.raises(InputError, match="are not 4 times the same"):
+        read_reports([path], "4")
+
+
+def test_kernels_that_outlast_their_range_leave_the_latency_unknown(tmp_path: Path) -> None:
+    export = _epochs(["step 1", "step 2"])
+    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["end"] = 9000
+    (recorded,) = read_reports([export.write(tmp_path / "r.sqlite")], "step .*")
+    assert recorded.timeline is not None
+    assert recorded.timeline.run_times_ns() == ([], "the report's ranges end before their kernels do")
+
+
+def test_models_and_batches_of_a_report_are_told_by_its_ranges(tmp_path: Path) -> None:
+    names = ["bert b1", "bert b8", "bert b8", "gpt b1"]
+    evidence = read_evidence([_epochs(names).write(tmp_path / "r.sqlite")])
+    parts = split_runs(evidence, r"(?P<model>\w+) b(?P<batch>\d+)")
+    assert list(parts) == [("bert", 1), ("bert", 8), ("gpt", 1)]
+    counts = [len(recordings_of(evidence, runs)[0].kernels) for runs in parts.values()]
+    assert counts == [2, 4, 2]
+    with pytest.raises(InputError, match="the batch '0'"):
+        split_runs(read_evidence([_epochs(["b0"]).write(tmp_path / "z.sqlite")]), r"b(?P<batch>\d+)")
+
+
+TRACE_CSV = """Generating SQLite file x.sqlite from x.nsys-rep
+Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB),\
+Throughput (MBps),SrcMemKd,DstMemKd,Device,Ctx,Strm,Name
+1000,100,1,,,,,,,,,,4.000,40000.0,Pageable,Device,NVIDIA A100-SXM4-80GB (0),1,7,[CUDA memcpy Host-to-Device]
+1200,300,2,216,1,1,128,1,1,64,0.000,0.098,,,,,NVIDIA A100-SXM4-80GB (0),1,7,"void gemm<4, 2>(float*)"
+1500,50,3,,,,,,,,,,0.001,20.0,Device,,NVIDIA A100-SXM4-80GB (0),1,7,[CUDA memset]
+1600,200,4,108,1,1,128,1,1,64,0.000,0.000,,,,,NVIDIA A100-SXM4-80GB (0),1,7,relu
+""".replace("\\\n", "")
+
+
+def test_the_csv_of_nsys_stats_is_a_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "net.csv"
+    path.write_text(TRACE_CSV)
+    (recorded,) = read_reports([path])
+    assert recorded.kernels["name"].tolist() == ["void gemm<4, 2>(float*)", "relu"]
+    assert recorded.kernels["grid_x"].tolist() == [216, 108]
+    assert recorded.kernels["dynamic_shared_bytes"].tolist() == [98_000, 0]
+    assert device_of_recording(recorded).name == "a100-80"
+    needed = recorded.requirement(device("a100-80"))
+    assert needed is not None and needed.h2d_bytes == 4_000_000
+    assert needed.dispatch_ms == 50e-6  # the memset is no waiting
+    summary = tmp_path / "sum.csv"
+    summary.write_text("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,500,2,250.0,relu\n")
+    with pytest.raises(InputError, match=r"is a summary.*cuda_gpu_trace"):
+        read_reports([summary])

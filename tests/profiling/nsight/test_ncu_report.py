@@ -4,24 +4,29 @@ import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.profiling.nsight.ncu_metrics import (
+from gpuprof.profiling.nsight.ncu_report import (
     COUNTERS,
-    METRIC_SETS,
+    ONE_PASS,
+    find_decimal_mark,
     in_column_unit,
     listed_metrics,
     number_of,
+    parse_ncu_csv,
+    read_ncu_csv,
+    read_ncu_rep,
     resolve_metrics,
 )
-from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_csv, read_ncu_rep
 from tests.profiling.ncu_files import NOISE, OCCUPANCY, READ, kernel, long_csv, raw_csv
 from tests.reruns import waits_for_processes
 
+CASES = Path(__file__).parents[1] / "cases"
 TWO = [kernel("void k0(float*)", "25.50", more={READ: "1.5"}), kernel("void k1<1, 2>(float*, int)", "75.00", grid=81)]
 
 
@@ -81,14 +86,53 @@ def test_another_tools_csv_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_without_kernels_is_an_error() -> None:
-    with pytest.raises(InputError, match="r has no kernel"):
+    with pytest.raises(InputError, match="r: it has no kernel"):
         parse_ncu_csv("\n".join(raw_csv(TWO).splitlines()[:2]), "r")
 
 
-@pytest.mark.parametrize("text", ["27.595.520", "65,77", "1.234,5"])
-def test_numbers_of_another_locale_are_refused_and_not_guessed(text: str) -> None:
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["117,344", "27,595,520", "45.31"], [117344.0, 27595520.0, 45.31]),
+        (["117.344", "27.595.520", "45,31"], [117344.0, 27595520.0, 45.31]),
+        (["117\u202f344", "27\u202f595\u202f520", "45,31"], [117344.0, 27595520.0, 45.31]),
+        (["117'344", "1'234.5"], [117344.0, 1234.5]),
+        (["117,344", "n/a"], [117344.0, None]),
+        (["1.234,5", "117.344"], [1234.5, 117344.0]),
+    ],
+)
+def test_the_numbers_of_a_table_tell_its_locale(texts: list[str], numbers: list[float | None]) -> None:
+    mark = find_decimal_mark(texts)
+    assert [number_of(text, mark) for text in texts] == numbers
+
+
+def test_numbers_that_contradict_one_another_are_refused_and_not_guessed() -> None:
     with pytest.raises(InputError, match="LC_ALL=C"):
-        number_of(text)
+        find_decimal_mark(["1.25", "1,25"])
+
+
+@pytest.mark.parametrize(("name", "device"), [("bom", None), ("utf16", None), ("attribute_word", "NVIDIA H200")])
+def test_tables_of_other_machines_give_their_counters(name: str, device: str | None) -> None:
+    """PowerShell's byte-order mark and UTF-16; a word among the attributes of the device, as ncu 2025.3 writes."""
+    counters = read_ncu_csv(CASES / "ncu" / f"{name}.csv")
+    row, count = counters.kernels.iloc[0], len(counters.kernels)
+    if device is None:
+        assert (count, row["achieved_occupancy_pct"], row["dram_read_bytes"]) == (2, 45.31, 27_595_520)
+    else:
+        assert (count, row["achieved_occupancy_pct"], row["dram_read_bytes"]) == (1, 45.5, 1000)
+        assert row["duration_ns"] == 2000 and counters.gpus[0].name == device and counters.gpus[0].sms == 132
+
+
+@pytest.mark.parametrize("write", [raw_csv, long_csv])
+def test_a_column_that_cannot_be_read_costs_none_of_the_others(write: Any) -> None:
+    counters = parse_ncu_csv(write([kernel("k", "60", more={READ: "plenty"})]), "r")
+    assert counters.kernels["achieved_occupancy_pct"].tolist() == [60.0] and "dram_read_bytes" not in counters.kernels
+    assert counters.notes == ("dram_read_bytes could not be read: cannot read the number 'plenty'",)
+
+
+def test_a_table_of_which_no_counter_can_be_read_is_refused() -> None:
+    with pytest.raises(InputError, match="could not be read"):
+        parse_ncu_csv(raw_csv([("k", (1, 1, 1), (32, 1, 1), {OCCUPANCY: "much"})]), "r")
 
 
 @given(st.floats(0, 1e15))
@@ -139,8 +183,15 @@ def test_names_are_resolved_for_the_gpu() -> None:
     assert resolve_metrics(wanted, frozenset())[1] == ()
 
 
-def test_every_set_of_metrics_names_known_columns() -> None:
-    assert all(set(columns) <= set(COUNTERS) for columns in METRIC_SETS.values())
+def test_what_is_counted_by_default_fits_one_pass() -> None:
+    names, _ = resolve_metrics(ONE_PASS, frozenset())
+    assert set(ONE_PASS) <= set(COUNTERS) and "sm_throughput_pct" not in ONE_PASS and "l2_hit_pct" not in ONE_PASS
+    # The set that CUPTI's planner of passes was asked about.
+    assert set(names.values()) == {
+        "gpu__time_duration.sum", OCCUPANCY, "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed", READ, "dram__bytes_write.sum",
+        "lts__t_sectors.avg.pct_of_peak_sustained_elapsed", "smsp__inst_executed.sum",
+    }  # fmt: skip
 
 
 def test_its_own_file_is_read_through_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

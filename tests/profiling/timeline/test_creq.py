@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device
 from gpuprof.profiling.timeline.creq import compute_requirement, sum_overlapping
+from gpuprof.profiling.timeline.timeline import Timeline
 
 V100 = device("v100")
 
@@ -63,8 +64,16 @@ def test_bandwidths_are_weighted_by_time() -> None:
 
 def test_runs_are_averaged_and_copies_counted_for_one() -> None:
     both = pd.concat([kernels((0, 10, 20.0, 1)), kernels((100, 110, 40.0, 1), (110, 120, 40.0, 1), repeat=1)])
-    copies = pd.DataFrame({"bytes": [100, 300, 8], "direction": ["h2d", "h2d", "d2h"]})
-    found = compute_requirement(both, copies, None)
+    copies = pd.DataFrame(
+        {
+            "start_ns": [0, 100, 110],
+            "duration_ns": 1,
+            "bytes": [100, 300, 8],
+            "direction": ["h2d", "h2d", "d2h"],
+            "repeat": [0, 1, 1],
+        }
+    )
+    found = compute_requirement(both, Timeline(both, "t", "1", copies), None)
     assert found is not None
     assert found.max_occupancy_pct == 30.0
     assert found.kernel_count == 1.5
@@ -100,11 +109,38 @@ def test_the_gap_is_what_a_batch_takes_beyond_kernels_and_copies_without_a_profi
             "repeat": 0,
         }
     )  # the second runs while a kernel does, of the first a millisecond lies beyond one
-    found = compute_requirement(frame, copies, None, latency_ms=8.0)
+    recorded = Timeline(frame, "t", "1", copies)
+    found = compute_requirement(frame, recorded, None, latency_ms=8.0)
     assert found is not None and (found.busy_ms, found.copy_ms, found.dispatch_ms) == (4.0, 1.0, 3.0)
     assert found.wavg_occupancy_pct == pytest.approx((2 * 40.0 + 2 * 20.0) / 8.0)  # over the batch, not over the trace
-    in_trace = compute_requirement(frame, copies, None)
-    assert in_trace is not None and in_trace.dispatch_ms == 8.0
+    in_trace = compute_requirement(frame, recorded, None)
+    assert in_trace is not None and in_trace.dispatch_ms == 7.0  # the first copy runs for one of the 8 ms between
+
+
+def test_memsets_are_no_waiting_and_whole_graphs_hide_what_a_run_is_made_of() -> None:
+    frame = kernels((0, 10, 40.0, 1), (30, 40, 20.0, 1))
+    event = pd.DataFrame({"start_ns": [10], "duration_ns": [15], "repeat": [0]})
+    cleared = compute_requirement(frame, Timeline(frame, "t", "1", memsets=event), None)
+    assert cleared is not None and (cleared.dispatch_ms, cleared.copy_ms) == (5e-6, 15e-6)
+    with_graph = compute_requirement(frame, Timeline(frame, "t", "1", graphs=event), None)
+    assert with_graph is not None and (with_graph.dispatch_ms, with_graph.busy_ms) == (5e-6, 35e-6)
+    assert with_graph.max_occupancy_pct is None and with_graph.kernel_count is None
+
+
+def test_bytes_are_not_known_where_a_copy_is_of_an_unknown_kind() -> None:
+    frame = kernels((0, 10, 40.0, 1))
+    copies = pd.DataFrame({"start_ns": 0, "duration_ns": 1, "bytes": 5, "direction": ["unknown"], "repeat": 0})
+    found = compute_requirement(frame, Timeline(frame, "t", "1", copies), None)
+    assert found is not None and found.h2d_bytes is None and found.d2h_bytes is None
+
+
+def test_occupancy_stands_on_counters_of_all_kernels_or_on_their_launches() -> None:
+    counted = kernels((0, 10, 40.0, 1), (10, 20, 20.0, 1)).assign(launch_occupancy_pct=5.0)
+    found = compute_requirement(counted, None, None)
+    assert found is not None and (found.max_occupancy_pct, found.occupancy_source) == (40.0, "achieved_occupancy_pct")
+    some = counted.assign(achieved_occupancy_pct=[40.0, np.nan])
+    found = compute_requirement(some, None, None)
+    assert found is not None and (found.max_occupancy_pct, found.occupancy_source) == (5.0, "launch_occupancy_pct")
 
 
 def test_a_gap_below_nothing_is_noise_or_refused() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.nsys_report import read_nsys
+from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.link import LEAST_BYTES, link_rates, link_row
-from gpuprof.profiling.timeline.timeline import empty_copies
+from gpuprof.profiling.timeline.timeline import empty_frame
 from tests.profiling import kineto_files
 from tests.profiling.models import write_mlp
 from tests.profiling.nsys_files import two_runs
@@ -30,6 +30,7 @@ def test_the_rate_is_all_bytes_by_all_time_of_copies_that_are_large_enough() -> 
             (30 * MIB, 1_000_000, "h2d", "pageable"),
             (LEAST_BYTES - 1, 900_000, "h2d", "pageable"),  # mostly overhead
             (64 * MIB, 10_000, "d2d", None),  # not over the link
+            (64 * MIB, 10_000, "h2d", "unified"),  # pages on demand
         )
     )
     (one,) = found
@@ -47,7 +48,11 @@ def test_pinned_and_pageable_memory_are_kept_apart_and_unknown_is_said() -> None
 
 
 def test_small_copies_or_none_leave_no_row_rather_than_a_zero() -> None:
-    for copies in (None, empty_copies(), _copies((4096, 10, "h2d", "pinned"), (2 * MIB, 0, "h2d", None))):
+    for copies in (
+        None,
+        empty_frame("bytes", "duration_ns", "direction"),
+        _copies((4096, 10, "h2d", "pinned"), (2 * MIB, 0, "h2d", None)),
+    ):
         assert link_row("r", device("v100"), copies, "nsys") is None
 
 
@@ -68,7 +73,7 @@ def test_a_timeline_of_nsys_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
         export.copy(at, 4 * MIB, 1, 301 + run, srcKind=1, dstKind=2, end=at + 100)
     timeline = read_nsys(export.write(tmp_path / "r.sqlite")).select_runs()
     request = a_request(write_mlp(tmp_path / "mlp.onnx"))
-    (row,) = device_rows(request, Recording(timeline.kernels, timeline.copies, (), {"nsys": "1", "ncu": "2"}))
+    (row,) = device_rows(request, Recording(timeline.kernels, (), {"nsys": "1", "ncu": "2"}, timeline=timeline))
     assert row.run_id == request.run_id and row.pcie_memory == "pinned"
     assert row.pcie_bytes_per_s == pytest.approx(4 * MIB / 100e-9)
     assert row.source is not None and row.source.endswith("by nsys")
@@ -79,7 +84,7 @@ def test_a_trace_of_torch_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
     for event in document["traceEvents"]:
         if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
             event["args"]["bytes"] = 3 * MIB
-    copies = read_kineto(kineto_files.write(tmp_path / "t.json", document)).select_runs().copies
+    copies = read_json_trace(kineto_files.write(tmp_path / "t.json", document)).select_runs().copies
     (one,) = link_rates(copies)
     assert (one.direction, one.memory, one.copies) == ("h2d", "pageable", 2)
     assert one.bytes_per_s == pytest.approx(3 * MIB / 5e-6)

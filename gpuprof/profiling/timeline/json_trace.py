@@ -1,0 +1,275 @@
+"""Reads timelines from JSON of the Trace Event Format: torch.profiler's (Kineto) and ONNX Runtime's own profile.
+
+Kineto's estimate of occupancy is left out: see `gpuprof.profiling.timeline.launch_occupancy`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.errors import InputError
+from gpuprof.profiling.timeline.timeline import (
+    D2H,
+    H2D,
+    PAGEABLE,
+    PINNED,
+    RUN_RANGE,
+    UNKNOWN,
+    Timeline,
+    column,
+    empty_frame,
+    mark_runs,
+    tie_to_launches,
+)
+
+_MAX_BYTES = 2 * 2**30
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_OPERATORS, _ANNOTATIONS = ("cpu_op", "operator"), ("user_annotation",)
+_KINETO_KINDS = {"kernel", "gpu_memcpy", "gpu_memset", *_LAUNCHES, *_OPERATORS, *_ANNOTATIONS}
+_ORT_KINDS = {"Session", "Node"}
+_DIRECTIONS = {"HtoD": H2D, "DtoH": D2H, "DtoD": "d2d", "PtoP": "p2p", "HtoH": "h2h"}
+_MEMORIES = {"Pageable": PAGEABLE, "Pinned": PINNED}
+# "…_fence_before" and "…_fence_after", which older versions write too, are not the node's own time.
+_NODE = re.compile(r"(?P<name>.*)_kernel_time")
+_KINETO_FIX = "torch.profiler.profile(…).export_chrome_trace(FILE) writes one"
+#: Argument of a kernel in Kineto and in ONNX Runtime's builds with CUDA profiling → column.
+_KERNEL_ARGUMENTS = {
+    "device": "device_index",
+    "stream": "stream_id",
+    "registers per thread": "registers_per_thread",
+    # Kineto sums both kinds; occupancy does not tell them apart.
+    "shared memory": "dynamic_shared_bytes",
+    "graph node id": "graph_node",
+    **{f"{part}_{axis}": f"{part}_{axis}" for part in ("grid", "block") for axis in "xyz"},
+}
+_GPU_PROPERTIES = {
+    "numSms": "sms",
+    "totalGlobalMem": "memory_bytes",
+    "regsPerMultiprocessor": "registers_per_sm",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_sm",
+    "sharedMemPerBlockOptin": "shared_bytes_per_block",
+}
+
+Event = Mapping[str, Any]
+
+
+def read_json_trace(path: Path, expect_kernels: bool = True) -> Timeline:
+    """Return the timeline of a trace by torch.profiler or ONNX Runtime, plain or compressed with gzip.
+
+    Raises `InputError` when it is neither, is cut off, or has nothing where kernels or nodes are expected.
+    """
+    document = _load(path)
+    events: Any = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise InputError(f"{path} is not a trace of torch.profiler or ONNX Runtime", _KINETO_FIX)
+    kinds: dict[str, list[Event]] = {}
+    for event in events:
+        if event.get("ph", "X") == "X" and _is_number(event.get("ts")) and _is_number(event.get("dur")):
+            kinds.setdefault(str(event.get("cat", "")), []).append(event)
+    if kinds.keys() & _ORT_KINDS:
+        return _read_ort(kinds, path)
+    lowered = {kind.lower(): part for kind, part in kinds.items()}
+    if isinstance(document, list) and not lowered.keys() & _KINETO_KINDS:
+        raise InputError(f"{path} is not a trace of torch.profiler or ONNX Runtime", _KINETO_FIX)
+    return _read_kineto(lowered, document if isinstance(document, dict) else {}, path, expect_kernels)
+
+
+def _load(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
+        content = path.read_bytes()
+        return json.loads(_decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
+        raise InputError(f"{path} is not a whole JSON file", "was the profiled process killed?") from error
+
+
+def _decompress(content: bytes) -> bytes:
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    # Bounded: a small file can unpack to any size.
+    unpacked = inflate.decompress(content, _MAX_BYTES)
+    if inflate.unconsumed_tail:
+        raise InputError(f"a trace of more than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
+    if not inflate.eof:
+        raise EOFError("the compressed file is cut off")
+    return unpacked
+
+
+def _read_kineto(kinds: Mapping[str, list[Event]], document: Event, path: Path, expect_kernels: bool) -> Timeline:
+    def of_kinds(names: Sequence[str]) -> list[Event]:
+        return [event for name in names for event in kinds.get(name, [])]
+
+    if expect_kernels and not kinds.get("kernel"):
+        raise InputError(f"{path} has no kernel", "record with activities CPU and CUDA, on a GPU")
+    calls = _tabulate(of_kinds(_LAUNCHES)).rename(columns={"start_ns": "launch_start_ns"})
+    calls["launch_end_ns"] = calls["launch_start_ns"] + calls["duration_ns"]
+    calls = calls[["correlation_id", "process_id", "thread_id", "launch_start_ns", "launch_end_ns"]]
+    calls = calls[calls["correlation_id"] >= 0]
+    annotations, operators = (_to_ranges(_tabulate(of_kinds(names))) for names in (_ANNOTATIONS, _OPERATORS))
+    # PyTorch's operators are the ranges of kernels; people's annotations only mark runs.
+    ranges = pd.concat([annotations, operators], ignore_index=True)
+
+    def tie(events: Sequence[Event]) -> pd.DataFrame:
+        """Return device events with their launches; their own process and thread are the device and its stream."""
+        frame = _tabulate(events).drop(columns=["process_id", "thread_id", "arguments"])
+        return mark_runs(tie_to_launches(frame, calls, operators), annotations)
+
+    copies = tie(kinds.get("gpu_memcpy", []))
+    copies = copies.assign(
+        direction=[_find_word(_DIRECTIONS, name) or UNKNOWN for name in copies["name"]],
+        memory=pd.Series([_find_word(_MEMORIES, name) for name in copies["name"]], dtype="object"),
+        bytes=column(copies, "bytes"),
+    )
+    base = document.get("baseTimeNanoseconds", 0)
+    return Timeline(
+        kernels=tie(kinds.get("kernel", [])),
+        copies=copies,
+        memsets=tie(kinds.get("gpu_memset", [])),
+        ranges=ranges,
+        tool="torch.profiler",
+        version=str(document.get("schemaVersion", "unknown")),
+        gpus=_describe_gpus(document.get("deviceProperties")),
+        epoch_ns=base if isinstance(base, int) else None,
+    )
+
+
+def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
+    """Return runs as ranges, nodes on the host, and kernels where ONNX Runtime was built with CUDA profiling."""
+    sessions = _tabulate(kinds.get("Session", []))
+    runs = _to_ranges(sessions[sessions["name"] == "model_run"]).assign(name=RUN_RANGE)
+    executed = [event for event in kinds.get("Node", []) if _NODE.fullmatch(str(event.get("name", "")))]
+    frame = _tabulate(executed)
+    frame = frame.assign(
+        name=[str(_NODE.sub(r"\g<name>", name)) for name in frame["name"]],
+        op_type=[str(arguments.get("op_name", "")) for arguments in frame["arguments"]],
+        provider=[str(arguments.get("provider", "")) for arguments in frame["arguments"]],
+    ).drop(columns="arguments")
+    if not len(frame) and not len(runs):
+        raise InputError(f"{path} has no execution of a node", "is it a profile written by ONNX Runtime?")
+    launched = [event for event in kinds.get("Kernel", []) if isinstance(event.get("args"), dict)]
+    kernels = _tabulate(launched)
+    if launched:
+        kernels["range"] = [given.get("parent_name") or given.get("op_name") for given in kernels["arguments"]]
+    outer, notes = _leave_out_bodies(frame)
+    return Timeline(
+        kernels=mark_runs(kernels.drop(columns="arguments").assign(launch_start_ns=-1), runs),
+        nodes=mark_runs(outer.assign(launch_start_ns=-1), runs),
+        ranges=runs,
+        tool="onnxruntime",
+        version="profile",
+        notes=notes,
+    )
+
+
+def _leave_out_bodies(nodes: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return nodes without those in bodies of Loop, Scan and If, whose time is their parent's, and a note."""
+    if not len(nodes):
+        return nodes, ()
+    starts, ends = nodes["start_ns"].to_numpy(), (nodes["start_ns"] + nodes["duration_ns"]).to_numpy()
+    outer = nodes[nodes["op_type"].isin(["Loop", "Scan", "If"])]
+    spans = outer.assign(end_ns=outer["start_ns"] + outer["duration_ns"]).reset_index(drop=True)
+    process, thread = nodes["process_id"].to_numpy(), nodes["thread_id"].to_numpy()
+    positions = nodes.index.to_numpy()
+    kept = np.ones(len(nodes), dtype=bool)
+    for row, parent in zip(outer.index.tolist(), spans.to_dict("records"), strict=True):
+        within = (starts >= parent["start_ns"]) & (ends <= parent["end_ns"]) & (process == parent["process_id"])
+        kept &= ~(within & (thread == parent["thread_id"]) & (positions != row))
+    sums = nodes[~kept].groupby("op_type", sort=False)["duration_ns"].sum()
+    listed = ", ".join(f"{kind} {time_ns / 1e3:,.0f} us" for kind, time_ns in sums.sort_values(ascending=False).items())
+    notes = (f"within bodies of loops and branches, part of these nodes' times: {listed}",) if listed else ()
+    return nodes[kept].reset_index(drop=True), notes
+
+
+def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
+    """Return events in order of start: their times, ids, correlation, bytes, and the arguments of a launch."""
+    if not events:
+        names = ("name", "start_ns", "duration_ns", "process_id", "thread_id", "correlation_id")
+        return empty_frame(*names).assign(arguments=pd.Series(dtype="object"))
+    arguments = [event["args"] if isinstance(event.get("args"), dict) else {} for event in events]
+    columns: dict[str, Any] = {
+        "name": [str(event.get("name", "")) for event in events],
+        "start_ns": np.array([_to_ns(event["ts"]) for event in events], dtype=np.int64),
+        "duration_ns": np.array([_to_ns(event["dur"]) for event in events], dtype=np.int64),
+        # A process or thread that is no number is not one of the host.
+        "process_id": np.array([_to_id(event.get("pid")) for event in events], dtype=np.int64),
+        "thread_id": np.array([_to_id(event.get("tid")) for event in events], dtype=np.int64),
+        "correlation_id": np.array([_to_id(given.get("correlation")) for given in arguments], dtype=np.int64),
+        "arguments": arguments,
+    }
+    if any("bytes" in given for given in arguments):
+        columns["bytes"] = [int(given.get("bytes", 0)) for given in arguments]
+    for argument, name in _KERNEL_ARGUMENTS.items():
+        if any(argument in given for given in arguments):
+            columns[name] = [_to_number(given.get(argument)) for given in arguments]
+    for part in ("grid", "block"):
+        sizes = [given.get(part) for given in arguments]
+        if any(isinstance(size, list) and len(size) == 3 for size in sizes):
+            for place, axis in enumerate("xyz"):
+                columns[f"{part}_{axis}"] = [s[place] if isinstance(s, list) and len(s) == 3 else None for s in sizes]
+    return pd.DataFrame(columns).sort_values("start_ns", kind="stable").reset_index(drop=True)
+
+
+def _to_ranges(table: pd.DataFrame) -> pd.DataFrame:
+    ended = table.assign(end_ns=table["start_ns"] + table["duration_ns"])
+    return ended[["name", "start_ns", "end_ns", "process_id", "thread_id"]].reset_index(drop=True)
+
+
+def _describe_gpus(properties: Any) -> dict[int, GpuDescription]:
+    """Return the trace's description of each GPU: a list of objects, of which older versions write less."""
+    gpus = {}
+    for gpu in properties if isinstance(properties, list) else ():
+        if isinstance(gpu, dict) and isinstance(gpu.get("id"), int) and "name" in gpu:
+            given = {name: gpu[key] for key, name in _GPU_PROPERTIES.items() if isinstance(gpu.get(key), int)}
+            threads = gpu.get("maxThreadsPerMultiprocessor")
+            version = (gpu.get("computeMajor"), gpu.get("computeMinor"))
+            gpus[gpu["id"]] = GpuDescription(
+                str(gpu["name"]),
+                compute_capability=None if None in version else f"{version[0]}.{version[1]}",
+                warps_per_sm=threads // 32 if isinstance(threads, int) else None,
+                **given,
+            )
+    return gpus
+
+
+def _find_word(meanings: Mapping[str, str], name: str) -> str | None:
+    """Return the meaning of the word in an event's name, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
+    return next((meaning for word, meaning in meanings.items() if word in name), None)
+
+
+def _to_ns(microseconds: Any) -> int:
+    """Times are microseconds with a fraction, since the epoch: their product with 1000 is not exact as a float."""
+    text = str(microseconds)
+    if "e" in text or "E" in text:
+        return round(float(microseconds) * 1000)
+    whole, _, fraction = text.partition(".")
+    return int(whole) * 1000 + int((fraction + "000")[:3])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return value is not None and not isinstance(value, bool) and np.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _to_id(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _to_number(value: Any) -> int | None:
+    """Return a size or an id, which ONNX Runtime writes as text; None where it is none."""
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        return None
