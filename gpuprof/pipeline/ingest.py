@@ -20,7 +20,7 @@ from gpuprof.profiling.gpu.replay import (
     ReplayCollector,
     device_of_recording,
     ingest,
-    read_evidence,
+    read_report_set,
     recordings_of,
     replayed_job,
     split_runs,
@@ -102,7 +102,7 @@ def ingest_reports(
     rows: list[ModelRow] = []
     named = resolve_device(device, None, read_own_devices(device_file), notes.append) if device else None
     part = Share()
-    evidence = read_evidence(files)
+    evidence = read_report_set(files)
     for (model, batch), selected in split_runs(evidence, runs).items():
         for recording in recordings_of(evidence, selected):
             target = named or _find_device(recording, notes)

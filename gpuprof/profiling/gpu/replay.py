@@ -47,7 +47,7 @@ _ORT = "onnxruntime"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReportSet:
     """Reports of one program, at most one of each kind."""
 
     timeline: Timeline | None = None  #: Kernels in time, or ONNX Runtime's profile where that is all.
@@ -140,10 +140,10 @@ def read_reports(paths: Sequence[Path], runs: str | None = None) -> tuple[Record
     ``runs``: as for `Timeline.select_runs`. Raises `InputError` when a file is no report, or two are of the same kind;
     `UnavailableError` when a report needs nsys or ncu to be read.
     """
-    return recordings_of(read_evidence(paths), runs)
+    return recordings_of(read_report_set(paths), runs)
 
 
-def read_evidence(paths: Sequence[Path]) -> Evidence:
+def read_report_set(paths: Sequence[Path]) -> ReportSet:
     """Return reports by their kinds. Raises `InputError` or `UnavailableError` as `read_reports`."""
     graphs = [path for path in paths if path.suffix == ".onnx"]
     reports = [read_report(path) for path in paths if path.suffix != ".onnx"]
@@ -158,7 +158,7 @@ def read_evidence(paths: Sequence[Path]) -> Evidence:
             f"but got {counts[0]}, {counts[1]}, {counts[2]} and {counts[3]}",
             "ingest them one after another",
         )
-    return Evidence(
+    return ReportSet(
         timeline=next(iter(recorded), None) or next(iter(profiles), None),
         profile=profiles[0] if recorded and profiles else None,
         counters=next(iter(counters), None),
@@ -166,7 +166,7 @@ def read_evidence(paths: Sequence[Path]) -> Evidence:
     )
 
 
-def recordings_of(evidence: Evidence, runs: str | None = None) -> tuple[Recording, ...]:
+def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recording, ...]:
     """Return a recording for each GPU, joined kernel by kernel where there are a timeline and counters."""
     counted = evidence.counters.by_gpu() if evidence.counters else {}
     if evidence.timeline is None:
@@ -181,7 +181,7 @@ def recordings_of(evidence: Evidence, runs: str | None = None) -> tuple[Recordin
     return tuple(_join_tools(part, _counters_of_gpu(counted, gpu, len(parts)), evidence) for gpu, part in parts.items())
 
 
-def split_runs(evidence: Evidence, runs: str | None) -> dict[tuple[str | None, int | None], str | None]:
+def split_runs(evidence: ReportSet, runs: str | None) -> dict[tuple[str | None, int | None], str | None]:
     """Return (model, batch) → the runs of each, where the pattern ``runs`` has groups of these names; else ``runs``."""
     if runs is None or runs.isdecimal() or evidence.timeline is None:
         return {(None, None): runs}
@@ -224,7 +224,7 @@ def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Co
     return counted.get(gpu)
 
 
-def _join_tools(timeline: Timeline, counters: Counters | None, evidence: Evidence) -> Recording:
+def _join_tools(timeline: Timeline, counters: Counters | None, evidence: ReportSet) -> Recording:
     notes, kernels = list(timeline.notes), timeline.kernels
     tools = {timeline.tool: timeline.version} | ({_ORT: "profile"} if evidence.profile is not None else {})
     used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}

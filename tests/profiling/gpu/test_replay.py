@@ -14,7 +14,7 @@ from gpuprof.profiling.gpu.replay import (
     ReplayCollector,
     device_of_recording,
     ingest,
-    read_evidence,
+    read_report_set,
     read_reports,
     recordings_of,
     replayed_job,
@@ -211,13 +211,13 @@ def test_kernels_that_outlast_their_range_leave_the_latency_unknown(tmp_path: Pa
 
 def test_models_and_batches_of_a_report_are_told_by_its_ranges(tmp_path: Path) -> None:
     names = ["bert b1", "bert b8", "bert b8", "gpt b1"]
-    evidence = read_evidence([_epochs(names).write(tmp_path / "r.sqlite")])
+    evidence = read_report_set([_epochs(names).write(tmp_path / "r.sqlite")])
     parts = split_runs(evidence, r"(?P<model>\w+) b(?P<batch>\d+)")
     assert list(parts) == [("bert", 1), ("bert", 8), ("gpt", 1)]
     counts = [len(recordings_of(evidence, runs)[0].kernels) for runs in parts.values()]
     assert counts == [2, 4, 2]
     with pytest.raises(InputError, match="the batch '0'"):
-        split_runs(read_evidence([_epochs(["b0"]).write(tmp_path / "z.sqlite")]), r"b(?P<batch>\d+)")
+        split_runs(read_report_set([_epochs(["b0"]).write(tmp_path / "z.sqlite")]), r"b(?P<batch>\d+)")
 
 
 TRACE_CSV = """Generating SQLite file x.sqlite from x.nsys-rep
