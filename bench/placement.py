@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import igniter_profiles, parvagpu_profiles, pooled_plans, usher_scale
+from bench.baselines.mig_serving import MigServing
 from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
@@ -36,7 +37,6 @@ from gpuprof.placement.problem import ModelFile, Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.placement.published.mig_serving import MigServing
 from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.published.usher import Usher

@@ -30,9 +30,9 @@ from bench.planning_scale import PROFILE
 from gpuprof.domain.catalogue import datasets
 
 #: Those that need no MIG, which a V100 lacks.
-QUICK = ("igniter", "gslice", "gpulet", "ffd", "alpaserve", "shepherd")
+QUICK = ("igniter", "gslice", "gpulet", "ffd")
 #: Those that plan with MIG.
-_WITH_MIG = ("parvagpu", "mig-serving")
+_WITH_MIG = ("parvagpu",)
 _CHECKOUT = Path(__file__).parents[1]
 _MOST_DEMANDS = 40
 _THESIS = "v100_profiles.csv"

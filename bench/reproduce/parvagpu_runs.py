@@ -31,7 +31,7 @@ BUDGET, PROCESSES = 0.45, 5
 #: profiles.
 BY_MPS: Mapping[str, str] = {"gpulet": "gpulet", "igniter": "igniter"}
 BY_MIG: Mapping[str, str] = {
-    "mig-serving": "mig-serving",
+    "mig-serving": "bench.baselines.mig_serving:MigServing",
     "parvagpu-single": "parvagpu -O single=true",
     "parvagpu-unoptimized": f"parvagpu -O processes={PROCESSES} -O unoptimized=true",
     "parvagpu": f"parvagpu -O processes={PROCESSES}",

@@ -38,7 +38,8 @@ def find_fleet(
     if isinstance(given, Fleet):
         fleet = given
     elif given is None:
-        fleet = Fleet((FleetEntry(find(None)),))
+        profiled = find(None)
+        fleet = Fleet((FleetEntry(profiled, 1 if profiled.kind == "cpu" else None),))  # this machine, once
     elif isinstance(given, os.PathLike) or given.endswith(".toml"):
         fleet = read_fleet(Path(given), find)
     else:

@@ -22,6 +22,7 @@ from gpuprof.pipeline.arguments import (
 from gpuprof.pipeline.model_files import find_changed, locate_files
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
+from gpuprof.pipeline.router_capacity import describe_routers
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
 
@@ -118,8 +119,7 @@ def check(
             f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
             "the times and the memory written in the map are believed"
         )
-    if basis := describe_basis(resolved):
-        notes.add(basis)
+    notes.add(*filter(None, (describe_basis(resolved), describe_routers(resolved))))
     violations = feasibility.check(resolved, evidence)
     if unknown := feasibility.find_unknown_memory(resolved, evidence):
         notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")

@@ -28,10 +28,12 @@ from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.router_capacity import describe_routers
 from gpuprof.placement.early_stop import early_stop
+from gpuprof.placement.feasibility import find_excess_time
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import Problem, collect_evidence
 
 #: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
 #: first maps and their bound come by then, and the output says how to search longer.
@@ -108,7 +110,7 @@ def place(
         An slo.csv with ``model,rate_rps,slo_ms``, or what stands in one.
     fleet : Fleet, path or str, optional
         Devices: a fleet, a fleet.toml, or ``"a100-80:8,v100"``; a kind without a count: as many as needed. Left out:
-        as many as needed of the device that the database was measured on.
+        as many as needed of the GPU that the database was measured on; of a CPU one.
     db : path, optional
         Kernel database; ``GPUPROF_DB`` or ``./gpuprof-db`` unless given.
     policy : str or Policy
@@ -182,7 +184,12 @@ def place(
     progress(Progress("the map is planned and checked", steps, steps))
     late = _describe_late_start(options, read_s, limit.spent_s)
     remarks = early_stop(deployment, options.time_limit_s), late, _suggest_share(problem, deployment)
-    notes.add(*filter(None, remarks), *list_left_out_batches(problem, options.estimator))
+    notes.add(*filter(None, (*remarks, describe_routers(deployment))))
+    for fault in find_excess_time(deployment, collect_evidence(problem))[:1]:
+        notes.add(
+            f"the estimator {options.estimator!r} promises more than a device gives: check refuses this map: {fault}"
+        )
+    notes.add(*list_left_out_batches(problem, options.estimator))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 
 

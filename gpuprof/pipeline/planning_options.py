@@ -39,6 +39,8 @@ class PlanningOptions:
         fleet, else one: what several do to one another is not guessed.
     overhead_ms : float or None
         Time of a request outside its replica; None: as ``profile`` measured it.
+    isolate : bool
+        Give every replica a share of its own, on CPUs too; by default lightly loaded models take turns in one share.
     time_limit_s : float or None
         After so long, policies that search take the best map so far. `gpuprof.place` counts reading the models and
         checking the map towards it, but leaves 1.5 s of it to the search, of less than three seconds the half.
@@ -66,6 +68,7 @@ class PlanningOptions:
     max_batch: int = 256
     max_processes: int | None = None
     overhead_ms: float | None = None
+    isolate: bool = False
     time_limit_s: float | None = None
     limit_since_s: float | None = None
     seed: Seed = 0
@@ -104,6 +107,7 @@ class PlanningOptions:
             max_batch=self.max_batch,
             max_processes=self.max_processes,
             overhead_ms=self.overhead_ms or 0.0,
+            isolate=self.isolate,
             time_limit_s=self.time_limit_s,
             seed=self.seed,
         )

@@ -33,7 +33,8 @@ def is_rounded_to(value: float, true: float) -> bool:
 class Violation:
     """A rule that a map breaks."""
 
-    #: ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"fleet"`` or ``"figures"``.
+    #: ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"time"``, ``"fleet"`` or
+    #: ``"figures"``.
     rule: str
     where: str  #: ``"node0 gpu 1"``, or a model.
     message: str  #: The rule and the value that breaks it.

@@ -1,7 +1,8 @@
 """Checks the feasibility of a deployment map from any source: geometry, shares, memory, rates and SLOs.
 
-Shares no code with any policy, so that a mistake in one is not made here again: it starts from the map alone, asks
-the estimator and the queueing model again, and reads the geometry off the device.
+Shares no code with any policy: it starts from the map alone, asks the estimator and the queueing model again, and
+reads the geometry off the device. Every fault is listed; parts of a map that do not exist (an unknown device, an
+unknown MIG profile) are reported once and left out of the checks that need them.
 """
 
 from __future__ import annotations
@@ -9,24 +10,32 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Workload, classify_source
+from gpuprof.domain.failure import FailedRun
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.placement.claim_check import check_claims
-from gpuprof.placement.evidence import Evidence, Violation
-from gpuprof.placement.failure_check import check_failures
-from gpuprof.placement.map_queues import MOST_BATCH, map_servers, upper_ms
-from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
-from gpuprof.placement.prediction_check import check_predictions
-from gpuprof.placement.turn_check import check_turns
+from gpuprof.placement.evidence import RELATIVE_ROUNDING, Evidence, Violation, is_rounded_to
+from gpuprof.placement.map_workloads import (
+    MOST_BATCH,
+    Location,
+    ask_batch_series,
+    ask_estimator,
+    list_locations,
+    map_servers,
+    neighbour_workloads,
+    replica_workload,
+    upper_ms,
+)
 
-__all__ = ["Evidence", "Violation", "check", "check_layout", "find_unknown_memory"]
+__all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
-#: Relative, of rates, shares and times: what policies and their solvers round.
+#: Relative, of rates, shares and times: the rounding of policies and their solvers.
 _TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
 _LEAST_LIMIT_BYTES = 1 << 20  # as MPS takes it; any runtime holds more
@@ -34,58 +43,53 @@ _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0; not the policies' cons
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return every rule that the map breaks, in the order of the map; empty when it is sound."""
-    structure = (*_check_names(deployment), *_check_devices(deployment, evidence))
-    if structure:
-        return structure  # nothing below can be said of devices and models that do not exist
-    layout = tuple(
-        violation for _, where, gpu in _list_gpus(deployment) for violation in _check_gpu(where, gpu, evidence)
-    )
-    if any(violation.rule == "geometry" for violation in layout):
-        return layout  # nor of instances that cannot be
-    broken = (
-        *layout,
+    """Return every fault of the map; empty when it is sound."""
+    locations = tuple(list_locations(deployment, evidence))
+    return (
+        *_check_names(deployment),
+        *_check_fleet(deployment, evidence),
+        *_check_layout(deployment, evidence),
         *_check_settings(deployment),
-        *check_failures(deployment, evidence),
+        *_check_failures(deployment, evidence),
         *_check_rates(deployment, evidence),
-        *_check_slos(deployment, evidence),
-        *_check_figures(deployment),
-        *check_claims(deployment),
+        *_check_slos(deployment, locations, evidence),
+        *_check_busy_time(locations, evidence),
+        *_check_figures(deployment, locations, evidence),
     )
-    return broken or tuple(check_predictions(deployment, evidence))  # where they fail, so does what rests on them
 
 
 def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return what no machine could set up: names, geometry, shares, memory and what is known to fail.
+    """Return the faults that no machine could set up: names, geometry, shares, memory and recorded failures.
 
-    Devices that are not known are left out; where there are such, so is what is known to fail. Says nothing of rates
-    and SLOs, and so asks neither the estimator nor the queueing model for times.
+    Asks neither the estimator nor the queueing model for times. Unknown devices are left out.
     """
-    gpus = [(where, gpu) for _, where, gpu in _list_gpus(deployment)]
-    known = [(where, gpu) for where, gpu in gpus if gpu.device in evidence.devices]
     return (
         *_check_names(deployment),
-        *(violation for where, gpu in known for violation in _check_gpu(where, gpu, evidence)),
-        *(check_failures(deployment, evidence) if len(known) == len(gpus) else ()),
+        *_check_layout(deployment, evidence),
+        *_check_failures(deployment, evidence),
     )
 
 
+def find_excess_time(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
+    """Return the faults of `check` that are of the devices' time: partitions that are asked for more than all of it."""
+    return tuple(_check_busy_time(tuple(list_locations(deployment, evidence)), evidence))
+
+
 def find_unknown_memory(deployment: DeploymentMap, evidence: Evidence) -> tuple[str, ...]:
-    """Return the models of whose memory neither the map nor the estimator knows anything, each once."""
+    """Return the models whose memory neither the map nor the estimator gives, each once."""
     return tuple(
         dict.fromkeys(
-            replica.model
-            for _, gpu, partition, replica in deployment.places()
-            if not replica.predicted.memory_bytes and gpu.device in evidence.devices
-            if not _needed_bytes(partition, replica, evidence.devices[gpu.device], evidence)
+            location.replica.model
+            for location in list_locations(deployment, evidence)
+            if not location.replica.predicted.memory_bytes and not _needed_bytes(location, evidence)
         )
     )
 
 
-def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
+def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
     for node in deployment.nodes:
         for gpu in node.gpus:
-            yield node, f"{node.name} gpu {gpu.index}", gpu
+            yield f"{node.name} gpu {gpu.index}", gpu
 
 
 def _check_names(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -97,147 +101,196 @@ def _check_names(deployment: DeploymentMap) -> Iterator[Violation]:
         if name not in served:
             yield Violation("rate", name, "is a merge that no replica serves")
     for node, gpu, _, replica in deployment.places():
-        where = f"{node.name} gpu {gpu.index}"
-        for model in replica.rates():
-            if model not in deployment.models:
-                yield Violation("rate", where, f"{model!r} is not among the map's models")
-        if replica.merged and abs(math.fsum(replica.rates().values()) - replica.rate_rps) > _TOLERANCE * (
-            1.0 + replica.rate_rps
-        ):
+        where, rates = f"{node.name} gpu {gpu.index}", replica.rates()
+        for model in sorted(set(rates) - set(deployment.models)):
+            yield Violation("rate", where, f"{model!r} is not among the map's models")
+        if replica.merged and not is_rounded_to(replica.rate_rps, math.fsum(rates.values())):
             yield Violation("rate", where, f"{replica.model} gets {replica.rate_rps:g} requests/s, its models do not")
 
 
-def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Find replicas beyond the largest batch, or the most processes, that the map says it was planned with."""
-    settings = deployment.planned_with
-    most = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
-    each = settings.max_processes or _MOST_CLIENTS
-    for node, gpu, _, replica in deployment.places():
-        if not replica.merged and (replica.batch > most or replica.processes > each):
-            said = f"batches of {replica.batch} and {replica.processes} processes; planned were up to {most} and {each}"
-            yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {said}")
-
-
-def _check_devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    for _, where, gpu in _list_gpus(deployment):
+def _check_fleet(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    for where, gpu in _list_gpus(deployment):
         if gpu.device not in evidence.devices:
             yield Violation("geometry", where, f"unknown device {gpu.device!r}")
-    used = Counter(gpu.device for _, _, gpu in _list_gpus(deployment))
-    for name, count in used.items():
-        there = evidence.counts.get(name, 0) if evidence.counts else None
-        if there is not None and count > there:
-            yield Violation("fleet", name, f"{count} devices are used, but the fleet has {there}")
+    for name, count in Counter(gpu.device for _, gpu in _list_gpus(deployment)).items():
+        available = evidence.counts.get(name, 0) if evidence.counts else None
+        if available is not None and count > available:
+            yield Violation("fleet", name, f"{count} devices are used, but the fleet has {available}")
 
 
-def _check_gpu(where: str, gpu: Gpu, evidence: Evidence) -> Iterator[Violation]:
-    device = evidence.devices[gpu.device]
-    instances = [partition for partition in gpu.partitions if partition.mig is not None]
+def _check_layout(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    for where, gpu in _list_gpus(deployment):
+        device = evidence.devices.get(gpu.device)
+        if device is None:
+            continue
+        yield from _check_instances(where, gpu, device)
+        for partition in gpu.partitions:
+            if partition.mig is None or any(profile.name == partition.mig.profile for profile in device.mig_profiles):
+                yield from _check_partition(where, partition, device, evidence)
+
+
+def _check_instances(where: str, gpu: Gpu, device: Device) -> Iterator[Violation]:
+    instances = [partition.mig for partition in gpu.partitions if partition.mig is not None]
     if instances and len(instances) < len(gpu.partitions):
         yield Violation("geometry", where, "the device is both cut into MIG instances and used whole")
     elif len(gpu.partitions) > 1 and not instances:
-        yield Violation("geometry", where, f"the whole device stands {len(gpu.partitions)} times")
-    yield from _check_instances(where, instances, device)
-    for partition in gpu.partitions:
-        if partition.mig is None or any(p.name == partition.mig.profile for p in device.mig_profiles):
-            yield from _check_partition(where, partition, device, evidence)
-
-
-def _check_instances(where: str, partitions: Sequence[Partition], device: Device) -> Iterator[Violation]:
-    taken: dict[int, str] = {}
+        yield Violation("geometry", where, f"the whole device is listed {len(gpu.partitions)} times")
     profiles = {profile.name: profile for profile in device.mig_profiles}
-    counts: Counter[str] = Counter()
-    compute = 0
-    for place in (partition.mig for partition in partitions if partition.mig is not None):
-        profile = profiles.get(place.profile)
+    holders: dict[int, str] = {}
+    counts = Counter(instance.profile for instance in instances if instance.profile in profiles)
+    for instance in instances:
+        profile = profiles.get(instance.profile)
         if profile is None:
-            yield Violation("geometry", where, f"{device.name} has no MIG profile {place.profile!r}")
+            yield Violation("geometry", where, f"{device.name} has no MIG profile {instance.profile!r}")
             continue
-        counts[profile.name] += 1
-        compute += profile.compute_slices
-        if place.start not in profile.start_slots:
+        if instance.start not in profile.start_slots:
             legal = ", ".join(map(str, profile.start_slots))
-            yield Violation("geometry", where, f"{profile.name} cannot start at slot {place.start}, only at {legal}")
-        for slot in range(place.start, place.start + profile.memory_slices):
-            if slot in taken:
-                yield Violation("geometry", where, f"{taken[slot]} and {profile.name} overlap in slot {slot}")
-                break
-            taken[slot] = profile.name
+            yield Violation("geometry", where, f"{profile.name} cannot start at slot {instance.start}, only at {legal}")
+        slots = range(instance.start, instance.start + profile.memory_slices)
+        if taken := [slot for slot in slots if slot in holders]:
+            yield Violation("geometry", where, f"{holders[taken[0]]} and {profile.name} overlap in slot {taken[0]}")
+        holders |= dict.fromkeys(slots, profile.name)
     for name, count in counts.items():
         if count > profiles[name].max_count:
             yield Violation("geometry", where, f"{count} {name} where the driver allows {profiles[name].max_count}")
+    compute = sum(count * profiles[name].compute_slices for name, count in counts.items())
     most = max((profile.compute_slices for profile in profiles.values()), default=0)
     if compute > most:
         yield Violation("geometry", where, f"{compute} compute slices of {most} are taken")
 
 
 def _check_partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
-    yield from check_turns(where, partition)
-    taken = {(replica.turns or -number): replica.sm_share_pct for number, replica in enumerate(partition.replicas)}
-    shares = math.fsum(taken.values())
-    if partition.unshared:
-        yield from _find_false_unshared(where, partition, device)
-    elif shares > 100.0 + _TOLERANCE:
+    yield from _check_turns(where, partition)
+    replicas = partition.replicas
+    shares = math.fsum({replica.turns or -n: replica.sm_share_pct for n, replica in enumerate(replicas)}.values())
+    if not partition.unshared and shares > 100.0 * (1.0 + _TOLERANCE):
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}%")
-    clients = sum(replica.processes for replica in partition.replicas)
+    if partition.unshared and device.kind != "gpu":
+        yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")
+    clients = sum(replica.processes for replica in replicas)
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
-    for replica in partition.replicas:
-        yield from _check_share_and_limit(where, partition, replica, device, evidence)
-    available = _partition_memory_bytes(partition, device)
-    held = sum(_memory_bytes(partition, replica, device, evidence) for replica in partition.replicas)
+    least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
+    held = 0
+    for replica in replicas:
+        name, share, limit = replica.model, replica.sm_share_pct, replica.memory_limit_bytes
+        if partition.unshared and share < 100.0:
+            yield Violation("share", where, f"{name} has {share:g}% in a partition without shares")
+        if share < least * (1.0 - _TOLERANCE):
+            yield Violation("share", where, f"{name} has {share:g}%, but the least is {least:g}%")
+        needed = _needed_bytes(Location(where, device, partition, replica), evidence)
+        held += max(limit or 0, replica.predicted.memory_bytes or 0, needed)
+        if limit is not None and limit < _LEAST_LIMIT_BYTES:
+            yield Violation("memory", where, f"{name} may hold {limit} bytes, but the least is 1 MiB")
+        elif limit is not None and limit < needed * (1.0 - _TOLERANCE) - 1.0:
+            yield Violation("memory", where, f"{name} may hold {_gib(limit)} but needs {_gib(needed)}")
+    profiles = {profile.name: profile for profile in device.mig_profiles}
+    available = device.dram_bytes if partition.mig is None else profiles[partition.mig.profile].memory_bytes
     if held > available:
-        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {available / 2**30:.3g} GiB")
+        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {_gib(available)}")
 
 
-def _find_false_unshared(where: str, partition: Partition, device: Device) -> Iterator[Violation]:
-    """Find shares in partitions marked as unshared, and such partitions on devices whose shares are cores."""
-    if device.kind != "gpu":
-        yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")
-    for replica in partition.replicas:
-        if replica.sm_share_pct < 100.0:
-            yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}% where nobody has a share")
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.3g} GiB"
 
 
-def _partition_memory_bytes(partition: Partition, device: Device) -> int:
-    if partition.mig is None:
-        return device.dram_bytes
-    return next(p.memory_bytes for p in device.mig_profiles if p.name == partition.mig.profile)
-
-
-def _memory_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
-    """Return the largest of what the map allows the replica, what it predicts, and what the estimator says."""
-    said = max(replica.memory_limit_bytes or 0, replica.predicted.memory_bytes or 0)
-    return max(said, _needed_bytes(partition, replica, device, evidence))
-
-
-def _needed_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
-    """Return what all processes of a replica need, as is planned on, 0 where nothing is known of it."""
+def _needed_bytes(location: Location, evidence: Evidence) -> int:
+    """Return the memory of all processes of a replica by the estimator, 0 where it is unknown."""
     if evidence.estimator is None:
         return 0
+    replica = location.replica
     try:
-        workload = replica_workload(partition, replica, replica.batch)
-        needed = ask_estimator(evidence.estimator, device, workload).memory_bytes
+        workload = replica_workload(location.partition, replica, replica.batch)
+        needed = ask_estimator(evidence.estimator, location.device, workload).memory_bytes
     except InputError:
         return 0
     # Rounded down, where policies round up: a fraction of a byte breaks no rule.
     return 0 if needed is None else math.floor(upper_ms(needed, evidence.confidence)) * replica.processes
 
 
-def _check_share_and_limit(
-    where: str, partition: Partition, replica: Replica, device: Device, evidence: Evidence
-) -> Iterator[Violation]:
-    """Find a share that cannot be enforced, and a memory limit below what the replica needs."""
-    least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
-    if replica.sm_share_pct < least * (1.0 - _TOLERANCE):
-        yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, but the least is {least:g}%")
-    needed = _needed_bytes(partition, replica, device, evidence)
-    limit = replica.memory_limit_bytes
-    if limit is not None and limit < _LEAST_LIMIT_BYTES:
-        yield Violation("memory", where, f"{replica.model} may hold {limit} bytes, but the least is 1 MiB")
-    elif limit is not None and limit < needed * (1.0 - _TOLERANCE) - 1.0:
-        yield Violation(
-            "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB but needs {needed / 2**30:.3g} GiB"
-        )
+def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
+    """Yield replicas that cannot take turns, and times that are not the longest wait for a turn."""
+    groups: defaultdict[int, list[Replica]] = defaultdict(list)
+    for replica in partition.replicas:
+        groups[replica.turns].append(replica)
+    for replica in groups.pop(0, []):
+        if replica.turn_ms is not None:
+            yield Violation("share", where, f"{replica.model} takes no turns, but has a turn_ms")
+    for number, replicas in groups.items():
+        models = " and ".join(dict.fromkeys(replica.model for replica in replicas))
+        if partition.unshared:
+            yield Violation("share", where, f"{models} take turns {number} in a partition without shares")
+        if len({replica.sm_share_pct for replica in replicas}) > 1:
+            shares = ", ".join(f"{replica.sm_share_pct:g}%" for replica in replicas)
+            yield Violation("share", where, f"{models} take turns {number} in shares of {shares}: it must be one share")
+        if any(replica.processes > 1 or replica.merged for replica in replicas):
+            yield Violation("share", where, f"{models} take turns {number}: each must be one process of one model")
+        turns_ms = [replica.turn_ms for replica in replicas if replica.turn_ms]
+        if len(turns_ms) < len(replicas):
+            yield Violation("figures", where, f"{models} take turns {number}, but one of them has no turn_ms")
+            continue
+        cycle_ms = math.fsum(turns_ms)
+        for replica in replicas:
+            if not is_rounded_to(replica.predicted.latency_ms, cycle_ms):
+                said = f"waits and runs for {replica.predicted.latency_ms:.4g} ms at most"
+                yield Violation("figures", where, f"{replica.model} {said}, but turns {number} take {cycle_ms:.4g} ms")
+
+
+def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield replicas beyond the largest batch or the most processes that the map was planned with."""
+    settings = deployment.planned_with
+    batch = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
+    processes = settings.max_processes or _MOST_CLIENTS
+    for node, gpu, _, replica in deployment.places():
+        if not replica.merged and (replica.batch > batch or replica.processes > processes):
+            held = f"batches of {replica.batch} and {replica.processes} processes"
+            limits = f"planned were up to {batch} and {processes}"
+            yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {held}; {limits}")
+
+
+def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield replicas and groups that ask for no less, with no more, than a run that is recorded to have failed."""
+    for where, gpu in _list_gpus(deployment) if evidence.tried.failed else ():
+        device = evidence.devices.get(gpu.device)
+        if device is None:
+            continue
+        for partition in gpu.partitions:
+            held = [  # as runs record them, without turns
+                replace(replica_workload(partition, replica, replica.batch), turns=0) for replica in partition.replicas
+            ]
+            if (device.name, tuple(sorted(held))) in evidence.tried.together:
+                continue
+            for failed in evidence.tried.failed:
+                tried = [failed.workload, *failed.beside]
+                if device.name != failed.device:
+                    continue
+                candidates = [
+                    runs for runs in held if failed.beside or (device.name, runs) not in evidence.tried.measured
+                ]
+                if _contains(device, candidates, tried, failed):
+                    yield Violation("failed", where, str(failed))
+
+
+def _contains(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:
+    """Return whether each workload tried has a counterpart of its own that asks for as much with no more."""
+    if not tried:
+        return True
+    return any(
+        _is_no_easier(device, runs, tried[0], failed)
+        and _contains(device, [*held[:number], *held[number + 1 :]], tried[1:], failed)
+        for number, runs in enumerate(held)
+    )
+
+
+def _is_no_easier(device: Device, runs: Workload, tried: Workload, failed: FailedRun) -> bool:
+    if runs.model != tried.model or runs.batch < tried.batch or runs.processes < tried.processes:
+        return False
+    memory = {profile.name: profile.memory_bytes for profile in device.mig_profiles}
+    if not {runs.share.mig, tried.share.mig} <= {None, *memory}:
+        return False  # the geometry check reports it
+    held, short = (device.dram_bytes if share.mig is None else memory[share.mig] for share in (runs.share, tried.share))
+    compute, few = device.fraction(runs.share), device.fraction(tried.share)
+    return held <= short and (failed.is_memory or compute <= few * (1.0 + _TOLERANCE))
 
 
 def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -247,29 +300,20 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         for model, rate_rps in replica.rates().items():
             planned[model] += rate_rps
             replicas[model] += 1
-    named: defaultdict[str, float] = defaultdict(float)
+    missing: defaultdict[str, float] = defaultdict(float)
     for unplaced in deployment.unplaced:
-        named[unplaced.model] += unplaced.rate_rps
-    for name, missing_rps in named.items():
-        if not missing_rps > 0.0:
-            yield Violation("rate", name, "is listed as unplaced, but all of it is placed")
-        elif name not in deployment.models:
-            yield Violation("rate", name, "is listed as unplaced but is not among the map's models")
-        elif planned[name] + missing_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
-            asked = deployment.models[name].rate_rps
-            yield Violation(
-                "rate",
-                name,
-                f"{planned[name]:g} requests/s are served and {missing_rps:g} unplaced, but {asked:g} asked for",
-            )
-    for name, rate_rps in planned.items():
-        if name not in named and rate_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
-            asked = deployment.models[name].rate_rps
-            yield Violation(
-                "rate", name, f"replicas are planned for {rate_rps:g} requests/s, but {asked:g} are asked for"
-            )
+        missing[unplaced.model] += unplaced.rate_rps
+        if not unplaced.rate_rps > 0.0:
+            yield Violation("rate", unplaced.model, "is listed as unplaced, but all of it is placed")
+        if unplaced.model not in deployment.models:
+            yield Violation("rate", unplaced.model, "is listed as unplaced but is not among the map's models")
+    for name, deployed in deployment.models.items():
+        if planned[name] + missing[name] > deployed.rate_rps * (1.0 + _TOLERANCE):
+            unplaced_rps = f" and {missing[name]:g} unplaced" if missing[name] else ""
+            total = f"replicas are planned for {planned[name]:g} requests/s{unplaced_rps}"
+            yield Violation("rate", name, f"{total}, but {deployed.rate_rps:g} are demanded")
     for demand in _list_demands(deployment, evidence):
-        served = planned[demand.model] + (0.0 if evidence.demands is not None else named[demand.model])
+        served = planned[demand.model] + (0.0 if evidence.demands is not None else missing[demand.model])
         if served < demand.rate_rps * (1.0 - _TOLERANCE):
             yield Violation("rate", demand.model, f"{served:g} of {demand.rate_rps:g} requests/s are served")
         if demand.max_replicas is not None and replicas[demand.model] > demand.max_replicas:
@@ -279,74 +323,74 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
 def _list_demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
     if evidence.demands is not None:
         return evidence.demands
-    return [Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()]
+    return [
+        Demand(name, model.rate_rps, Slo(model.slo_ms, model.percentile)) for name, model in deployment.models.items()
+    ]
 
 
-def _check_slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    asked = {demand.model: demand for demand in _list_demands(deployment, evidence)}
-    serving: defaultdict[str, set[str]] = defaultdict(set)
-    for *_, replica in deployment.places():
-        for model in replica.rates():
-            serving[model].add(replica.model)
-    streams: dict[str, list[tuple[float, Sojourn]]] = {}
-    pools: dict[str, list[tuple[Replica, BatchServer]]] = {}
-    servers = map_servers(deployment, evidence)
-    counts = Counter(replica.model for *_, replica in deployment.places())
-    for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
-        demands = [asked[model] for model in replica.rates() if model in asked]
-        if not demands:
-            continue
-        where, device = f"{node.name} gpu {gpu.index}", evidence.devices[gpu.device]
-        if evidence.latency_budget is not None:
-            tightest = min(demands, key=lambda demand: demand.slo.latency_ms)
-            yield from _check_budget(where, partition, replica, tightest, device, evidence)
-            continue
+def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
+    """Yield demands and replicas whose latency under the map's queueing rule breaks the SLO."""
+    demands = {demand.model: demand for demand in _list_demands(deployment, evidence)}
+    serving = [location for location in locations if any(model in demands for model in location.replica.rates())]
+    if evidence.latency_budget is not None:
+        for location in serving:
+            yield from _check_budget(location, demands, evidence)
+        return
+    by_model: defaultdict[str, set[str]] = defaultdict(set)
+    for location in serving:
+        for model in location.replica.rates():
+            by_model[model].add(location.replica.model)
+    counts = Counter(location.replica.model for location in serving)
+    pools: defaultdict[str, list[tuple[Replica, BatchServer]]] = defaultdict(list)
+    streams: defaultdict[str, list[tuple[float, Sojourn]]] = defaultdict(list)
+    unknown: set[str] = set()
+    for location, server in zip(serving, map_servers(serving, evidence), strict=True):
+        replica, rates = location.replica, location.replica.rates()
         if isinstance(server, str):
-            yield Violation("slo", where, server)
+            yield Violation("slo", location.where, server)
+            unknown |= {replica.model, *rates}
             continue
-        is_pool = all(serving[model] == {replica.model} for model in replica.rates())
+        is_pool = all(by_model[model] == {replica.model} for model in rates)
         if replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or not is_pool):
-            yield Violation("rate", where, _describe_excess_rate(replica, server.capacity_rps))
+            yield Violation("rate", location.where, _describe_excess_rate(replica, server.capacity_rps))
+            unknown |= {replica.model, *rates}
         elif is_pool:
-            pools.setdefault(replica.model, []).append((replica, server))
-        else:  # a model has replicas of its own beside merged ones: who of them gets a request is not known
+            pools[replica.model].append((replica, server))
+        else:  # a model has replicas of its own beside merged ones: which of them gets a request is unknown
             sojourn = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
-            for demand in demands:
-                streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
-    for model, replicas in pools.items():  # the router sees all replicas of a model, or of a merge, as one queue
-        arrivals = Arrivals(math.fsum(replica.rate_rps for replica, _ in replicas))
-        most_rps = math.fsum(server.capacity_rps for _, server in replicas)
-        if arrivals.rate_rps >= most_rps:  # of each alone the map's rate says nothing: the router gives it by the means
-            said = f"the replicas get {arrivals.rate_rps:.4g} requests/s but serve at most {most_rps:.4g}"
-            yield Violation("rate", model, said)
+            for model in set(rates) & set(demands):
+                streams[model].append((rates[model], sojourn))
+    for name, members in pools.items():  # the router sees all replicas of a model, or of a merge, as one queue
+        arrivals = Arrivals(math.fsum(replica.rate_rps for replica, _ in members))
+        most_rps = math.fsum(server.capacity_rps for _, server in members)
+        if name in unknown:
             continue
-        whole = queue_of(evidence.queueing, model).pool(arrivals, [server for _, server in replicas]).whole
-        for name in replicas[0][0].rates():
-            if name in asked:
-                streams[name] = [(math.fsum(replica.rates().get(name, 0.0) for replica, _ in replicas), whole)]
-    for model, parts in streams.items():
-        yield from _check_percentile(asked[model], parts)
+        if arrivals.rate_rps >= most_rps:
+            excess = f"the replicas get {arrivals.rate_rps:.4g} requests/s but serve at most {most_rps:.4g}"
+            yield Violation("rate", name, excess)
+            continue
+        whole = queue_of(evidence.queueing, name).pool(arrivals, [server for _, server in members]).whole
+        for model in set(members[0][0].rates()) & set(demands):
+            streams[model] = [(math.fsum(replica.rates().get(model, 0.0) for replica, _ in members), whole)]
+    for model in sorted(set(streams) - unknown):
+        yield from _check_percentile(demands[model], streams[model])
 
 
-def _check_budget(
-    where: str, partition: Partition, replica: Replica, demand: Demand, device: Device, evidence: Evidence
-) -> Iterator[Violation]:
-    """Check the rule of the papers: the time of a batch within its part of the SLO, the rate within the throughput."""
+def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evidence) -> Iterator[Violation]:
+    """Check the rule of the papers: a batch within its part of the SLO, the rate within the throughput."""
+    partition, replica, where = location.partition, location.replica, location.where
     latency, throughput = replica.predicted.latency_ms, replica.predicted.throughput_rps
     if evidence.estimator is not None:
+        workload, beside = replica_workload(partition, replica, replica.batch), neighbour_workloads(partition, replica)
         try:
-            estimate = ask_estimator(
-                evidence.estimator,
-                device,
-                replica_workload(partition, replica, replica.batch),
-                neighbour_workloads(partition, replica),
-            )
+            estimate = ask_estimator(evidence.estimator, location.device, workload, beside)
         except InputError as error:
             yield Violation("slo", where, str(error))
             return
         latency = upper_ms(estimate.latency_ms, evidence.confidence)
         throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
-    allowed = (evidence.latency_budget or 1.0) * demand.slo.latency_ms
+    slo_ms = min(demands[model].slo.latency_ms for model in replica.rates() if model in demands)
+    allowed = (evidence.latency_budget or 1.0) * slo_ms
     if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
         yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
     if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
@@ -370,8 +414,114 @@ def _check_percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) 
         )
 
 
-def _check_figures(deployment: DeploymentMap) -> Iterator[Violation]:
-    used = sum(any(partition.replicas for partition in gpu.partitions) for _, _, gpu in _list_gpus(deployment))
-    if deployment.predicted.gpus != used:
-        said = deployment.predicted.gpus
-        yield Violation("figures", "predicted", f"gpus says {said} and replicas stand on {used}")
+def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
+    """Yield partitions whose replicas need more than all of their SM time, whatever the estimator."""
+    needed: defaultdict[str, float] = defaultdict(float)
+    for location in locations:
+        mig = location.partition.mig
+        where = location.where if mig is None else f"{location.where} {mig.profile}@{mig.start}"
+        needed[where] += _needed_time(location, evidence)
+    for where, part in needed.items():
+        if part > 1.0 + _TOLERANCE:
+            yield Violation("time", where, f"the replicas ask for {100.0 * part:.3g}% of the device's time")
+
+
+def _needed_time(location: Location, evidence: Evidence) -> float:
+    """Return the part of a partition's SM time that a replica needs at its rate.
+
+    Within a share that is the share while a batch runs. Where there is no share, or a smaller share that nobody
+    measured is claimed to be as quick as the whole partition (USHER's premise), it is the time of a batch that has the
+    partition alone, times the part of the SMs that the batch keeps active: ``wavg_sm_util`` where it was measured, else
+    all of them.
+    """
+    partition, replica, device = location.partition, location.replica, location.device
+    if len(partition.replicas) < 2 or replica.turns:
+        return 0.0  # the checks of rates and turns bound it
+    throughput_rps, share = replica.predicted.throughput_rps, replica.sm_share_pct / 100.0
+    if evidence.estimator is not None:
+        workload = replica_workload(partition, replica, replica.batch)
+        whole = replace(workload, share=replace(workload.share, sm_pct=100.0))
+        try:
+            held = ask_estimator(evidence.estimator, device, workload)
+            alone = ask_estimator(evidence.estimator, device, whole)
+        except InputError:
+            return 0.0  # reported with the SLO
+        if share == 1.0 or _is_claimed(held, alone):
+            utilization = alone.creq("wavg_sm_util")
+            is_measured = utilization is not None and utilization.is_observed
+            share = min(1.0, utilization.value / 100.0) if utilization is not None and is_measured else 1.0
+            throughput_rps = alone.throughput_rps.value
+    return share * replica.rate_rps / throughput_rps if throughput_rps > 0.0 else 0.0
+
+
+def _is_claimed(held: Estimate, alone: Estimate) -> bool:
+    """Return whether a share that was not measured is claimed, by a measured requirement, to slow no batch down."""
+    return (
+        classify_source(held.latency_ms.source) != MEASURED
+        and is_rounded_to(held.latency_ms.value, alone.latency_ms.value)
+        and any(figure.is_observed for _, figure in held.creq_pct)
+    )
+
+
+def _check_figures(deployment: DeploymentMap, locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
+    """Yield figures that the router, the simulator or a reader would be misled by."""
+    predicted = deployment.predicted
+    used = [gpu for _, gpu in _list_gpus(deployment) if any(partition.replicas for partition in gpu.partitions)]
+    if predicted.gpus != len(used):
+        yield Violation("figures", "predicted", f"gpus says {predicted.gpus} and replicas run on {len(used)}")
+    bound = predicted.lower_bound_gpus
+    if bound is not None and bound > len(used) and not deployment.unplaced:
+        yield Violation("figures", "predicted", f"the lower bound of {bound} GPUs is above the {len(used)} used")
+    goodput = math.fsum(location.replica.predicted.goodput_rps for location in locations)
+    if len(locations) == len(list(deployment.places())) and not is_rounded_to(predicted.goodput_rps, goodput):
+        sums = f"{predicted.goodput_rps:.4g}/s in the map but {goodput:.4g}/s over its replicas"
+        yield Violation("figures", "predicted", f"goodput is {sums}")
+    prices = [evidence.devices[gpu.device].price_per_hour for gpu in used if gpu.device in evidence.devices]
+    if predicted.cost_per_hour is not None and len(prices) == len(used):
+        cost = None if None in prices else math.fsum(price for price in prices if price is not None)
+        if cost is None or not is_rounded_to(predicted.cost_per_hour, cost):
+            true = "a device has no price" if cost is None else f"its devices cost {cost:.4g} $/h"
+            yield Violation("figures", "predicted", f"the cost is {predicted.cost_per_hour:.4g} $/h, but {true}")
+    for location in locations:
+        for message in _check_times(location, evidence):
+            yield Violation("figures", location.where, f"{location.replica.model}: {message}")
+
+
+def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
+    """Yield times of a replica that differ from the estimator's, or from one another without an estimator."""
+    replica = location.replica
+    predicted, times = replica.predicted, replica.batch_latency_ms
+    each_ms = predicted.latency_ms - predicted.overlapped_ms
+    if not each_ms > 0.0:
+        yield "no time is predicted for a batch"
+    elif not is_rounded_to(predicted.throughput_rps, 1000.0 * replica.batch * replica.processes / each_ms):
+        throughput = f"a throughput of {predicted.throughput_rps:.4g}/s"
+        yield f"{throughput} does not follow from {each_ms:.4g} ms for a batch of {replica.batch}"
+    if predicted.goodput_rps > replica.rate_rps * (1.0 + _TOLERANCE) + _TOLERANCE:
+        yield f"a goodput of {predicted.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
+    if times is not None and len(times) != replica.batch:
+        yield f"batch_latency_ms must hold {replica.batch} times"
+    elif times is not None and not is_rounded_to(times[-1], predicted.latency_ms + evidence.host.handover_ms):
+        yield f"batch_latency_ms ends at {times[-1]:.4g} ms but a batch takes {predicted.latency_ms:.4g} ms"
+    if evidence.estimator is None:
+        return
+    workload = replica_workload(location.partition, replica, replica.batch)
+    beside = neighbour_workloads(location.partition, replica)
+    try:
+        full = ask_estimator(evidence.estimator, location.device, workload, beside)
+        if not is_rounded_to(predicted.latency_ms, full.latency_ms.value):
+            values = f"{predicted.latency_ms:.4g} in the map but {full.latency_ms.value:.4g}"
+            yield f"latency_ms is {values} by the estimator"
+        held, needed = predicted.memory_bytes, _needed_bytes(location, evidence)
+        if held and needed and abs(held - needed) > RELATIVE_ROUNDING * needed + replica.processes:
+            yield f"it holds {_gib(held)} in the map but {_gib(needed)} by the estimator"
+        if times is None or len(times) != replica.batch or replica.batch > MOST_BATCH:
+            return
+        estimates = ask_batch_series(evidence.estimator, location.device, location.partition, replica)
+    except InputError:
+        return  # reported with the SLO
+    for size, (value, estimate) in enumerate(zip(times, estimates, strict=True), 1):
+        true = estimate.latency_ms.value + evidence.host.handover_ms
+        if not is_rounded_to(value, true):
+            yield f"batch_latency_ms of {size} is {value:.4g} ms in the map but {true:.4g} ms by the estimator"
+            return

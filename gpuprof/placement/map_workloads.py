@@ -1,24 +1,53 @@
-"""The replicas of a deployment map as workloads of an estimator, and its estimates of them."""
+"""The replicas of a deployment map as an estimator's workloads and as queues, read off the map alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 
-from gpuprof.domain.deployment import Partition, Replica, share_of
+from gpuprof.domain.deployment import DeploymentMap, Partition, Replica, share_of
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import MOST_VARIATION, Estimate, Estimator, Figure, Workload
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
-from gpuprof.rules.turns import estimate_in_turn, involves_turns
+from gpuprof.placement.evidence import Evidence
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+from gpuprof.rules.turns import estimate_in_turn, held_shares, involves_turns
+
+#: Largest batch whose queue is computed: every size up to it is estimated.
+MOST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A replica of a map on a device and in a partition that exist."""
+
+    where: str  #: ``"node0 gpu 1"``.
+    device: Device
+    partition: Partition
+    replica: Replica
+
+
+def list_locations(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Location]:
+    """Yield the replicas whose device and MIG profile exist, in the order of the map."""
+    for node, gpu, partition, replica in deployment.places():
+        device = evidence.devices.get(gpu.device)
+        if device is None:
+            continue
+        if partition.mig is None or any(profile.name == partition.mig.profile for profile in device.mig_profiles):
+            yield Location(f"{node.name} gpu {gpu.index}", device, partition, replica)
 
 
 def replica_workload(partition: Partition, replica: Replica, batch: int) -> Workload:
-    """Return what a replica runs with batches of ``batch``."""
+    """Return the workload of a replica with batches of ``batch``."""
     return Workload(replica.model, batch, share_of(partition, replica), replica.processes, replica.turns)
 
 
 def neighbour_workloads(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
-    """Return what shares the partition with the replica."""
+    """Return the workloads of the other replicas of the partition."""
     return tuple(
         replica_workload(partition, other, other.batch) for other in partition.replicas if other is not replica
     )
@@ -27,9 +56,9 @@ def neighbour_workloads(partition: Partition, replica: Replica) -> tuple[Workloa
 def ask_estimator(
     estimator: Estimator, device: Device, workload: Workload, beside: Sequence[Workload] = ()
 ) -> Estimate:
-    """Return the estimate of a workload of a map, which may ask for anything.
+    """Return the estimate of a workload of a map.
 
-    Raises `InputError` where nothing can be said of it.
+    Raises `InputError` where the estimator cannot answer, or the share is nothing of the device.
     """
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
@@ -45,11 +74,79 @@ def ask_batch_series(
 ) -> tuple[Estimate, ...]:
     """Return the estimates of a replica's batches of 1, 2, … requests, up to a full one, as it runs them.
 
-    Raises `InputError` where nothing can be said of one of them.
+    Raises `InputError` where the estimator cannot answer for one of them.
     """
     beside = neighbour_workloads(partition, replica)
     full = ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside)
     if full.is_padded:
         return (full,) * replica.batch
     smaller = (replica_workload(partition, replica, size) for size in range(1, replica.batch))
-    return (*(ask_estimator(estimator, device, one, beside) for one in smaller), full)
+    return (*(ask_estimator(estimator, device, workload, beside) for workload in smaller), full)
+
+
+def upper_ms(latency: Figure, confidence: float | None) -> float:
+    """Return the time that holds at ``confidence``; a figure's interval holds at 90%.
+
+    Without a confidence an observed figure is taken as it is, and the upper end of any other.
+    """
+    if latency.high is None or (confidence is None and latency.is_observed):
+        return latency.value
+    if confidence is None:
+        return latency.high
+    quantile = NormalDist().inv_cdf
+    return latency.value + (latency.high - latency.value) * quantile(0.5 + confidence / 2.0) / quantile(0.95)
+
+
+def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[BatchServer | str]:
+    """Return every replica as a queue, or the reason why its queue cannot be computed.
+
+    Times hold at the evidence's confidence. Where all replicas run on one device they are lengthened by the host's
+    work for them.
+    """
+    servers = [_make_server(location, evidence) for location in locations]
+    running = [
+        LoadedReplica(server, location.replica.rate_rps, location.replica.sm_share_pct, location.replica.turns)
+        for location, server in zip(locations, servers, strict=True)
+        if not isinstance(server, str)
+    ]
+    shares = math.fsum(held_shares((replica.share_pct, replica.turns) for replica in running))
+    is_one_machine = len({location.where for location in locations}) == 1
+    if not is_one_machine or len(running) < len(locations) or shares > 100.0 * (1.0 + 1e-8):
+        return servers
+    return list(disturb_servers(evidence.host, running, evidence.queueing))
+
+
+def _make_server(location: Location, evidence: Evidence) -> BatchServer | str:
+    replica = location.replica
+    if replica.batch > MOST_BATCH:
+        return f"{replica.model} takes batches of {replica.batch}, but no queue is computed above {MOST_BATCH}"
+    if evidence.estimator is None:
+        predicted = replica.predicted
+        if not predicted.latency_ms:
+            return f"the map predicts no time for a batch of {replica.model}"
+        times = replica.batch_latency_ms or (predicted.latency_ms,) * replica.batch
+        if len(times) != replica.batch or min(times) <= 0.0:
+            return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
+        latency_cv, pause_factor, pause_cv = predicted.latency_cv, predicted.pause_factor, predicted.pause_cv
+        if max(latency_cv, pause_cv or 0.0) > MOST_VARIATION:
+            return f"the coefficient of variation of the time of {replica.model} is above {MOST_VARIATION:g}"
+    else:
+        try:
+            estimates = ask_batch_series(evidence.estimator, location.device, location.partition, replica)
+        except InputError as error:
+            return str(error)
+        times = tuple(
+            upper_ms(estimate.latency_ms, evidence.confidence) + evidence.host.handover_ms for estimate in estimates
+        )
+        full = estimates[-1]
+        latency_cv, pause_factor, pause_cv = full.latency_cv, full.pause_factor, full.pause_cv
+    return BatchServer(
+        latency_ms=times,
+        batch=replica.batch,
+        max_wait_ms=replica.max_wait_ms,
+        processes=replica.processes,
+        latency_cv=latency_cv,
+        pause_factor=pause_factor,
+        pause_cv=pause_cv,
+        overhead_ms=evidence.overhead_ms,
+    )

@@ -14,17 +14,13 @@ from gpuprof.plugins import load_plugin, plugin_names, require_methods
 
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
-    "alpaserve": "gpuprof.placement.published.alpaserve:AlpaServe",
     "ffd": "gpuprof.placement.published.ffd:FirstFitDecreasing",
     "gpulet": "gpuprof.placement.published.gpulet:Gpulet",
     "gslice": "gpuprof.placement.published.gslice:Gslice",
     "igniter": "gpuprof.placement.published.igniter:Igniter",
-    "mig-serving": "gpuprof.placement.published.mig_serving:MigServing",
     "milp": "gpuprof.placement.published.milp:Milp",
     "optimal": "gpuprof.placement.optimal.optimal:Optimal",
-    "paris-elsa": "gpuprof.placement.published.paris_elsa:ParisElsa",
     "parvagpu": "gpuprof.placement.published.parvagpu:ParvaGpu",
-    "shepherd": "gpuprof.placement.published.shepherd:Shepherd",
     "usher": "gpuprof.placement.published.usher:Usher",
 }
 

@@ -42,6 +42,7 @@ class Options:
     overhead_ms: float = 0.0  #: Spent by every request outside the replica.
     host: HostWork = NO_HOST_WORK  #: What serving costs the machine beside the batches.
     gpus_per_node: int = 8  #: How the devices of an elastic fleet are grouped into machines.
+    isolate: bool = False  #: Whether every replica has a share of its own: none take turns in one share of a CPU.
     time_limit_s: float | None = None  #: For policies that search: stop then with the best found.
     seed: int = 0
     #: Whether a policy says why it placed nothing of a demand, which may take longer than the map: of maps among which

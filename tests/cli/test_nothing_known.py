@@ -52,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator {name} -o x.json", 1, _RULED_OUT)
           for name in ("database", "measured", "usher", "gk")),
         *((f"place --slo-file slo.csv --db failed-db --gpus a100-80 --estimator measured {more} -o x", 1, _RULED_OUT)
-          for more in ("--time-limit 5", "--latency-budget 0.5 --time-limit 5", "-O pooled=true --policy shepherd",
-                       *(f"--policy {name}" for name in ("alpaserve", "paris-elsa", "shepherd", "gpulet")))),
+          for more in ("--time-limit 5", "--latency-budget 0.5 --time-limit 5", "-O pooled=true --policy gpulet",
+                       *(f"--policy {name}" for name in ("ffd", "gpulet")))),
         ("place --slo-file slo.csv --db failed-db --gpus a100-80 --strict -o x.json", 1, _RULED_OUT),
         *((f"place --slo-file slo.csv --db failed-db --gpus any --time-limit {limit} -o x.json", 1,
            "net is known to run on") for limit in ("0.001", "60")),

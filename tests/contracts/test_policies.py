@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
+from bench.baselines.alpaserve import AlpaServe
+from bench.baselines.mig_serving import MigServing
+from bench.baselines.paris_elsa import ParisElsa
+from bench.baselines.shepherd import Shepherd
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options
-from gpuprof.placement.published.alpaserve import AlpaServe
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.placement.published.mig_serving import MigServing
 from gpuprof.placement.published.milp import Milp
-from gpuprof.placement.published.paris_elsa import ParisElsa
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.placement.published.shepherd import Shepherd
 from gpuprof.placement.published.usher import Usher
 
 

@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench.baselines.alpaserve import AlpaServe
+from bench.baselines.mig_serving import MigServing
+from bench.baselines.paris_elsa import ParisElsa
+from bench.baselines.shepherd import Shepherd
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
@@ -21,11 +25,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
-from gpuprof.placement.published.alpaserve import AlpaServe
 from gpuprof.placement.published.gpulet import Gpulet
-from gpuprof.placement.published.mig_serving import MigServing
-from gpuprof.placement.published.paris_elsa import ParisElsa
-from gpuprof.placement.published.shepherd import Shepherd
 from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)

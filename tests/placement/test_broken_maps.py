@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.planned_arrivals import make_queueing
-from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solve_and_check
+from gpuprof.placement.contract import (
+    LinearEstimator,
+    demand,
+    evidence,
+    plain_device,
+    problem,
+    sliced_device,
+    solve_and_check,
+)
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.feasibility import check
@@ -23,11 +34,8 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.rules.host_work import host_work_of_plan
-from tests.placement.broken_claims import CLAIMS
-from tests.placement.broken_details import DETAILS, TIMES
 from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 
-EVERY = (*BREAKAGES, *CLAIMS, *DETAILS)
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 POOL = problem([demand("a", 600.0)], [(plain_device(), 2)])
 SPARE = problem([demand("a", 300.0)], [(plain_device(), 3)])
@@ -171,9 +179,8 @@ def _as_recorded(deployment: DeploymentMap, against: Evidence) -> Evidence:
     )
 
 
-def test_there_are_some_three_hundred_and_fifty_ways_and_none_twice() -> None:
-    assert len(EVERY) > 350
-    assert Counter(one.name for one in EVERY).most_common(1)[0][1] == 1
+def test_every_breakage_has_a_name_of_its_own() -> None:
+    assert Counter(breakage.name for breakage in BREAKAGES).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize("layout", PROBLEMS)
@@ -183,25 +190,23 @@ def test_the_maps_are_sound_before_they_are_broken(layout: Layout) -> None:
     assert check(MAPS[layout], replace(against, estimator=None)) == ()
 
 
-@pytest.mark.parametrize("breakage", EVERY, ids=lambda one: one.name)
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.name)
 def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=True)
 
 
-@pytest.mark.parametrize("breakage", [one for one in EVERY if not one.needs_estimator], ids=lambda one: one.name)
+@pytest.mark.parametrize("breakage", [one for one in BREAKAGES if not one.needs_estimator], ids=lambda one: one.name)
 def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=False)
 
 
-@pytest.mark.parametrize("breakage", TIMES, ids=lambda one: one.name)
-@pytest.mark.parametrize("with_estimator", [True, False])
-def test_times_that_cannot_be_are_refused_before_a_queue_is_worked_out_of_them(
-    breakage: Breakage, with_estimator: bool
-) -> None:
-    content = json.loads(MAPS[breakage.layout].to_json())
-    breakage.edit(content)
-    against = replace(evidence(PROBLEMS[breakage.layout]), queueing=BatchQueue())
-    assert check(parse_map(content, "broken"), against if with_estimator else replace(against, estimator=None))
+@pytest.mark.parametrize("name", ["latency_cv", "pause_cv", "latency_ms"])
+@pytest.mark.parametrize("value", [1e9, 1e300])
+def test_absurd_times_are_refused_before_a_queue_is_computed(name: str, value: float) -> None:
+    content = json.loads(MAPS["pool"].to_json())
+    content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"][name] = value
+    believed = replace(evidence(POOL), queueing=BatchQueue(), estimator=None)
+    assert check(parse_map(content, "broken"), believed)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +243,67 @@ def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
         assert check(deployment, replace(evidence(given), estimator=None)) == ()
 
 
-def test_a_bound_for_slow_batches_is_not_refuted_by_the_means_of_their_times() -> None:
-    deployment = MAPS["spare"].model_copy(
-        update={"predicted": MAPS["spare"].predicted.model_copy(update={"lower_bound_gpus": 3})}
+def test_faults_of_different_kinds_are_all_listed() -> None:
+    content = json.loads(MAPS["mig"].to_json())
+    first, second = content["nodes"][0]["gpus"][0]["partitions"]
+    first["mig"]["start"] = 2
+    second["replicas"][0]["sm_share_pct"] = 0.5
+    second["replicas"][0]["memory_limit_bytes"] = 2**40
+    content["models"]["a"]["slo_ms"] = 1.0
+    content["models"]["b"]["rate_rps"] = 30.0
+    content["nodes"].append({"name": "node1", "gpus": [{**content["nodes"][0]["gpus"][0], "device": "h900"}]})
+    rules = {violation.rule for violation in check(parse_map(content, "broken"), evidence(GIVEN))}
+    assert rules == {"geometry", "fleet", "share", "memory", "rate", "slo", "figures"}
+
+
+@pytest.mark.parametrize("with_estimator", [True, False])
+def test_a_device_without_shares_is_not_asked_for_more_than_its_time(with_estimator: bool) -> None:
+    demands = [demand("a", 500.0), demand("b", 500.0)]  # each needs three quarters of a device in batches of 4
+    given = problem(demands, [(plain_device(), 1)])
+    partition = PlacedPartition(
+        (make_replica("a", 100.0, rate_rps=500.0), make_replica("b", 100.0, rate_rps=500.0)), unshared=True
     )
-    believed = replace(evidence(PROBLEMS["spare"]), estimator=None)
-    assert [broken.message for broken in check(deployment, believed)] == [
-        "the lower bound allows no fewer devices, but without node0 gpu 0 the others serve everything"
+    deployment = to_map(given, Placement("by hand", (PlacedGpu("plain", (partition,)),)))
+    against = evidence(given)
+    broken = check(deployment, against if with_estimator else replace(against, estimator=None))
+    assert [str(violation) for violation in broken] == [
+        "time: node0 gpu 0: the replicas ask for 150% of the device's time"
     ]
-    content = json.loads(deployment.to_json())
-    for gpu in content["nodes"][0]["gpus"]:
-        said = gpu["partitions"][0]["replicas"][0]["predicted"]
-        said.update(latency_ms_interval=[said["latency_ms"], 30.0 * said["latency_ms"]], throughput_rps_interval=None)
-    assert not any("the lower bound allows" in broken.message for broken in check(parse_map(content, "slow"), believed))
+
+
+class UsherPremise(LinearEstimator):
+    """A share of a fifth slows no batch down, whatever runs beside it."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        alone = LinearEstimator.estimate(self, model, device, batch, Share(), (), processes)
+        required = (("wavg_occupancy", Figure(20.0, MEASURED)), *self.utilization())
+        return replace(
+            alone,
+            latency_ms=Figure(alone.latency_ms.value, "USHER's premise"),
+            creq_pct=required,
+            workload=alone.workload,
+        )
+
+    def utilization(self) -> tuple[tuple[str, Figure], ...]:
+        return ()
+
+
+class HalfActive(UsherPremise):
+    """Batches keep half of the SMs active, as was measured."""
+
+    def utilization(self) -> tuple[tuple[str, Figure], ...]:
+        return (("wavg_sm_util", Figure(50.0, MEASURED)),)
+
+
+@pytest.mark.parametrize(("estimator", "message"), [(UsherPremise(), "180%"), (HalfActive(), None)])
+def test_shares_that_cost_nothing_do_not_make_a_device_twice_as_fast(
+    estimator: LinearEstimator, message: str | None
+) -> None:
+    given = problem([demand(name, 400.0) for name in "abc"], [(plain_device(), 1)], estimator=estimator)
+    replicas = tuple(make_replica(name, 20.0, rate_rps=400.0) for name in "abc")
+    deployment = to_map(given, Placement("by hand", (PlacedGpu("plain", (PlacedPartition(replicas),)),)))
+    shares = [str(violation) for violation in check(deployment, evidence(given)) if violation.rule == "time"]
+    expected = f"time: node0 gpu 0: the replicas ask for {message} of the device's time"
+    assert shares == ([] if message is None else [expected])

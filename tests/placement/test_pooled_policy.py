@@ -11,32 +11,26 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.map_summary import summarize_map
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.placement.contract import LinearEstimator, plain_device, sliced_device, solve_and_check
+from gpuprof.placement.contract import LinearEstimator, plain_device, solve_and_check
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 
-#: Tight for what a batch takes, so that streams of their own need many replicas; instances of MIG are slower.
+#: Tight for what a batch takes, so that streams of their own need many replicas.
 TIGHT = (Demand("a", 900.0, Slo(12.0)), Demand("b", 400.0, Slo(20.0)))
-TIGHT_ON_MIG = (Demand("a", 400.0, Slo(26.0)), Demand("b", 300.0, Slo(28.0)))
 
 
-def make_problem(count: int | None = None, mig: bool = False) -> Problem:
-    device = sliced_device() if mig else plain_device()
-    demands = TIGHT_ON_MIG if mig else TIGHT
-    return Problem(demands, Fleet((FleetEntry(device, count),)), LinearEstimator(), BatchQueue())
+def make_problem(count: int | None = None) -> Problem:
+    return Problem(TIGHT, Fleet((FleetEntry(plain_device(), count),)), LinearEstimator(), BatchQueue())
 
 
-@pytest.mark.parametrize(
-    ("name", "mig"), [("gpulet", False), pytest.param("mig-serving", True, marks=pytest.mark.slow)]
-)
-def test_the_same_policy_needs_fewer_devices_where_replicas_share_their_queue(name: str, mig: bool) -> None:
-    given = make_problem(mig=mig)
-    split, own = solve_and_check(make_policy(name), given)
-    pooled, deployment = solve_and_check(make_policy(name, {"pooled": "true"}), given)
+def test_the_same_policy_needs_fewer_devices_where_replicas_share_their_queue() -> None:
+    given = make_problem()
+    split, own = solve_and_check(make_policy("gpulet"), given)
+    pooled, deployment = solve_and_check(make_policy("gpulet", {"pooled": "true"}), given)
     assert pooled.policy == split.policy
     assert len(pooled.gpus) < len(split.gpus)
     assert not pooled.unplaced
-    said = f"pooled queues: {len(pooled.gpus)} devices where {name} has {len(split.gpus)} for split streams"
+    said = f"pooled queues: {len(pooled.gpus)} devices where gpulet has {len(split.gpus)} for split streams"
     assert deployment.planned_with.found_by == said
     assert said in summarize_map(deployment)
     assert own.planned_with.found_by is None

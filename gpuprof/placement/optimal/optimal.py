@@ -48,6 +48,7 @@ from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
+from gpuprof.placement.time_sharing import share_time
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
 #: So many of the quick policies' maps, the best first, are improved, beside the program's own.
@@ -105,7 +106,8 @@ class Optimal:
         queues.
         """
         whole, quick = Limit(problem.options.time_limit_s), QuickPolicies()
-        found = with_reasons(problem, self._place_within(problem, whole, quick), whole.with_least(_LEAST_REASONS_S))
+        found = share_time(problem, self._place_within(problem, whole, quick), whole)
+        found = with_reasons(problem, found, whole.with_least(_LEAST_REASONS_S))
         if not quick.unfinished or is_proven_optimal(problem, found):
             return found
         return replace(found, stopped=True, unfinished=quick.unfinished)

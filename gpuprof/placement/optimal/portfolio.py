@@ -26,12 +26,10 @@ from gpuprof.placement.segment import Segments
 
 #: Policies that take time in proportion to the demands, from the least on; the last solve queues of several processes.
 QUICKEST = "igniter"
-_QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu", "mig-serving")
-#: Baselines that are as quick: `optimal` must not fall behind them either.
-_BASELINES = ("alpaserve", "paris-elsa", "shepherd")
+_QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu")
 #: Policies that give each model whole MIG instances; by half of the SLO the first is the quickest and the second
 #: mostly the best: these two come before the policies by queues, the others behind.
-_FOR_INSTANCES = ("parvagpu", "ffd", "paris-elsa", "mig-serving")
+_FOR_INSTANCES = ("parvagpu", "ffd")
 _FIRST_BY_BUDGET = 2
 #: Seconds of processor time that all of them have in any case, where few demands' figures are predicted: without a map
 #: that serves everything, and with one; and without one where they simulate the several processes of MIG instances.
@@ -43,14 +41,14 @@ _FEW_LOOKED_UP = 100
 #: Policies that search, and the most demands that they are run with.
 _SEARCHING = {"usher": 30, "milp": 12}
 #: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
-_ASKING = {"igniter": 100, "gslice": 100, "alpaserve": 100, "paris-elsa": 100, "shepherd": 100}
+_ASKING = {"igniter": 100, "gslice": 100}
 #: `milp` is a program over single devices.
 _MOST_DEVICES = 12
 
 
 def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
-    for name in (*_QUICK, *_BASELINES, *_SEARCHING):
+    for name in (*_QUICK, *_SEARCHING):
         if name in BUILTIN and _is_meant_for(name, problem):
             options = replace(problem.options, time_limit_s=limit.left_s, explains=False)
             try:
@@ -121,7 +119,7 @@ class QuickPolicies:
         one of them instead would wait as long, and have the better map. The others have until the time is up.
         """
         looked_up = len(problem.demands) <= _FEW_LOOKED_UP and _are_figures_measured(problem)
-        names: tuple[str, ...] = (*_QUICK, *_BASELINES)
+        names: tuple[str, ...] = _QUICK
         if not looked_up and _are_instances_measured(problem):
             names = tuple(sorted(names, key=lambda name: name not in _FOR_INSTANCES))
         for name in names:

@@ -41,7 +41,7 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 from tests.placement.curved import CurvedEstimator
 
-QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd", "mig-serving", "alpaserve", "paris-elsa", "shepherd")
+QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd")
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 ASKED = st.lists(st.tuples(st.floats(0.5, 1500.0), st.floats(4.0, 300.0)), min_size=1, max_size=5)
 FLEETS = st.sampled_from([[(plain_device(), None)], [(sliced_device(), None)], [(plain_device(), 2)]])

@@ -108,7 +108,7 @@ def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
     ("change", "said"),
     [
         ({"sm_share_pct": 60.0}, "it must be one"),
-        ({"processes": 2}, "it must be one process of one"),
+        ({"processes": 2}, "each must be one process of one model"),
         ({"turn_ms": None}, "has no turn_ms"),
         ({"turn_ms": 1.0}, "ms at most, but turns 1 take"),
         ({"turns": 0}, "takes no turns"),

@@ -23,7 +23,7 @@ def test_alpaserve_asks_no_device_twice_for_the_same_replica(monkeypatch: pytest
         return taken
 
     monkeypatch.setattr(Bin, "add", add)
-    placed = make_policy("alpaserve").place(
+    placed = make_policy("bench.baselines.alpaserve:AlpaServe").place(
         problem([demand("resnet", rate_rps=8100.0, slo_ms=100.0)], estimator=LinearEstimator(slowdown=0.2))
     )
     assert len(placed.gpus) >= 10 and not placed.unplaced

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 
@@ -11,12 +11,13 @@ from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import ExponentialQueue, plain_device, problem, solve_and_check
+from gpuprof.placement.contract import ExponentialQueue, evidence, plain_device, problem, solve_and_check
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.milp import Milp
-from gpuprof.placement.published.requirement import CreqMetric
 from gpuprof.placement.published.usher import Usher
 from gpuprof.placement.published.usher_groups import balanced_groups
 from tests.placement.table import TabledEstimator
@@ -97,12 +98,22 @@ def test_with_wsm_four_devices_serve_what_takes_six_by_occupancy() -> None:
     assert max(len(list(gpu.replicas())) for gpu in placement.gpus) > 1
 
 
-@pytest.mark.parametrize("metric", get_args(CreqMetric))
+@pytest.mark.parametrize("metric", ["max-occupancy", "wsm"])
 @pytest.mark.parametrize("ablation", ["", "CM", "WD", "S"])
-def test_every_metric_and_ablation_gives_a_sound_map(
-    metric: CreqMetric, ablation: Literal["", "CM", "WD", "S"]
+def test_every_ablation_gives_a_sound_map(
+    metric: Literal["max-occupancy", "wsm"], ablation: Literal["", "CM", "WD", "S"]
 ) -> None:
     solve_and_check(Usher(creq=metric, without=ablation), thesis(ACROSS_GROUPS, 100.0, 300.0, None))
+
+
+@pytest.mark.parametrize("ablation", ["", "CM", "WD", "S"])
+def test_by_average_occupancy_devices_lack_time(
+    ablation: Literal["", "CM", "WD", "S"],
+) -> None:
+    # thesis §6.2: WAO lets models share devices whose SMs they keep busy all the time
+    given = thesis(ACROSS_GROUPS, 100.0, 300.0, None)
+    broken = check(to_map(given, Usher(creq="wao", without=ablation).place(given)), evidence(given))
+    assert broken and all("of the device's time" in violation.message for violation in broken)
 
 
 def test_without_compute_requirements_it_says_what_to_profile() -> None:
@@ -130,8 +141,8 @@ def test_a_fixed_fleet_with_devices_to_spare_is_used_as_an_elastic_one_is() -> N
 
 def test_what_serves_everything_is_not_left_out_where_there_are_too_many_configurations() -> None:
     models = "alexnet densenet121 efficientnet_b7 mobilenet_v2"
-    _, deployment = solve_and_check(Usher(creq="wao"), thesis(models, 20_000.0, 400.0, 400))
-    assert deployment.predicted.goodput_rps == pytest.approx(80_000.0)
+    placement = Usher(creq="wao").place(thesis(models, 20_000.0, 400.0, 400))
+    assert sum(placement.rates_rps().values()) == pytest.approx(80_000.0)
 
 
 def test_the_best_order_of_the_demands_is_found_where_that_is_asked_for() -> None:

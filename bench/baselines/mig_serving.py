@@ -1,4 +1,4 @@
-"""MIG-serving: one GPU configuration after another, each the most useful, and a search beyond (Tan et al., 2021)."""
+"""MIG-serving: one GPU configuration after another, each the most useful (Tan et al., 2021), its fast algorithm."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.baselines.mig_configuration import COMPLETE, MigConfiguration, Services, rank_configurations
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
-from gpuprof.errors import InputError
 from gpuprof.placement.cover import share_out_rate
-from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.mig_configuration import COMPLETE, MigConfiguration, Services, rank_configurations
-from gpuprof.placement.published.mig_serving_slow import SlowSearch
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-#: Rounds of the slow algorithms without an improvement.
-_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +27,17 @@ class MigServing:
     an instance. Interference does not arise.
     """
 
-    #: Whether the paper's slow algorithms go on from there (`SlowSearch`), until the time limit or for ``rounds``. What
-    #: they find is never worse than the fast algorithm's map, and the same for the same seed where the time limit does
-    #: not end them.
-    slow: bool = False
-    #: Rounds of the slow algorithms without an improvement after which they end; None: ten.
-    rounds: int | None = None
-
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
 
-        Raises `InputError` when no device of the fleet has MIG, or ``rounds`` is below one or given without ``slow``.
+        Raises `InputError` when no device of the fleet has MIG.
         """
-        if self.rounds is not None and not self.slow:
-            raise InputError("rounds are of the slow algorithms, which were not asked for", "give -O slow=true, too")
-        rounds = _ROUNDS if self.rounds is None else self.rounds
-        if rounds < 1:
-            raise InputError(f"rounds must be at least 1 but got {rounds}")
-        limit = Limit(problem.options.time_limit_s)
         entry = problem.mig_entry("mig-serving")
         segments = Segments(problem)
         services = Services(problem, {d.model: _by_profile(segments, problem, d.model, entry) for d in problem.demands})
         layouts = distinct_layouts(entry.device, basic_profiles(entry.device))
         gpus = _configure(services, layouts, entry.count)
-        found_by, stopped = None, False
-        if self.slow:
-            fast = len(gpus)
-            search = SlowSearch(services, layouts, entry.count, rounds, problem.options.seed, limit)
-            gpus = search.improve(gpus)
-            found_by = f"the slow algorithms: {len(gpus)} devices where the fast one has {fast}"
-            stopped = limit.is_over
-        placed = Placement("mig-serving", tuple(_gpus(problem, entry, gpus)), found_by=found_by, stopped=stopped)
+        placed = Placement("mig-serving", tuple(_gpus(problem, entry, gpus)))
         return with_unplaced(problem, segments, placed)
 
 

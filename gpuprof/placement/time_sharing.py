@@ -1,0 +1,258 @@
+"""Time sharing on a CPU: lightly loaded models take turns in one share instead of a share each.
+
+The least share of a CPU that a profile covers is mostly a core, so that a machine of two cores would hold two models.
+Models that take turns (`gpuprof.rules.turns`) run one batch at a time on all cores of their share; each batch waits for
+at most one batch of each of the others, and every SLO must hold with that wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem, collect_evidence
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
+
+_EPSILON = 1e-9
+#: Batches hold the arrivals of so many cycles: the least that is stable, and more for queues that are still too long.
+_CYCLES_PER_BATCH = (1.0, 1.5, 2.5)
+#: Seconds beyond the time limit in any case: each trial solves a few queues.
+_LEAST_S = 2.0
+
+
+def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placement:
+    """Return the placement with CPUs time-shared where that serves more demands, or takes fewer devices.
+
+    Bounds for maps without time sharing are replaced by those of the work that the devices can do. Unchanged with the
+    option ``isolate``, or without a CPU in the fleet.
+    """
+    devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
+    if problem.options.isolate or not devices:
+        return placement
+    segments = Segments(problem)
+    sharing = _TimeSharing(problem, segments, devices)
+    gpus = list(placement.gpus)
+    try:
+        with problem.limits.until(limit.with_least(_LEAST_S)):
+            for unplaced in placement.unplaced:
+                gpus = sharing.add(gpus, unplaced.model, unplaced.rate_rps)
+            gpus = sharing.join(gpus)
+    except TimeUpError:
+        pass  # the joins so far are sound
+    shared = placement
+    if sharing.changed:
+        shared = with_unplaced(problem, segments, replace(placement, gpus=tuple(gpus), unplaced=()))
+        shared = replace(shared, found_by="time sharing")
+        if check(to_map(problem, shared), collect_evidence(problem)):
+            shared = placement  # replicas on several devices are one queue, which no device alone can tell
+    return _with_work_bounds(problem, segments, shared)
+
+
+@dataclass(slots=True)
+class _TimeSharing:
+    """Joins models on CPUs; ``changed`` tells whether any was."""
+
+    problem: Problem
+    segments: Segments
+    devices: Mapping[str, Device]
+    changed: bool = False
+
+    def add(self, gpus: Sequence[PlacedGpu], model: str, rate_rps: float) -> list[PlacedGpu]:
+        """Return the devices with a demand that had no room: on one of them if it can share time, else on a new one."""
+        used = Counter(gpu.device for gpu in gpus)
+        spare = (
+            PlacedGpu(entry.device.name, ())
+            for entry in self.problem.fleet.entries
+            if entry.device.name in self.devices and used[entry.device.name] < (entry.count or math.inf)
+        )
+        replicas = Counter(replica.model for gpu in gpus for replica in gpu.replicas())
+        most = self.problem.demand(model).max_replicas or math.inf
+        for position, gpu in enumerate((*gpus, *spare)):
+            if replicas[model] >= most and all(replica.model != model for replica in gpu.replicas()):
+                continue
+            partition = self._share(gpu, [PlacedReplica(model, 1, 1, Share(), rate_rps)])
+            if partition is not None:
+                self.changed = True
+                joined = PlacedGpu(gpu.device, (partition,))
+                return [*gpus[:position], joined, *gpus[position + 1 :]]
+        return list(gpus)
+
+    def join(self, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
+        """Return the models of the devices on fewer devices, the least loaded ones emptied first."""
+        kept = sorted(gpus, key=self._load)
+        position = 0
+        while position < len(kept):
+            source = kept[position]
+            for other in range(len(kept) - 1, -1, -1):
+                target = kept[other]
+                if other == position or target.device not in self.devices or source.device not in self.devices:
+                    continue
+                partition = self._share(target, list(source.replicas()))
+                if partition is not None:
+                    self.changed = True
+                    kept[other] = PlacedGpu(target.device, (partition,))
+                    del kept[position]
+                    position -= 1
+                    break
+            position += 1
+        return kept
+
+    def _load(self, gpu: PlacedGpu) -> float:
+        return math.fsum(self._busy(self.problem.device(gpu.device), replica) for replica in gpu.replicas())
+
+    def _busy(self, device: Device, replica: PlacedReplica) -> float:
+        """Return the part of a device's time that a replica takes."""
+        try:
+            throughput_rps = self.segments.throughput_rps(device, replace(replica.workload, turns=0))
+        except InputError:
+            return device.fraction(replica.share)
+        return device.fraction(replica.share) * replica.rate_rps / throughput_rps
+
+    def _share(self, gpu: PlacedGpu, added: Sequence[PlacedReplica]) -> PlacedPartition | None:
+        """Return a device's partition with further models, None where no way of sharing time keeps all SLOs.
+
+        The busiest replicas keep their shares as long as the others can take turns in the rest of the device.
+        """
+        device = self.devices.get(gpu.device)
+        if device is None or any(partition.mig for partition in gpu.partitions):
+            return None
+        rates: dict[str, float] = {}
+        for replica in (*gpu.replicas(), *added):
+            rates[replica.model] = rates.get(replica.model, 0.0) + replica.rate_rps
+        names = {replica.model for replica in added}
+        alone = sorted(
+            (replica for replica in gpu.replicas() if not replica.turns and replica.model not in names),
+            key=lambda replica: -self._busy(device, replica),
+        )
+        for count in range(len(alone), -1, -1):
+            apart = alone[:count]
+            left = dict(rates)
+            for replica in apart:
+                left[replica.model] -= replica.rate_rps
+            turning = {model: rate for model, rate in left.items() if rate > _EPSILON * rates[model]}
+            if len(turning) < 2 or turning.keys() & {replica.model for replica in apart}:
+                continue
+            for share in self._shares(device, turning, 100.0 - math.fsum(replica.share.sm_pct for replica in apart)):
+                partition = self._take_turns(device, apart, turning, share)
+                if partition is not None:
+                    return partition
+        return None
+
+    def _shares(self, device: Device, rates: Mapping[str, float], free_pct: float) -> Iterator[Share]:
+        """Yield the largest share within ``free_pct`` that the estimator knows of every model."""
+        known = [set(self.problem.estimator.shares(model, device)) for model in rates]
+        fitting = [share for share in set.intersection(*known) if not share.mig and share.sm_pct <= free_pct + _EPSILON]
+        yield from sorted(fitting, key=lambda share: -share.sm_pct)[:1]
+
+    def _take_turns(
+        self, device: Device, apart: Sequence[PlacedReplica], rates: Mapping[str, float], share: Share
+    ) -> PlacedPartition | None:
+        for cycles in _CYCLES_PER_BATCH:
+            batches = self._choose_batches(device, rates, share, cycles)
+            if batches is None:
+                return None
+            replicas = list(apart)
+            for model, rate_rps in rates.items():
+                workload = Workload(model, batches[model], share, turns=1)
+                memory = self.segments.memory_bytes(self.segments.estimate(device, replace(workload, turns=0)))
+                replicas.append(PlacedReplica(model, batches[model], 1, share, rate_rps, memory_bytes=memory, turns=1))
+            partition = PlacedPartition(tuple(replicas))
+            if self._keeps_slos(device, partition):
+                return partition
+        return None
+
+    def _choose_batches(
+        self, device: Device, rates: Mapping[str, float], share: Share, cycles: float
+    ) -> dict[str, int] | None:
+        """Return for each model the least batch that holds the arrivals of ``cycles`` cycles, None where none does.
+
+        A larger batch makes the cycle longer, so that batches grow from the least until none is too small.
+        """
+        listed = {model: self.segments.search_space.listed_batches(model, device, share) for model in rates}
+        if not all(listed.values()):
+            return None
+        chosen = {model: batches[0] for model, batches in listed.items()}
+        while True:
+            try:
+                cycle_s = 1e-3 * math.fsum(
+                    self.segments.latency_ms(device, Workload(model, batch, share)) for model, batch in chosen.items()
+                )
+            except InputError:
+                return None
+            needed = {
+                model: next((batch for batch in listed[model] if batch > cycles * rate_rps * cycle_s), None)
+                for model, rate_rps in rates.items()
+            }
+            larger = {model: max(batch, chosen[model]) for model, batch in needed.items() if batch is not None}
+            if len(larger) < len(chosen):
+                return None
+            if larger == chosen:
+                return chosen
+            chosen = larger
+
+    def _keeps_slos(self, device: Device, partition: PlacedPartition) -> bool:
+        if sum(replica.memory_bytes or 0 for replica in partition.replicas) > device.dram_bytes:
+            return False
+        return all(
+            self.segments.meets(
+                self.problem.demand(replica.model),
+                device,
+                replica.workload,
+                replica.rate_rps,
+                partition.beside(replica),
+            )
+            for replica in partition.replicas
+        )
+
+
+def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement) -> Placement:
+    """Return the placement with bounds that also hold for maps with time sharing.
+
+    A request takes a part of a device's time, the least over the batches and shares that may be planned: all requests
+    together need so many devices.
+    """
+    least_devices, least_cost = 0.0, 0.0
+    for demand in problem.demands:
+        parts = [
+            (part, part * entry.price_per_hour)
+            for entry in problem.fleet.entries
+            if (part := _least_part(segments, demand.model, entry.device)) is not None
+        ]
+        if not parts:
+            continue  # it is not served by any map
+        least_devices += demand.rate_rps * min(part for part, _ in parts)
+        least_cost += demand.rate_rps * min(cost for _, cost in parts)
+    if placement.unplaced:
+        return replace(placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=None)
+    cheapest = min(entry.price_per_hour for entry in problem.fleet.entries)
+    count = max(1, math.ceil(least_devices - 1e-6))
+    same_price = len({entry.price_per_hour for entry in problem.fleet.entries}) == 1
+    return replace(
+        placement,
+        lower_bound_gpus=count,
+        lower_bound_cost_per_hour=count * cheapest if same_price else max(cheapest, least_cost),
+        upper_bound_goodput_rps=None,
+    )
+
+
+def _least_part(segments: Segments, model: str, device: Device) -> float | None:
+    """Return the least part of a device's time in seconds that a request takes, None where none can be planned."""
+    parts = []
+    for share in segments.problem.estimator.shares(model, device):
+        for workload in segments.workloads(model, device, share):
+            try:
+                parts.append(device.fraction(share) / segments.throughput_rps(device, workload))
+            except InputError:
+                continue
+    return min(parts, default=None)

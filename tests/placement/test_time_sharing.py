@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
+from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Options, Problem
+
+LAPTOP = replace(plain_device(), name="cpu-test", kind="cpu", compute_units=2)
+
+
+class TwoCores(LinearEstimator):
+    """Knows shares of one core and of both."""
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        return Share(50.0), Share(100.0)
+
+
+def make_problem(count: int | None, rates: tuple[float, ...], slo_ms: float = 200.0, **options: bool) -> Problem:
+    demands = [demand(f"m{number}", rate_rps, slo_ms) for number, rate_rps in enumerate(rates)]
+    given = problem(demands, estimator=TwoCores(), options=Options(**options))  # type: ignore[arg-type]
+    return replace(given, fleet=Fleet((FleetEntry(LAPTOP, count),)))
+
+
+def solve(given: Problem) -> Placement:
+    return solve_and_check(Optimal(), given)[0]
+
+
+@pytest.mark.parametrize("count", [1, None])
+@pytest.mark.parametrize("models", [3, 4, 8])
+def test_light_models_take_turns_on_two_cores(count: int | None, models: int) -> None:
+    placement = solve(make_problem(count, (5.0,) * models))
+    assert not placement.unplaced and len(placement.gpus) == 1
+    assert placement.lower_bound_gpus == 1
+    assert len({replica.model for replica in placement.gpus[0].replicas()}) == models
+
+
+def test_the_busiest_model_keeps_a_share_of_its_own_where_the_others_fit_beside() -> None:
+    placement = solve(make_problem(1, (150.0, 5.0, 5.0, 5.0)))
+    assert not placement.unplaced
+    turning = {replica.model for replica in placement.gpus[0].replicas() if replica.turns}
+    assert turning == {"m1", "m2", "m3"}
+
+
+def test_two_models_with_a_core_each_do_not_take_turns() -> None:
+    placement = solve(make_problem(1, (5.0, 5.0)))
+    assert not any(replica.turns for replica in placement.gpus[0].replicas())
+
+
+def test_isolated_models_have_shares_of_their_own() -> None:
+    placement = solve(make_problem(None, (5.0,) * 4, isolate=True))
+    assert len(placement.gpus) == 2 and placement.lower_bound_gpus == 2
+    assert not any(replica.turns for gpu in placement.gpus for replica in gpu.replicas())
+
+
+def test_work_bounds_the_devices_and_no_bound_is_above_the_plan() -> None:
+    rates = (300.0, 300.0, 300.0, 20.0)
+    placement = solve(make_problem(None, rates))
+    assert not placement.unplaced
+    assert placement.lower_bound_gpus is not None
+    assert 1 < placement.lower_bound_gpus <= len(placement.gpus)
+
+
+def test_an_slo_that_waiting_would_break_is_left_unserved_on_one_machine() -> None:
+    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=12.5))
+    assert placement.unplaced
+    assert placement.upper_bound_goodput_rps is None
