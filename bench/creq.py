@@ -30,7 +30,7 @@ from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq.creq import METRICS, file_name
+from gpuprof.estimators.creq.creq import METRICS
 from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
 from gpuprof.estimators.creq.requirement import KernelFill, fill_of
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     data = published_launches()
     print_launches(data)
-    launches = LaunchModel.of_texts(train_launches(data, excluded=_V100))
+    launches = LaunchModel.of_files(train_launches(data, excluded=_V100))
     judged = judge(args.exports, shipped_model(), launches)
     print_models(judged)
     print_errors(judged)
@@ -89,7 +89,7 @@ def print_launches(data: Sequence[Launches]) -> None:
     """Print for each GPU left out the mean absolute error of occupancy and SM utilisation, in points."""
     print("Launches on GPUs left out: mean, error of occupancy; mean, error of SM utilisation, in points\n")
     for chip in sorted({chip_of(name) for part in data for name in np.unique(part.measured.device).tolist()}):
-        model = LaunchModel.of_texts(train_launches(data, excluded=chip))
+        model = LaunchModel.of_files(train_launches(data, excluded=chip))
         for part in data:
             for name in np.unique(part.measured.device).tolist():
                 if chip_of(name) == chip:
@@ -223,21 +223,21 @@ def _end(groups: Sequence[Sequence[float]]) -> float:
     return max(0.0, ordered[-1][0])
 
 
-def write_regressors(texts: Mapping[str, str], interval: Mapping[str, tuple[float, float]]) -> str:
+def write_regressors(files: Mapping[str, bytes], interval: Mapping[str, tuple[float, float]]) -> str:
     """Write the regressors with hash and provenance; return in words where and how large they are."""
-    for name, text in texts.items():
-        (_FOLDER / file_name(name)).write_text(text, encoding="utf-8")
+    for name, content in files.items():
+        (_FOLDER / name).write_bytes(content)
     sources = [ROOT / "neusight" / "ops.parquet", _FOLDER / "kernel_resources.csv", ROOT / "v100_profiles.csv"]
     provenance = {
         "command": "python -m bench.creq --exports DIR --train",
         "library": f"lightgbm {version('lightgbm')}",
         "data": {path.relative_to(ROOT).as_posix(): hash_bytes(path.read_bytes()) for path in sources},
-        "sha256": {name: hash_bytes(text.encode()) for name, text in texts.items()},
+        "sha256": {name: hash_bytes(content) for name, content in files.items()},
         "interval": {metric: [round(low, 2), round(high, 2)] for metric, (low, high) in interval.items()},
     }
     (_FOLDER / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in _FOLDER.iterdir())
-    return f"{_FOLDER}: {len(texts)} regressors, {size / 1e6:.1f} MB"
+    return f"{_FOLDER}: {len(files)} regressors, {size / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":

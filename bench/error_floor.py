@@ -85,7 +85,7 @@ def predict_with_own_data(data: Sequence[MeasuredOps]) -> list[Array]:
     for fold in range(_FOLDS):
         others = [part.take(own != fold) for part, own in zip(data, folds, strict=True)]
         trained = train(others)
-        costs = CostModel.of_texts(trained.models, trained.floor_s)
+        costs = CostModel.of_files(trained.models, trained.floor_s)
         least = {seen.name: floors(seen) for seen in others}
         for part, own, into in zip(data, folds, found, strict=True):
             launched = least.get(LAUNCHED_AS.get(part.name, part.name), {})

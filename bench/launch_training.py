@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.op_training import chip_of
 from bench.published_launches import Launches
+from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.creq.launch_model import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
 from gpuprof.estimators.cross_gpu.op_table import Array
@@ -27,8 +28,8 @@ _PARAMETERS: Mapping[str, Any] = {
 }
 
 
-def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds: int = _ROUNDS) -> dict[str, str]:
-    """Return regressors as LightGBM writes them, by ``kind target``, nothing of the chip ``excluded`` seen."""
+def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds: int = _ROUNDS) -> dict[str, bytes]:
+    """Return regressors as ONNX files, by ``kind_target.onnx``, nothing of the chip ``excluded`` seen."""
     rows: dict[str, list[tuple[Array, Array, Array]]] = {kind: [] for kind in KINDS}
     for part in data:
         for name in sorted(set(part.measured.device.tolist())):
@@ -54,12 +55,12 @@ def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds
         features, *targets = (np.concatenate(column) for column in zip(*listed, strict=True))
         for target, values in zip(TARGETS, targets, strict=True):
             usual = kind in FIXED_WARPS and target == "warps"  # one of a few numbers: the usual one, no mean of them
-            fitted[f"{kind} {target}"] = _fit(features, values, rounds, "l1" if usual else "l2")
+            fitted[f"{kind}_{target}.onnx"] = _fit(features, values, rounds, "l1" if usual else "l2")
     return fitted
 
 
-def _fit(features: Array, target: Array, rounds: int, objective: str) -> str:
+def _fit(features: Array, target: Array, rounds: int, objective: str) -> bytes:
     import lightgbm
 
     data = lightgbm.Dataset(features, target, params={"verbose": -1})
-    return str(lightgbm.train({**_PARAMETERS, "objective": objective}, data, num_boost_round=rounds).model_to_string())
+    return export_trees(lightgbm.train({**_PARAMETERS, "objective": objective}, data, num_boost_round=rounds))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.published_ops import CHIP, OP_FAMILIES, MeasuredOps, aiconfigurator_ops, neusight_ops
+from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
     REGRESSORS,
@@ -51,9 +52,9 @@ _ROWS_OF_A_KIND = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Regressors as LightGBM writes them, and what an op of nothing takes where it was measured."""
+    """Regressors as ONNX files, and what an op of nothing takes where it was measured."""
 
-    models: Mapping[str, str]  #: `features.REGRESSORS` → text.
+    models: Mapping[str, bytes]  #: `features.REGRESSORS` → ONNX file.
     #: Family of `OP_FAMILIES` → median over the GPUs of what launching and timing the smallest op took.
     floor_s: Mapping[str, float]
 
@@ -164,9 +165,9 @@ def _rows_of(bounds: OpBounds, kept: Any) -> OpBounds:
     return OpBounds(bounds.expected_s[kept], bounds.hard_s[kept], bounds.intensity[kept])
 
 
-def _fit(parts: list[tuple[Array, Array, Array]], rounds: int) -> str:
+def _fit(parts: list[tuple[Array, Array, Array]], rounds: int) -> bytes:
     import lightgbm
 
     features, target, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
     data = lightgbm.Dataset(features, target, weight=weight, params={"verbose": -1})
-    return str(lightgbm.train(dict(_PARAMETERS), data, num_boost_round=rounds).model_to_string())
+    return export_trees(lightgbm.train(dict(_PARAMETERS), data, num_boost_round=rounds))

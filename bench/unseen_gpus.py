@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def main() -> int:
     residuals = [one.residuals() for one in ranges]
     left_out = {
         chip: CrossGpuModel(
-            CostModel.of_texts(trained[chip].models, trained[chip].floor_s),
+            CostModel.of_files(trained[chip].models, trained[chip].floor_s),
             fit_scales([one for one in residuals if one.chip != chip], []),
         )
         for chip in chips
@@ -150,17 +151,19 @@ def train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -
     """Return regressors that have not seen a chip, kept in ``folder`` from one run to the next."""
     path = folder / f"{chip}.json" if folder else None
     if path is not None and path.is_file():
-        return Trained(**json.loads(path.read_text(encoding="utf-8")))
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Trained({name: b64decode(text) for name, text in kept["models"].items()}, kept["floor_s"])
     found = train(data, excluded=chip)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"models": dict(found.models), "floor_s": dict(found.floor_s)}), encoding="utf-8")
+        models = {name: b64encode(content).decode() for name, content in found.models.items()}
+        path.write_text(json.dumps({"models": models, "floor_s": dict(found.floor_s)}), encoding="utf-8")
     return found
 
 
 def predict_gpus(data: Sequence[MeasuredOps], trained: Trained, chip: str) -> Iterator[OpErrors]:
     """Yield the predictions for the boards of a chip of which nothing was learned."""
-    costs = CostModel.of_texts(trained.models, trained.floor_s)
+    costs = CostModel.of_files(trained.models, trained.floor_s)
     for part in data:
         for name in np.unique(part.device).tolist():
             if chip_of(name) == chip:

@@ -17,15 +17,16 @@ FOLDER = ROOT / "cross_gpu"
 def write_regressors(trained: Trained, scales: ErrorScales) -> str:
     """Write the regressors and what is known of their errors; return in words where and how large they are."""
     FOLDER.mkdir(exist_ok=True)
-    texts = {f"{name}.txt": text for name, text in trained.models.items()} | {"intervals.json": scales.to_text()}
-    for name, text in texts.items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    files = {f"{name}.onnx": content for name, content in trained.models.items()}
+    files["intervals.json"] = scales.to_text().encode()
+    for name, content in files.items():
+        (FOLDER / name).write_bytes(content)
     sources = [*sorted(ROOT.glob("neusight/*")), *sorted(ROOT.glob("aiconfigurator/*"))]
     provenance = {
         "command": "python -m bench.unseen_gpus --train --exports DIR --reference DIR",
         "library": f"lightgbm {version('lightgbm')}",
         "data": {path.relative_to(ROOT).as_posix(): hash_bytes(path.read_bytes()) for path in sources},
-        "sha256": {name: hash_bytes(text.encode()) for name, text in texts.items()},
+        "sha256": {name: hash_bytes(content) for name, content in files.items()},
         "floor_s": dict(trained.floor_s),
     }
     (FOLDER / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
@@ -82,6 +83,10 @@ class FailureAwareEstimator:
             with suppress(InputError):
                 self._models[model] = self._known.find_model(model)
         return self._models[model]
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return what the estimator says."""
+        return board_work(self._estimator, model, device)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return what the estimator says."""

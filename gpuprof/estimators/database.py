@@ -54,6 +54,9 @@ class DatabaseEstimator:
     execution : Execution, optional
         In which precision and by which runtime models run on GPUs of which nothing was measured; by default what the
         model's types give in ONNX Runtime.
+    alone : bool
+        Whether predicted times of a share without neighbours are those on an idle board. By default they are those
+        beside a busy one, as plans need them: bandwidth and cache that nobody else draws now will be drawn later.
 
     Attributes
     ----------
@@ -69,6 +72,8 @@ class DatabaseEstimator:
         graphs: Mapping[str, Path] | None = None,
         learned: Callable[[Device], LearnedModel | None] = lambda device: None,
         execution: Execution | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self.known = KnownModels(db, graphs)
         self.verdicts = BatchVerdicts(None if db is None else db.path)
@@ -83,7 +88,9 @@ class DatabaseEstimator:
         learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
         execution = self._execution = execution or Execution()
-        cross_gpu = CrossGpuLatencies(execution, self.known.bind_graph, lambda device: timed(device.name))
+        cross_gpu = CrossGpuLatencies(
+            execution, self.known.bind_graph, lambda device: timed(device.name), busy=not alone
+        )
         self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
         self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)), execution)
         self._unprofiled = UnprofiledRequirements(cross_gpu)
@@ -139,6 +146,19 @@ class DatabaseEstimator:
         """Return a time alone as it is at least beside others; see `gpuprof.domain.estimate.SlowingEstimator`."""
         derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
         return alone if derived else self.colocations.slow_any(alone, device)
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return the least time of the whole device that a request takes; see `gpuprof.domain.board_work`.
+
+        Of a model that was measured on the device: that of the share that does most for its size.
+        """
+        known = self.known.find_model(model)
+        if points := known.points.get(device.name):
+            times = (p.latency_ms * device.fraction(p.share) / (p.batch * p.processes) for p in points)
+            return Figure(min(times), MEASURED)
+        if device.kind != "gpu" or known.others or self.known.read_work(known) is None:
+            return None
+        return self._latencies.board_work(known, device)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
@@ -42,6 +43,11 @@ class IntervalEndEstimator:
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return what the other does."""
         return self.estimator.shares(model, device)
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return the other's work at this end."""
+        work = board_work(self.estimator, model, device)
+        return None if work is None else self._at_end(work)
 
     def _at_end(self, figure: Figure) -> Figure:
         end = figure.high if self.end == "upper" else figure.low

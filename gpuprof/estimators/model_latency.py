@@ -169,15 +169,21 @@ class ModelLatencies:
         """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
         calibration = self._calibration(device)
         if device.kind == "gpu":
-            figures = self._cross_gpu.predict_series(known, device, batches, share)
-            if any(one.value <= 0.0 for one in figures):
-                return figures
-            return [calibration.scale_prediction(one.value, one.source, one.upper() / one.value) for one in figures]
+            return [*map(calibration.scale_figure, self._cross_gpu.predict_series(known, device, batches, share))]
         widened = []
         for at in map(work.at, batches):
             figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
             widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
         return widened
+
+    def board_work(self, known: MeasuredModel, device: Device) -> Figure | None:
+        """Return the least time of a whole GPU that a request takes in ms, None where regressors were trained for it.
+
+        Raises `InputError` when the device lacks the precision.
+        """
+        if self._learned(device):
+            return None
+        return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(known, device).scale_by(1e3))
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
         """Return what was measured of a model with ``processes`` processes, which some of its points have."""

@@ -14,12 +14,14 @@ from functools import partial
 
 import numpy as np
 
+from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns, rename_workloads
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
+from gpuprof.estimators.measured.figures import blend_figures
 
 
 class ServiceEstimator:
@@ -60,6 +62,13 @@ class ServiceEstimator:
         if len(parts) == 1:
             return batch_times(self._models, parts[0][0], device, batches, share, processes)
         return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return the work of a request of a service, on average over its sizes; None where one of them is not known."""
+        each = [(board_work(self._models, name, device), part) for name, part in name_parts(self.source_of(model))]
+        if any(work is None for work, _ in each):
+            return None
+        return blend_figures([(work, part) for work, part in each if work is not None])
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
         """Return a time alone as it is at least beside others; of several sizes it is slowed as each of them is."""

@@ -145,16 +145,18 @@ def make_database_estimator(
     graphs: Mapping[str, Path] | None = None,
     note: NoteCallback = say_nothing,
     execution: Execution | None = None,
+    *,
+    alone: bool = False,
 ) -> DatabaseEstimator:
     """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
 
     ``graphs``: ONNX files of models that the database may lack; ``note``: told why regressors are left out, when the
     estimator first needs them; ``execution``: in which precision and by which runtime models run on GPUs of which
-    nothing was measured.
+    nothing was measured; ``alone``: whether predicted shares have an idle board to themselves.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 
-    return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note), execution)
+    return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note), execution, alone=alone)
 
 
 def make_named_estimator(
@@ -163,6 +165,8 @@ def make_named_estimator(
     graphs: Mapping[str, Path] | None = None,
     note: NoteCallback = say_nothing,
     execution: Execution | None = None,
+    *,
+    alone: bool = False,
 ) -> Estimator:
     """Return an estimator by its name, the default one with the regressors that were trained.
 
@@ -171,7 +175,7 @@ def make_named_estimator(
     from gpuprof.estimators.builtin import DEFAULT, make_estimator
 
     if name == DEFAULT:
-        return make_database_estimator(db, graphs, note, execution)
+        return make_database_estimator(db, graphs, note, execution, alone=alone)
     return make_estimator(name, db, graphs)
 
 

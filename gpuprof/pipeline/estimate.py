@@ -147,7 +147,11 @@ def estimate(
             estimator
             if not isinstance(estimator, str)
             else make_named_estimator(
-                estimator, database, note=notes.add, execution=parse_execution(precision, runtime)
+                estimator,
+                database,
+                note=notes.add,
+                execution=parse_execution(precision, runtime),
+                alone=not beside,
             )
         )
         names = name_models(models) or list(getattr(source, "models", []))

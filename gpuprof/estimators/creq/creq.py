@@ -11,7 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.estimators.creq.launch_model import LaunchModel
 from gpuprof.estimators.creq.requirement import fill_of
-from gpuprof.estimators.cross_gpu.cross_gpu import UnmeasuredModel, read_trained_texts, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import UnmeasuredModel, read_trained_files, shipped_model
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 
 SOURCE = "creq from launches"
@@ -40,14 +40,9 @@ def shipped_creq() -> CreqModel:
 
     Raises `InputError` when a file is missing or is not the one that was trained.
     """
-    known, texts = read_trained_texts(datasets() / "creq", file_name)
+    known, files = read_trained_files(datasets() / "creq")
     interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
-    return CreqModel(LaunchModel.of_texts(texts), interval)
-
-
-def file_name(name: str) -> str:
-    """Return the file of a regressor, as ``conv_cores_waves.txt``."""
-    return f"{name.replace(' ', '_')}.txt"
+    return CreqModel(LaunchModel.of_files(files), interval)
 
 
 class UnprofiledRequirements:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.features import bound_times, features_of, regressor_names
-from gpuprof.estimators.cross_gpu.forest import Forest, ForestTexts
+from gpuprof.estimators.cross_gpu.forest import Forest, Forests
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
@@ -49,9 +49,9 @@ class LaunchModel:
     forests: Mapping[str, Forest]
 
     @classmethod
-    def of_texts(cls, texts: Mapping[str, str]) -> LaunchModel:
-        """Return the model that LightGBM's texts describe."""
-        return cls(ForestTexts(texts))
+    def of_files(cls, files: Mapping[str, bytes]) -> LaunchModel:
+        """Return the model whose trees are these ONNX files, by ``kind_target.onnx``."""
+        return cls(Forests({name.removesuffix(".onnx").replace("_w", " w"): file for name, file in files.items()}))
 
     def predict(self, ops: OpTable, device: Device, rates: DeviceRates) -> PredictedLaunches:
         """Return how ``ops`` fill ``device``.

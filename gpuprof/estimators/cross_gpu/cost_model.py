@@ -14,7 +14,7 @@ from gpuprof.estimators.cross_gpu.features import (
     prepare_seconds,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.forest import Forest, ForestTexts
+from gpuprof.estimators.cross_gpu.forest import Forest, Forests
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
@@ -37,9 +37,9 @@ class CostModel:
     floor_s: Mapping[str, float]
 
     @classmethod
-    def of_texts(cls, texts: Mapping[str, str], floor_s: Mapping[str, float]) -> CostModel:
-        """Return the model that LightGBM's texts describe."""
-        return cls(ForestTexts(texts), floor_s)
+    def of_files(cls, files: Mapping[str, bytes], floor_s: Mapping[str, float]) -> CostModel:
+        """Return the model whose trees are these ONNX files."""
+        return cls(Forests(files), floor_s)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the seconds that each op takes on the GPU, launching not counted, never less than its hard bound.

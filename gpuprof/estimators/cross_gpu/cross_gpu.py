@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources.abc import Traversable
@@ -90,16 +90,22 @@ class CrossGpuModel:
         return self._figure(seconds, factor + parts.excess, _describe(precision, runtime, unlike))
 
     def latencies(
-        self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, shares: Sequence[Share]
+        self,
+        kernels: KernelsByBatch,
+        batches: Sequence[int],
+        device: Device,
+        shares: Sequence[Share],
+        *,
+        busy: bool = False,
     ) -> dict[tuple[Share, int], Figure]:
         """Return `latency` under every share at every batch; all together take little longer than one.
 
-        Raises `InputError` as `latency` does.
+        ``busy``: whether the rest of the board works, too. Raises `InputError` as `latency` does.
         """
         precision, runtime = kernels.precision, kernels.runtime
         generation = generation_of(device)
         latencies: dict[tuple[Share, int], Figure] = {}
-        rates = [rates_of(device, precision, share) for share in shares]
+        rates = [rates_of(device, precision, share, busy=busy) for share in shares]
         distance = measure_distance(device, precision)
         beyond = 1.0 if distance is None else distance.factor
         for number, (of_kernels, host, scales, unsure, excess) in zip(
@@ -115,6 +121,25 @@ class CrossGpuModel:
                 described = _describe(precision, runtime, name_unlike(at.op_types, more))
                 latencies[share, number] = self._figure(seconds, factor, described)
         return latencies
+
+    def board_seconds(self, kernels: KernelsByBatch, batches: Sequence[int], device: Device) -> Figure:
+        """Return the least device time of one item of a batch on the whole board, host and copies hidden, in seconds.
+
+        No processes that share the board give items faster than its reciprocal. Raises `InputError` as `latency` does.
+        """
+        rates, generation = [rates_of(device, kernels.precision)], generation_of(device)
+        distance = measure_distance(device, kernels.precision)
+        ends = []
+        for number, (of_kernels, _, scales, unsure, excess) in zip(
+            batches, self._sum_up(kernels, batches, rates), strict=True
+        ):
+            kind = kind_of(kernels.at(number), kernels.precision)
+            factor = self.scales.widen_times(of_kernels, 0.0, scales, kind, generation)
+            factor = float((factor * (1.0 if distance is None else distance.factor) ** unsure + excess)[0])
+            each = float(of_kernels[0]) / number
+            ends.append((each, each / factor, each * factor))
+        value, low, high = map(min, zip(*ends, strict=True))
+        return Figure(value, SOURCE, low, high)
 
     def time_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
         """Return the seconds of batches on whole GPUs that run the same kernels on cores of the same kinds.
@@ -331,25 +356,23 @@ def shipped_model() -> CrossGpuModel:
 
     Raises `InputError` when a file is missing or is not the one that was trained.
     """
-    known, texts = read_trained_texts(trained_folder())
-    trees = {name.removesuffix(".txt"): text for name, text in texts.items() if name != _INTERVALS}
-    return CrossGpuModel(CostModel.of_texts(trees, known["floor_s"]), ErrorScales.of_text(texts[_INTERVALS]))
+    known, files = read_trained_files(trained_folder())
+    scales = ErrorScales.of_text(files.pop(_INTERVALS).decode())
+    trees = {name.removesuffix(".onnx"): content for name, content in files.items()}
+    return CrossGpuModel(CostModel.of_files(trees, known["floor_s"]), scales)
 
 
-def read_trained_texts(
-    folder: Traversable, file_name: Callable[[str], str] = str
-) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """Return the provenance of what ships in a folder, and each text that it has the hash of, by name.
+def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str, bytes]]:
+    """Return the provenance of what ships in a folder, and each file that it has the hash of, by name.
 
-    Raises `InputError` when a file is missing or is not the one that was trained. ``file_name``: name → file; left out:
-    they are the same.
+    Raises `InputError` when a file is missing or is not the one that was trained.
     """
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        texts = {name: (folder / file_name(name)).read_text(encoding="utf-8") for name in known["sha256"]}
+        files = {name: (folder / name).read_bytes() for name in known["sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the trained regressors cannot be read: {error}", "reinstall gpuprof") from None
-    for name, text in texts.items():
-        if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
-            raise InputError(f"{file_name(name)} is not the file that was trained", "reinstall gpuprof")
-    return known, texts
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != known["sha256"][name]:
+            raise InputError(f"{name} is not the file that was trained", "reinstall gpuprof")
+    return known, files

@@ -59,7 +59,7 @@ class KernelsByBatch:
         """Return the batches up to ``most`` that are predicted."""
         if most not in self._lists:  # asked for with every batch under every share
             points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
-            taken = (one for one in sorted(points) if one <= most and (self._is_linear() or self._is_taken(one)))
+            taken = (one for one in sorted(points) if one <= most and (self.is_linear() or self._is_taken(one)))
             self._lists[most] = tuple(taken)
         return self._lists[most]
 
@@ -94,11 +94,11 @@ class KernelsByBatch:
         if batch in steps:
             return (batch,)
         ends = next(pair for pair in pairwise(steps) if batch < pair[1])
-        return ends if self._is_linear() or all(map(self._is_taken, ends)) else (batch,)
+        return ends if self.is_linear() or all(map(self._is_taken, ends)) else (batch,)
 
     def _list_steps(self, low: int) -> tuple[int, ...]:
         """Return the batches that are predicted from a power of two to the next."""
-        return (low, low + low // 2, 2 * low) if self._is_linear() else (low, 2 * low)
+        return (low, low + low // 2, 2 * low) if self.is_linear() else (low, 2 * low)
 
     def host_seconds(self, batch: int) -> float:
         """Return `host_seconds` of the kernels at ``batch``."""
@@ -111,14 +111,15 @@ class KernelsByBatch:
         """Return the kernels at ``batch``."""
         if batch not in self._known:
             self._known[batch] = (
-                self._between(batch) if batch not in _READ and self._is_linear() else self._list_kernels(batch)
+                self._between(batch) if batch not in _READ and self.is_linear() else self._list_kernels(batch)
             )
         return self._known[batch]
 
     def _list_kernels(self, batch: int) -> KernelList:
         return list_kernels(self._graph_at(batch), self.precision, self.runtime)
 
-    def _is_linear(self) -> bool:
+    def is_linear(self) -> bool:
+        """Return whether all kernels are in proportion to the batch."""
         if self._linear is None:
             try:
                 one, two, four = map(self.at, _READ)

@@ -22,6 +22,7 @@ from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 _MANY_BATCHES, _MANY_SHARES = 2, 8
 #: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
 _MOST_BATCH = 256
+_MOST_READ = 32
 _STEP, _INSTANCE_STEP = 2.5, 5.0
 #: Percentages that no smaller one is quicker than; few, since each is predicted beside the share that is asked for.
 _COMPARED_SHARES = (10.0, 25.0, 50.0, 75.0, 100.0)
@@ -33,14 +34,32 @@ class LatencyGrid:
     What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there: on
     half of a V100 by 15%. A share is compared with those of `_COMPARED_SHARES`, one of an instance with the whole
     device, too. Nor is a device slower than one of the catalogue that is better in nothing.
-    ``model``: moved to what was measured of the device, where something was; ``whole``: times on other devices, None
-    where they are not compared.
+
+    Parameters
+    ----------
+    kernels : KernelsByBatch
+    device : Device
+    model : CrossGpuModel
+        Adapted to the measurements of the device, where there are any.
+    whole : WholeTimes, optional
+        Times on other devices; None: they are not compared.
+    busy : bool
+        Whether the rest of the board works, too. Shares that run together then do no more than the whole board
+        (`board_seconds`), whatever their number and batches.
     """
 
     def __init__(
-        self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel, whole: WholeTimes | None = None
+        self,
+        kernels: KernelsByBatch,
+        device: Device,
+        model: CrossGpuModel,
+        whole: WholeTimes | None = None,
+        *,
+        busy: bool = False,
     ) -> None:
         self._kernels, self._device, self._model, self._whole = kernels, device, model, whole
+        self._busy = busy
+        self._board: Figure | None = None
         self._known: dict[Share, dict[int, Figure]] = {}  # no slower than worse devices, of batches of the grid
         self._told: dict[Share, dict[int, Figure]] = {}
         self._raised: dict[Share, dict[int, Figure]] = {}  # the same, no quicker than smaller batches
@@ -68,8 +87,33 @@ class LatencyGrid:
             self._predict(shares, missing, len(asked))
         for batch, grid in grids.items():
             each = [self._read_time(one, grid, batch) for one in shares]
-            told[batch] = _scale_to(each[0], max(one.value for one in each))
+            told[batch] = self._conserve_work(share, batch, _scale_to(each[0], max(one.value for one in each)))
         return [told[one] for one in batches]
+
+    def board_seconds(self) -> Figure:
+        """Return the least time of the whole board that an item of a batch takes, in seconds, with its interval.
+
+        Raises `InputError` as `at` does.
+        """
+        if self._board is None:
+            # A batch that is not in proportion takes a graph of its own, which may take a second to read.
+            most = _MOST_BATCH if self._kernels.is_linear() else _MOST_READ
+            batches = self._kernels.list_grid(most) or self._kernels.list_grid(_MOST_BATCH)
+            least = self._model.board_seconds(self._kernels, batches, self._device)
+            if self._whole is not None:
+                whole = self._model.latencies(self._kernels, batches, self._device, [Share()])
+                self._compare_devices({batch: figure.value / 1e3 for (_, batch), figure in whole.items()})
+                least = least.scale_by(min(1.0, *(self._factors[batch] for batch in batches)))
+            self._board = least
+        return self._board
+
+    def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
+        """Return the time of a share beside a busy board: no less than its part of the board takes for the work."""
+        if not self._busy or share.is_whole:
+            return figure
+        least = self.board_seconds().scale_by(1e3 * batch / self._device.fraction(share))
+        low = max(figure.low or figure.value, least.low or least.value)
+        return Figure(max(figure.value, least.value), figure.source, low, max(figure.upper(), least.upper()))
 
     def _read_time(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
         """Return the time of a batch of the grid or between two, by what is known of the share alone."""
@@ -102,11 +146,12 @@ class LatencyGrid:
             batches = tuple(sorted({*batches, *self._kernels.list_grid(max(*missing, _MOST_BATCH))}))
         if many:
             shares = list(dict.fromkeys((*compared, *_list_shares(share.mig))))
-        wanted = [one for one in shares if one != Share() and not self._known.get(one, {}).keys() >= set(batches)]
-        if not self._factors.keys() >= set(batches):
+        wanted = [one for one in shares if not self._known.get(one, {}).keys() >= set(batches)]
+        compared_yet = self._factors.keys() >= set(batches)
+        if not compared_yet and Share() not in wanted:
             wanted.append(Share())
-        found = self._model.latencies(self._kernels, batches, self._device, wanted)
-        if wanted[-1] == Share():
+        found = self._model.latencies(self._kernels, batches, self._device, wanted, busy=self._busy)
+        if not compared_yet:
             self._compare_devices({batch: found[Share(), batch].value / 1e3 for batch in batches})
         for (one, batch), figure in found.items():
             factor = self._factors[batch]
@@ -143,7 +188,8 @@ def _list_shares(mig: str | None) -> list[Share]:
 class CrossGpuLatencies:
     """Times of models on GPUs, their kernels kept.
 
-    ``graph_of``: known model and batch → its graph; ``timed_ops``: device → ops that were measured on it.
+    ``graph_of``: model and batch → its graph; ``timed_ops``: device → ops that were measured on it; ``busy``: whether
+    `predict_series` gives the times of shares beside a busy board (`LatencyGrid`).
     """
 
     def __init__(
@@ -151,34 +197,40 @@ class CrossGpuLatencies:
         execution: Execution,
         graph_of: Callable[[Any, int], ModelGraph],
         timed_ops: Callable[[Device], Sequence[TimedOp]] = lambda device: (),
+        *,
+        busy: bool = True,
     ) -> None:
-        self._execution, self._graph_of, self._timed_ops = execution, graph_of, timed_ops
+        self._execution, self._graph_of, self._timed_ops, self._busy = execution, graph_of, timed_ops, busy
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}
         self._whole: dict[tuple[str, str], WholeTimes] = {}
         self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
-        """Return the time of one batch in ms on ``share`` of ``device``.
+        """Return the time of one batch in ms on ``share`` of ``device`` while the rest of the board idles.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
-        return self._grid(known, device).at(share, batch)
+        return self._grid(known, device, busy=False).at(share, batch)
 
     def predict_series(
         self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return `predict` of several batches. Raises `InputError` as `predict` does."""
-        return self._grid(known, device).series(share, batches)
+        """Return the times of several batches, as `busy` has it. Raises `InputError` as `predict` does."""
+        return self._grid(known, device, busy=self._busy).series(share, batches)
 
-    def _grid(self, known: UnmeasuredModel, device: Device) -> LatencyGrid:
+    def board_seconds(self, known: UnmeasuredModel, device: Device) -> Figure:
+        """Return `LatencyGrid.board_seconds`. Raises `InputError` as `predict` does."""
+        return self._grid(known, device, busy=True).board_seconds()
+
+    def _grid(self, known: UnmeasuredModel, device: Device, *, busy: bool) -> LatencyGrid:
         # With the power limit, which times hang on (`rates.sustained_part`): a board may be given less.
-        key = (known.name, device.name, device.max_power_w)
+        key = (known.name, device.name, device.max_power_w, busy)
         if key not in self._tables:  # a placement asks thousands of times
             timed, kernels = self._timed_ops(device), self.kernels_of(known, device)
             whole = self._whole.setdefault((known.name, kernels.precision), WholeTimes(kernels, shipped_model()))
             model = adapt_model(shipped_model(), device, timed)
-            self._tables[key] = LatencyGrid(kernels, device, model, None if timed else whole)
+            self._tables[key] = LatencyGrid(kernels, device, model, None if timed else whole, busy=busy)
         return self._tables[key]
 
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:

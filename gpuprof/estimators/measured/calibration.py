@@ -40,20 +40,25 @@ class Calibration:
         """Return half of the 90% interval over the value for what lies between measurements with such an error."""
         return max(self._between, _LEAST) + measured_error
 
-    def scale_prediction(self, least_ms: float, source: str, spread: float | None = None) -> Figure:
-        """Return the figure for a prediction of ``least_ms``, scaled by what models of this device took over theirs.
+    def scale_prediction(self, least_ms: float, source: str) -> Figure:
+        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs.
 
         From four models on the interval is conformal: each model's measurements against what the others have in
         common. With fewer it is the spread of published measurements on two GPUs, and without any their range, which
-        promises nothing of a device that is like neither; unless ``spread`` says how many times off at most the
-        prediction is for a device of which nothing was measured.
+        promises nothing of a device that is like neither.
         """
-        if not self._ratios and spread is not None:
-            return Figure(least_ms, source, least_ms / spread, least_ms * spread)
         if not self._ratios:
             return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
-        value = least_ms * common_factor(self._ratios)
-        spread = spread or _PUBLISHED_SPREAD
+        return self._scale_by_models(least_ms, source, _PUBLISHED_SPREAD)
+
+    def scale_figure(self, figure: Figure) -> Figure:
+        """Return a prediction learned on other devices, scaled like a roofline where models of this device allow it."""
+        if not self._ratios or figure.value <= 0.0:
+            return figure
+        return self._scale_by_models(figure.value, figure.source, figure.upper() / figure.value)
+
+    def _scale_by_models(self, predicted_ms: float, source: str, spread: float) -> Figure:
+        value = predicted_ms * common_factor(self._ratios)
         if len(self._ratios) >= _ENOUGH_MODELS:
             spread = interval_factor(left_out_residuals(self._ratios)) or 1.0
         return Figure(value, source, value / spread, value * spread)

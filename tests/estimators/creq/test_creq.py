@@ -148,9 +148,9 @@ def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
         file = creq_module.file_name(name)
         (folder / file).write_text((source / file).read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "provenance.json").write_text(json.dumps(known), encoding="utf-8")
-    (folder / "norm_warps.txt").write_text("tree", encoding="utf-8")
+    (folder / "norm_warps.onnx").write_bytes(b"tree")
     monkeypatch.setattr(creq_module, "datasets", lambda: tmp_path)
-    with pytest.raises(InputError, match=r"norm_warps\.txt is not the file that was trained"):
+    with pytest.raises(InputError, match=r"norm_warps\.onnx is not the file that was trained"):
         shipped_creq.__wrapped__()
 
 

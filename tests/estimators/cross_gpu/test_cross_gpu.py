@@ -143,7 +143,7 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     trained = train([measured], excluded="a100", rounds=40)
     rates = rates_of(device("a100-pcie-80"), "float32")
     large = make_table("matmul", 1, m=8192, n=8192, k=4096, flops=2.0 * 8192**2 * 4096, read_bytes=2e8, width=4.0)
-    ratio = CostModel.of_texts(trained.models, {}).kernel_times(large, rates) / bound_times(large, rates).expected_s
+    ratio = CostModel.of_files(trained.models, {}).kernel_times(large, rates) / bound_times(large, rates).expected_s
     assert 1.5 < ratio[0] < 3.0
 
 
@@ -202,7 +202,7 @@ def test_what_a_framework_does_before_attention_is_learned_by_framework_and_coun
     assert trained.floor_s["context 1"] == pytest.approx(3e-5, rel=0.1)
     from gpuprof.estimators.cross_gpu.cost_model import CostModel
 
-    costs = CostModel.of_texts(trained.models, trained.floor_s)
+    costs = CostModel.of_files(trained.models, trained.floor_s)
     rates = rates_of(device("b200"), "bfloat16")  # seen by none
     short = [costs.kernel_times(_attention(4.0, which), rates)[0] for which in (0.0, 1.0)]
     expected = np.array([1e-5, 3e-5]) * preparation_part(rates)

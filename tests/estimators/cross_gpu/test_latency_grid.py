@@ -72,9 +72,9 @@ def _list_predicted(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
     predicted: list[Share] = []
     latencies = CrossGpuModel.latencies
 
-    def note(*asked: Any) -> Any:
+    def note(*asked: Any, busy: bool) -> Any:
         predicted.extend(asked[-1])
-        return latencies(*asked)
+        return latencies(*asked, busy=busy)
 
     monkeypatch.setattr(CrossGpuModel, "latencies", note)
     return predicted

@@ -1,0 +1,123 @@
+"""A board does no more work than it can, whatever shares it is cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuprof.domain.board_work import board_work, bound_by_work
+from gpuprof.domain.catalogue import device, devices
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.mig import distinct_layouts
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.execution import PRECISIONS, parse_execution
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
+
+_BOARDS = [name for name, one in devices().items() if one.kind == "gpu"]
+_BATCHES = (1, 8, 64)
+_EXACT = 1.0 + 1e-6
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return networks of the zoo as files."""
+    folder, files = tmp_path_factory.mktemp("networks"), {}
+    for name in ("mobilenet_v2", "resnet50", "bert_base"):
+        files[name] = folder / f"{name}.onnx"
+        build(find_architecture(name), files[name])
+    return files
+
+
+def _cut(gpu: Device) -> Iterator[list[Share]]:
+    for percent in (50.0, 25.0, 10.0):
+        yield [Share(percent)] * round(100.0 / percent)
+    if gpu.mig_slices:
+        for layout in distinct_layouts(gpu):
+            yield [Share(100.0, one.profile.name) for one in layout]
+            yield [Share(50.0, one.profile.name) for one in layout for _ in range(2)]
+
+
+def _best_rps(estimator: DatabaseEstimator, model: str, gpu: Device, share: Share, processes: int = 1) -> Figure:
+    """Return the most requests per second over batches; the ends of the interval likewise."""
+    times = [(batch, estimator.estimate(model, gpu, batch, share, (), processes).latency_ms) for batch in _BATCHES]
+    rates = [
+        tuple(1e3 * batch * processes / ms for ms in (one.value, one.high or 0, one.low or 0)) for batch, one in times
+    ]
+    value, low, high = map(max, zip(*rates, strict=True))
+    return Figure(value, "", low, high)
+
+
+@pytest.mark.parametrize("board", _BOARDS)
+def test_shares_together_do_no_more_than_the_whole_board(board: str, networks: dict[str, Path]) -> None:
+    gpu, estimator = device(board), DatabaseEstimator(None, networks)
+    work = board_work(estimator, "mobilenet_v2", gpu)
+    assert work is not None and work.low and work.high
+    each: dict[Share, Figure] = {}
+    for shares in _cut(gpu):
+        each |= {one: _best_rps(estimator, "mobilenet_v2", gpu, one) for one in set(shares) - set(each)}
+        assert sum(each[one].value for one in shares) <= 1e3 / work.value * _EXACT
+        assert sum(each[one].low or 0 for one in shares) <= 1e3 / work.high * _EXACT
+        assert sum(each[one].high or 0 for one in shares) <= 1e3 / work.low * _EXACT
+
+
+@pytest.mark.parametrize("board", ["t4", "l4", "a100-80", "l40s", "b200"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
+    board: str, precision: str, model: str, networks: dict[str, Path]
+) -> None:
+    gpu = device(board)
+    if PRECISIONS[precision] not in gpu.flops_per_s:
+        pytest.skip(f"{board} has no {precision}")
+    estimator = DatabaseEstimator(None, networks, execution=parse_execution(precision, None))
+    busy = max(_best_rps(estimator, model, gpu, Share(), processes).value for processes in (1, 2, 4, 10))
+    for shares in _cut(gpu):
+        rates = {one: _best_rps(estimator, model, gpu, one).value for one in set(shares)}
+        assert sum(rates[one] for one in shares) <= busy * _EXACT
+    work = board_work(estimator, model, gpu)
+    assert work is not None and busy <= 1e3 / work.value * _EXACT
+
+
+def test_a_share_of_an_idle_board_is_quicker_than_beside_a_busy_one(networks: dict[str, Path]) -> None:
+    gpu, half = device("a100-80"), Share(50.0)
+    alone = DatabaseEstimator(None, networks, alone=True).estimate("resnet50", gpu, 64, half).latency_ms
+    busy = DatabaseEstimator(None, networks).estimate("resnet50", gpu, 64, half).latency_ms
+    whole = DatabaseEstimator(None, networks).estimate("resnet50", gpu, 64, Share()).latency_ms
+    assert whole.value < alone.value < busy.value
+    assert busy.source == alone.source
+
+
+def test_the_work_of_demands_bounds_the_number_of_boards(networks: dict[str, Path]) -> None:
+    gpu, estimator = device("t4"), DatabaseEstimator(None, networks)
+    for end in (estimator, IntervalEndEstimator(estimator, "upper"), IntervalEndEstimator(estimator, "lower")):
+        best = max(1e3 * batch / end.estimate("bert_base", gpu, batch, Share()).latency_ms.value for batch in _BATCHES)
+        work = board_work(end, "bert_base", gpu)
+        assert work is not None
+        bound = bound_by_work({"bert_base": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)  # type: ignore[misc]
+        assert 12 <= bound.gpus <= 14
+        assert bound.cost_per_hour == pytest.approx(0.5 * bound.gpus)
+
+
+def test_unknown_work_bounds_nothing() -> None:
+    assert bound_by_work({"net": 100.0}, [(device("t4"), 0.5)], lambda *_: None).gpus == 0
+
+
+def test_demands_take_the_kind_of_board_that_is_cheapest_for_each() -> None:
+    kinds = [(device("t4"), 1.0), (device("a100-80"), 3.0)]
+    work = {("a", "t4"): 10.0, ("a", "a100-80"): 2.0, ("b", "t4"): 10.0, ("b", "a100-80"): 5.0}
+    bound = bound_by_work({"a": 1000.0, "b": 1000.0}, kinds, lambda model, gpu: work[model, gpu.name])
+    assert bound.gpus == 7  # 2 + 5 boards of the quicker kind
+    assert bound.cost_per_hour == pytest.approx(6.0 + 10.0)
+
+
+def test_a_grid_beside_a_busy_board_keeps_the_whole_boards_times(networks: dict[str, Path]) -> None:
+    plain, alone = DatabaseEstimator(None, networks), DatabaseEstimator(None, networks, alone=True)
+    for batch in _BATCHES:
+        asked = ("resnet50", device("l4"), batch, Share())
+        assert plain.estimate(*asked).latency_ms == alone.estimate(*asked).latency_ms
