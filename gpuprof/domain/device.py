@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+
+
+#: A MIG profile's name: compute slices, gigabytes, and engines beside the usual ones.
+MIG_NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb(?P<engines>[+-](?:me|gfx)(?:\.all)?)?")
+#: Drivers round a profile's memory by their own rules.
+_ROUNDING_GB = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,11 @@ class MigProfile:
     compute_slices: int  #: Compute slices (of 7, on A30 of 4) that it takes: the number before the ``g``.
     start_slots: tuple[int, ...]  #: The only slots at which the driver places it.
     max_count: int  #: How many of them the driver allows on one GPU.
+
+
+def _is_near(profile: MigProfile, gigabytes: int) -> bool:
+    named = MIG_NAME.fullmatch(profile.name)
+    return named is not None and abs(int(named["gigabytes"]) - gigabytes) <= max(1.0, _ROUNDING_GB * gigabytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,9 @@ class Device:
     def mig_profile(self, name: str) -> MigProfile:
         """Return the MIG profile called ``name``.
 
+        Other engines (``1g.24gb+me``, ``+gfx``, ``-me``) and the gigabytes that another driver version prints
+        (``7g.79gb`` for ``7g.80gb``) name the same profile.
+
         Raises
         ------
         InputError
@@ -110,6 +125,11 @@ class Device:
         """
         for profile in self.mig_profiles:
             if profile.name == name:
+                return profile
+        if (match := MIG_NAME.fullmatch(name)) is not None:
+            slices, gigabytes = int(match["slices"]), int(match["gigabytes"])
+            near = (one for one in self.mig_profiles if one.compute_slices == slices and _is_near(one, gigabytes))
+            if (profile := next(near, None)) is not None:
                 return profile
         known = ", ".join(profile.name for profile in self.mig_profiles) or "none: it has no MIG"
         raise InputError(f"{self.name} has no MIG profile {name!r}", f"it has {known}")

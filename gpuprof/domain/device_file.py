@@ -44,7 +44,7 @@ class _MigTable(_Table):
     memory_mib: _Positive
     memory_slices: _Count
     compute_slices: _Count
-    start_slots: tuple[Annotated[int, Field(ge=0, lt=8)], ...]
+    start_slots: tuple[Annotated[int, Field(ge=0, lt=16)], ...]
     max_count: _Count
 
 
@@ -63,7 +63,7 @@ class _DeviceTable(_Table):
     price_per_hour: _Positive | None = None
     dram_type: str | None = None
     sm: _SmTable | None = None
-    mig_slices: Annotated[int, Field(ge=0, le=8)] = 0
+    mig_slices: Annotated[int, Field(ge=0, le=16)] = 0
     mig_profiles: tuple[_MigTable, ...] = ()
     sources: dict[str, str] = {}
 

@@ -10,7 +10,7 @@ from gpuprof.errors import InputError
 
 _CORES = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*cores?")
 _PERCENT = re.compile(r"(?P<pct>\d+(?:\.\d+)?)\s*%?")
-_MIG = re.compile(r"(?P<profile>\d+g\.\d+gb(?:\+me)?)(?::(?P<pct>\d+(?:\.\d+)?)%?)?")
+_MIG = re.compile(r"(?P<profile>\d+g\.\d+gb(?:[+-](?:me|gfx)(?:\.all)?)?)(?::(?P<pct>\d+(?:\.\d+)?)%?)?")
 
 
 @check_fields

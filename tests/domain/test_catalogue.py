@@ -40,8 +40,18 @@ NAMES = [
     "b200",
     "gb200",
     "rtx-pro-6000",
+    "a2",
+    "a10g",
+    "rtx-a5000",
+    "rtx-a6000",
+    "rtx-6000-ada",
+    "l20",
+    "h20",
+    "b300",
+    "gb300",
 ]
 WITH_MIG = ["a30", "a100-40", "a100-80", "a100-pcie-40", "a100-pcie-80", "h100", "h200", "b200"]
+WITH_MIG += ["h100-pcie", "h100-nvl", "gh200", "gb200", "rtx-pro-6000", "h20", "b300", "gb300"]
 
 #: Operations that one SM does in a cycle (a multiply-add is two): CUDA C++ Programming Guide, arithmetic throughput,
 #: and for tensor cores the architecture whitepapers.
@@ -81,6 +91,16 @@ PER_SM_AND_CYCLE = {
         "float8": 16384,
         "float4": 32768,
     },
+    "10.3": {
+        "float64": 4,
+        "float32": 256,
+        "tfloat32": 4096,
+        "float16": 8192,
+        "bfloat16": 8192,
+        "int8": 16384,
+        "float8": 16384,
+        "float4": 49152,
+    },
     "12.0": {
         "float64": 4,
         "float32": 256,
@@ -95,11 +115,13 @@ PER_SM_AND_CYCLE = {
 #: Under tensor load these clock lower than their boost: 1830 and 1620 MHz are in the H100 whitepaper, the others follow
 #: from the published rates.
 TENSOR_CLOCK_MHZ = {"h100": 1830.0, "h200": 1830.0, "gh200": 1830.0, "h100-pcie": 1620.0, "h100-nvl": 1545.0}
-TENSOR_CLOCK_MHZ |= {"b200": 1850.0, "gb200": 2007.0}
+TENSOR_CLOCK_MHZ |= {"b200": 1850.0, "gb200": 2007.0, "b300": 1856.0, "gb300": 2008.0}
 TENSOR_TYPES = {"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"}
 #: Boards whose tensor cores do half of what an SM of their capability can: of the GeForce, and of the L40, the rate
 #: with float32 accumulation is halved.
-HALVED = {"rtx-3090", "rtx-4090", "rtx-5090", "l40"}
+HALVED = dict.fromkeys(("rtx-3090", "rtx-4090", "rtx-5090", "l40", "l20", "a10g"), 0.5) | {"h20": 148 / 632.5}
+#: Rates that a product was cut down to, whatever its SMs could do.
+CUT = {("h20", "float64"), ("b300", "int8"), ("gb300", "int8")}
 WHOLE = {("rtx-3090", "int8"), ("rtx-4090", "int8"), ("rtx-5090", "int8"), ("rtx-5090", "float4")}
 
 
@@ -128,7 +150,11 @@ def test_rates_follow_from_sms_clock_and_what_an_sm_does_in_a_cycle(gpu: Device)
     for dtype, rate in gpu.flops_per_s.items():
         tensor = dtype in TENSOR_TYPES and len(per_cycle) > 3
         clock = TENSOR_CLOCK_MHZ.get(gpu.name, gpu.clock_mhz) if tensor else gpu.clock_mhz
-        each = per_cycle[dtype] * (0.5 if tensor and gpu.name in HALVED and (gpu.name, dtype) not in WHOLE else 1.0)
+        if (gpu.name, dtype) in CUT:
+            continue
+        each = per_cycle[dtype]
+        if tensor and (gpu.name, dtype) not in WHOLE:
+            each *= HALVED.get(gpu.name, 1.0)
         assert rate == pytest.approx(gpu.compute_units * clock * 1e6 * each, rel=0.03), dtype
 
 
