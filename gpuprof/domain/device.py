@@ -10,7 +10,6 @@ from typing import Literal
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
-
 #: A MIG profile's name: compute slices, gigabytes, and engines beside the usual ones.
 MIG_NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb(?P<engines>[+-](?:me|gfx)(?:\.all)?)?")
 #: Drivers round a profile's memory by their own rules.
