@@ -32,6 +32,7 @@ from gpuprof.placement.map_workloads import (
     replica_workload,
     upper_ms,
 )
+from gpuprof.placement.work_check import check_work
 
 __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
@@ -54,6 +55,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         *_check_rates(deployment, evidence),
         *_check_slos(deployment, locations, evidence),
         *_check_busy_time(locations, evidence),
+        *check_work(deployment, evidence),
         *_check_figures(deployment, locations, evidence),
     )
 

@@ -11,7 +11,8 @@ import pytest
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.share import Share
@@ -63,6 +64,27 @@ def first_gpu(content: dict[str, Any]) -> Any:
 
 def test_a_sound_map_breaks_no_rule() -> None:
     assert check(SOUND, evidence(GIVEN)) == ()
+
+
+class _Working(LinearEstimator):
+    """Tells the work of a request, whatever its times."""
+
+    work = Figure(24.0, "predicted", 20.0, 36.0)
+
+    def board_work_ms(self, model: str, device: Device) -> Figure:
+        return self.work
+
+
+def test_a_device_that_is_given_more_work_than_a_second_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = replace(evidence(GIVEN), estimator=_Working(), confidence=0.0)
+    assert [one for one in check(SOUND, given) if "seconds of the whole device's work" in one.message] == []
+    at_upper_end = replace(given, confidence=None)
+    told = Violation("rate", "node0 gpu 0", "its replicas are given 1.44 seconds of the whole device's work a second")
+    assert told in check(SOUND, at_upper_end)
+    monkeypatch.setattr(_Working, "work", Figure(30.0, "measured"))  # estimates may promise more than was measured
+    assert told.message not in {one.message for one in check(SOUND, at_upper_end)}
+    monkeypatch.setattr(_Working, "work", Figure(43.75, "measured"))
+    assert "1.75 seconds" in " ".join(one.message for one in check(SOUND, at_upper_end))
 
 
 def test_a_map_read_back_from_its_json_is_still_sound() -> None:

@@ -1,0 +1,42 @@
+"""Checks that no device is given more work than it does in the same time (`gpuprof.domain.board_work`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gpuprof.domain.board_work import board_work
+from gpuprof.domain.deployment import DeploymentMap, Gpu
+from gpuprof.domain.estimate import MEASURED
+from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_workloads import upper_ms
+
+#: Rounding of predicted times, and what estimates beyond the batches that were measured may promise more.
+_ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
+
+
+def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield each device whose replicas' requests take more of its time than there is, by the estimator's word."""
+    if evidence.estimator is None:
+        return
+    for node in deployment.nodes:
+        for gpu in (one for one in node.gpus if one.device in evidence.devices):
+            work, slack = _add_work(gpu, evidence)
+            if work > 1.0 + slack:
+                told = f"its replicas are given {work:.3g} seconds of the whole device's work a second"
+                yield Violation("rate", f"{node.name} gpu {gpu.index}", told)
+
+
+def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
+    """Return seconds of work that come to a device each second, and the tolerance; of unknown work and merges none."""
+    assert evidence.estimator is not None
+    seconds, slack = [], _ROUNDING
+    for partition in gpu.partitions:
+        for replica in partition.replicas:
+            if replica.merged:  # whose members share some of their work
+                continue
+            work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])
+            if work is not None:
+                seconds.append(replica.rate_rps * upper_ms(work, evidence.confidence) / 1e3)
+                slack = _BEYOND_MEASURED if work.source == MEASURED else slack
+    return math.fsum(seconds), slack
