@@ -89,7 +89,7 @@ def read_latencies() -> Iterator[PublishedLatency]:
 def estimate(run: PublishedLatency, folder: Path) -> Figure:
     """Return the time of a batch in ms; the layers are exported into ``folder`` unless they are there."""
     kernels = _list_kernels(run.model, run.length, run.batch, run.precision, folder)
-    return shipped_model().latency(kernels, device(run.device), Share(), run.precision, LaunchMode.FUSED)
+    return shipped_model().latency(kernels, device(run.device), Share(), run.precision, LaunchMode.TENSORRT_FUSED)
 
 
 @cache
@@ -99,7 +99,7 @@ def _list_kernels(name: str, length: int, batch: int, precision: str, folder: Pa
         path = folder / f"{name}-{length}-{layers}.onnx"
         if not path.is_file():
             export(name, length, layers, path)
-        lists.append(list_kernels(load_graph(path, batch), precision, LaunchMode.FUSED))
+        lists.append(list_kernels(load_graph(path, batch), precision, LaunchMode.TENSORRT_FUSED))
     return deepen(lists[0], lists[1], _MODELS[name][0])
 
 

@@ -77,7 +77,7 @@ class PublishedRun:
     @property
     def runtime(self) -> LaunchMode:
         """How it is estimated; of the order of channels an estimate knows nothing."""
-        return LaunchMode.FUSED if self.execution in _COMPILED else LaunchMode.EAGER
+        return LaunchMode.FUSED if self.execution in _COMPILED else LaunchMode.EAGER_FUSED
 
     @property
     def board(self) -> Device:

@@ -23,7 +23,8 @@ PrecisionOption = Annotated[
 RuntimeOption = Annotated[
     str | None,
     typer.Option(
-        help="Runtime that predictions assume: onnxruntime (default), eager (PyTorch 2) or fused (compilers)."
+        help="Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager or pytorch-compiled; "
+        "with :fused-attention where its optimizer makes one kernel of attention."
     ),
 ]
 OtherEstimatorOption = Annotated[

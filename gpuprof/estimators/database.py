@@ -14,7 +14,6 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
@@ -222,7 +221,7 @@ class DatabaseEstimator:
         )
 
     def _is_padded(self, known: MeasuredModel, device: Device) -> bool:
-        is_served = self._execution.runtime is LaunchMode.ONNXRUNTIME
+        is_served = self._execution.runtime.is_onnxruntime
         return (is_served or bool(known.points.get(device.name))) and is_padded(known, device)
 
     def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:

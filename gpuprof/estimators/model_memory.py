@@ -11,13 +11,12 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.held_graph import NARROW, hold_graph
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.memory.reserved_memory import predict_held, predict_reserved
+from gpuprof.estimators.memory.reserved_memory import predict_held, predict_process
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import source_of
 
@@ -83,7 +82,7 @@ class ModelMemory:
         key = known.name, precision, batch
         if key not in self._reserved:  # a plan asks for each batch under dozens of shares
             at = self._hold(known, work, precision).at(batch)
-            predict = predict_held if self._execution.runtime is LaunchMode.ONNXRUNTIME else predict_reserved
+            predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
             self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
         return self._reserved[key]
 

@@ -106,8 +106,8 @@ def estimate(
         ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
     runtime : str, optional
         ``"onnxruntime"`` (default): its CUDA provider, as `serve` runs it, with the copies of inputs and outputs from
-        and to the host; ``"eager"``: each node its kernels, as PyTorch 2, attention in half precision one; or
-        ``"fused"``: up to 64 element-wise ops in a row are one kernel, as torch.compile does.
+        and to the host; ``"tensorrt"``, ``"pytorch-eager"``, ``"pytorch-compiled"``. With ``":fused-attention"`` behind
+        it the runtime's optimizer makes one kernel of attention in half precision, as torch.compile always does.
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
         usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.

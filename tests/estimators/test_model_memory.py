@@ -14,7 +14,7 @@ from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.held_graph import hold_graph
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.estimators.memory.reserved_memory import predict_held, predict_reserved
+from gpuprof.estimators.memory.reserved_memory import predict_held, predict_process
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.graph.load import load_graph
 from tests.estimators.rows import CPU, database, measured_row, two_layers
@@ -64,7 +64,7 @@ def test_memory_is_that_of_the_precision_that_is_asked_for(
 ) -> None:
     known, gpu = KnownModels(None, None), device("l40s")
     model = known.find_model(str(two_layers(tmp_path / "two.onnx", width=64)))
-    for runtime, predict in ((None, predict_held), ("eager", predict_reserved)):
+    for runtime, predict in ((None, predict_held), ("eager", predict_process)):
         memory = ModelMemory(known, lambda device: None, parse_execution(precision, runtime))
         for batch in (1, 256):
             found = memory.peak(model, gpu, Workload(model.name, batch, Share()))

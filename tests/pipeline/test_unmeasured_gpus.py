@@ -120,7 +120,7 @@ def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> 
     assert kinds == {name for name in PRICED if "float8" in devices()[name].flops_per_s}
     assert any(note.startswith("left out, without fp8 arithmetic: k80, t4, v100") for note in plan.notes)
     assert (plan.deployment.planned_with.precision, plan.deployment.planned_with.runtime) == ("fp8", "eager")
-    assert {row["source"] for row in plan.rows()} == {"cross-gpu: float8, eager"}
+    assert {row["source"] for row in plan.rows()} == {"cross-gpu: float8, pytorch-eager"}
     with pytest.raises(InputError, match=r"t4 has no fp8 arithmetic .*float32, float16, int8"):
         gpuprof.place(demands(here), fleet="l4,t4", policy="ffd", options=options)
 

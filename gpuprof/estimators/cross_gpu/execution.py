@@ -64,6 +64,8 @@ def parse_execution(precision: str | None, runtime: str | None) -> Execution:
     """Return what two words of a user mean. Raises `InputError` when one of them is not known."""
     if precision is not None and precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
-    if runtime is not None and runtime not in list(LaunchMode):
-        raise InputError(f"unknown runtime {runtime!r}", f"choose one of {', '.join(LaunchMode)}")
-    return Execution(precision, LaunchMode(runtime) if runtime else LaunchMode.ONNXRUNTIME)
+    try:
+        mode = LaunchMode(runtime or LaunchMode.ONNXRUNTIME)
+    except ValueError:
+        raise InputError(f"unknown runtime {runtime!r}", f"choose one of {', '.join(LaunchMode)}") from None
+    return Execution(precision, mode)

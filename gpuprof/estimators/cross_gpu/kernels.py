@@ -40,6 +40,9 @@ _DEPTHWISE_TRAFFIC = 2.0
 #: at batch 16 on an H200, within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of
 #: small batches up to twice as long (``python -m bench.gpu.launches``).
 _SLOW_FLOPS = 230.0
+#: The same of softmaxes and element-wise kernels in half precision, which move as few bytes an element that a GPU with
+#: much bandwidth waits for its SMs: BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
+_HALF_FLOPS = 90.0
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
 #: Columns that tell of all turns of a body together.
@@ -50,13 +53,45 @@ PART_OF_CONVOLUTION = "(part of the convolution)"
 
 
 class LaunchMode(StrEnum):
-    """How nodes become kernels."""
+    """How nodes become kernels, by runtime; ``:fused-attention``: its optimizer makes one kernel of an attention.
+
+    Without that, and where the file has no attention as one op, products and softmax are kernels of their own, as
+    ONNX Runtime's optimizer and TensorRT 8.0 leave them. Attention in full precision is never one kernel.
+    """
 
     #: ONNX Runtime's CUDA provider, which `gpuprof serve` runs: a kernel a node, biases of convolutions and of most
     #: products in kernels of their own; residuals and their normalisation together; inputs and outputs copied.
     ONNXRUNTIME = "onnxruntime"
-    EAGER = "eager"  #: PyTorch, op by op.
-    FUSED = "fused"  #: Compilers such as TensorRT and TorchInductor.
+    ONNXRUNTIME_FUSED = "onnxruntime:fused-attention"
+    TENSORRT = "tensorrt"  #: Chains of element-wise ops in one kernel each.
+    TENSORRT_FUSED = "tensorrt:fused-attention"
+    EAGER = "pytorch-eager"  #: PyTorch, op by op.
+    EAGER_FUSED = "pytorch-eager:fused-attention"
+    FUSED = "pytorch-compiled"  #: TorchInductor, which replaces attention by one kernel.
+
+    @classmethod
+    def _missing_(cls, value: object) -> LaunchMode | None:
+        return {"eager": cls.EAGER, "fused": cls.FUSED}.get(str(value))  # as earlier versions wrote them
+
+    @property
+    def is_onnxruntime(self) -> bool:
+        """Whether ONNX Runtime launches, with copies of inputs and outputs."""
+        return self in (LaunchMode.ONNXRUNTIME, LaunchMode.ONNXRUNTIME_FUSED)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether PyTorch launches each op by itself."""
+        return self in (LaunchMode.EAGER, LaunchMode.EAGER_FUSED)
+
+    @property
+    def joins_chains(self) -> bool:
+        """Whether chains of element-wise ops are one kernel."""
+        return not (self.is_onnxruntime or self.is_eager)
+
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether attention in half precision or below is one kernel, however the file writes it."""
+        return self is LaunchMode.FUSED or self.endswith(":fused-attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +135,7 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
 
 def are_alike(one: str, other: str, runtime: LaunchMode) -> bool:
     """Return whether ``runtime`` launches the same kernels in two precisions."""
-    reordered = {one, other} & {_REORDERED} and runtime is not LaunchMode.FUSED
+    reordered = {one, other} & {_REORDERED} and not runtime.joins_chains
     return one == other or (_WIDTHS.get(one) == _WIDTHS.get(other) and not reordered)
 
 
@@ -111,17 +146,19 @@ class _Walk:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
         self._narrow = self._width < 4.0
-        self._by_onnxruntime = runtime is LaunchMode.ONNXRUNTIME
+        self._by_onnxruntime, self._fused = runtime.is_onnxruntime, runtime.joins_chains
         self._groups = NodeGroups(
             graph.ops,
-            fused=runtime is LaunchMode.FUSED,
+            fused=self._fused,
             narrow=self._narrow,
             by_onnxruntime=self._by_onnxruntime,
+            attention=runtime.fuses_attention,
         )
+        # Products of 8 bits that were measured quantise their operands first; in a file that is an op of its own.
+        self._width_of_products = max(self._operand, min(self._width, 2.0))
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
-        self._fused = runtime is LaunchMode.FUSED
-        self._reorders = precision == _REORDERED and runtime is not LaunchMode.FUSED
+        self._reorders = precision == _REORDERED and not self._fused
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of the kernels of a node, and how many times each runs."""
@@ -166,6 +203,8 @@ class _Walk:
         )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
+        # Products read only the two last dimensions exchanged; other orders, of heads before tokens, are copied.
+        strided = strided and (self._fused or not self._narrow or _exchanges_last(op))
         same = op.op_type == "Cast" and len({t.dtype for t in (*op.inputs, *op.outputs) if "int" not in t.dtype}) < 2
         return small or strided or same or (op.op_type == "Expand" and all(kind in ELEMENTWISE for kind in readers))
 
@@ -192,7 +231,7 @@ class _Walk:
         taken, weight = op.inputs[0], op.inputs[1]
         rows, depth, columns = float(prod(taken.shape[:-1])), float(weight.shape[0]), float(weight.shape[1])
         row = {
-            **{"b": 1.0, "m": rows, "n": columns, "k": depth, "width": self._operand},
+            **{"b": 1.0, "m": rows, "n": columns, "k": depth, "width": self._width_of_products},
             "flops": 2.0 * rows * columns * depth,
             "read_bytes": self._operand * (rows * depth + depth * columns),
             "written_bytes": self._width * rows * columns,
@@ -223,7 +262,7 @@ class _Walk:
         packed = 0.5 if op.op_type == "MatMulNBits" else self._operand
         read = self._operand * copies * rows * depth + packed * copies * depth * columns
         row = {
-            **{"b": copies, "m": rows, "n": columns, "k": float(depth), "width": self._operand},
+            **{"b": copies, "m": rows, "n": columns, "k": float(depth), "width": self._width_of_products},
             "flops": 2.0 * copies * rows * columns * depth,
             "read_bytes": read + self._extra_bytes(place),
             "written_bytes": self._width * copies * rows * columns,
@@ -256,7 +295,7 @@ class _Walk:
             "read_bytes": moved - made,
             "written_bytes": made,
             "elements": float(out.elements),
-            "width": self._width,  # products of 8 bits that were measured make their operands first; these are there
+            "width": self._width_of_products,
             "kernel": float(weight.shape[-1]),
             "stride": float(stride),
             "image": float(out.shape[-1]),
@@ -287,7 +326,7 @@ class _Walk:
 
     def _plain_product(self, rows: float, columns: float, depth: float) -> _Row:
         read = self._operand * (rows * depth + depth * columns)
-        sizes = {"m": rows, "n": columns, "k": depth, "width": self._operand, "elements": rows * columns}
+        sizes = {"m": rows, "n": columns, "k": depth, "width": self._width_of_products, "elements": rows * columns}
         moved = {"read_bytes": read, "written_bytes": self._width * rows * columns}
         return "matmul", {**sizes, **moved, "flops": 2.0 * rows * columns * depth}
 
@@ -302,7 +341,9 @@ class _Walk:
         row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
-        if self._by_onnxruntime and op.op_type == "Clip":
+        if self._narrow:
+            row["flops"] = max(row["flops"], _HALF_FLOPS * final.elements)
+        if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and _is_broadcast(op))):
             row["flops"] = _SLOW_FLOPS * final.elements
         if op.op_type in SOFTMAXES | NORMS:
             row["row"] = _count_row(op)
@@ -333,6 +374,19 @@ class _Walk:
 
     def _bytes(self, tensor: Tensor) -> float:
         return self._width * tensor.elements if "float" in tensor.dtype else float(tensor.bytes)
+
+
+def _is_broadcast(op: Op) -> bool:
+    """Return whether an operand of an element-wise op is repeated: a mask, a bias; not a single number."""
+    sizes = {tensor.elements for tensor in op.inputs} - {1}
+    return op.op_type in ("Add", "Sub", "Mul", "Div", "Where") and len(sizes) > 1
+
+
+def _exchanges_last(op: Op) -> bool:
+    """Return whether a transposition exchanges the two last dimensions alone."""
+    order = op.attributes.get("perm")
+    rank = len(op.outputs[0].shape)
+    return isinstance(order, list | tuple) and list(order) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _is_pointwise(op: Op) -> bool:

@@ -15,15 +15,21 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, are_alike, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
-#: Of a kernel: of the host, which goes ahead and is waited for where the kernels are shorter: PyTorch's dispatcher
-#: takes about 9 us an op, a runtime with a ready plan 4. What cuDNN does takes longer to set up: so much that ResNets,
-#: DenseNet and MobileNet at batch 1 and 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100)
-#: and of ParvaGPU (A100).
-#: ONNX Runtime took 7.7 to 9.4 us for each kernel that is listed of four networks at batch 1, the mean 8.4, on the host
-#: of an H200 (``python -m bench.gpu.launches``).
-_HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6, LaunchMode.ONNXRUNTIME: 8.4e-6}
+#: Seconds of the host for a kernel. ONNX Runtime took 7.7 to 9.4 us for each kernel listed of four networks at batch 1
+#: on the host of an H200 (``python -m bench.gpu.launches``). PyTorch's dispatcher and modules took 19 to 42 us: BERT by
+#: TorchScript and eagerly on the hosts of NVIDIA's and Hugging Face's tables. A ready plan takes 4. Attention that ONNX
+#: Runtime's optimizer has fused launches several kernels as one op: 1.1 ms for BERT-base in Hugging Face's table.
+_HOST_S = {
+    "onnxruntime": 8.4e-6,
+    "onnxruntime:fused-attention": 5.4e-6,
+    "pytorch-eager": 25e-6,
+    "pytorch-compiled": 4e-6,
+    "tensorrt": 4e-6,
+}
 #: What ONNX Runtime copies from and to the host's memory, which is pageable: 8.1 and 15 GB/s there.
 _TO_DEVICE_BYTES_PER_S, _TO_HOST_BYTES_PER_S = 8.1e9, 15e9
+#: What cuDNN does takes longer to set up: ResNets, DenseNet and MobileNet at batch 1 and 4 take 0.9 to 1.3 times their
+#: measured times with these, on the hosts of the thesis (V100) and of ParvaGPU (A100).
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
 #: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
 _DENSE = 4
@@ -158,17 +164,17 @@ def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], ND
 def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """Return what the host takes to launch all kernels."""
     own: Mapping[str, float] = {}
-    if runtime is not LaunchMode.ONNXRUNTIME:
-        own = {**(_EAGER_HOST_S if runtime is LaunchMode.EAGER else {}), PART_OF_CONVOLUTION: 0.0}
-    pairs = zip(kernels.count, kernels.op_types, strict=True)
-    return sum(count * own.get(op_type, _HOST_S[runtime]) for count, op_type in pairs)
+    if not runtime.is_onnxruntime:
+        own = {**(_EAGER_HOST_S if runtime.is_eager else {}), PART_OF_CONVOLUTION: 0.0}
+    usual = _HOST_S.get(runtime.value) or _HOST_S[runtime.partition(":")[0]]
+    return sum(count * own.get(name, usual) for count, name in zip(kernels.count, kernels.op_types, strict=True))
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """Return what copying a batch's inputs to the device and its outputs back takes, where the runtime is given none
     of either on the device.
     """
-    if runtime is not LaunchMode.ONNXRUNTIME or not kernels.count:
+    if not runtime.is_onnxruntime or not kernels.count:
         return 0.0
     return kernels.input_bytes / _TO_DEVICE_BYTES_PER_S + kernels.output_bytes / _TO_HOST_BYTES_PER_S
 
@@ -183,6 +189,6 @@ def batch_seconds(
     is hidden: of 18 batches of four networks on an H200, with the times of their kernels as measured, the root of the
     sum of squares was off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
     """
-    if runtime is not LaunchMode.ONNXRUNTIME:
+    if not runtime.is_onnxruntime:
         return np.maximum(kernels_s, host_s)
     return np.asarray(np.hypot(kernels_s, host_s) + copy_seconds(kernels, runtime))

@@ -44,11 +44,20 @@ class NodeGroups:
 
     ``ops``: in the order of the graph; they are called by their places in it; ``fused``: whether the runtime joins
     chains of element-wise ops; ``narrow``: whether products are in half precision or below: only then are there kernels
-    for whole attention, which PyTorch has eagerly, too; ``by_onnxruntime``: the sum before a normalisation and the bias
-    before that are done by its kernel, other biases are not part of products, and GELUs are one kernel in some orders.
+    for whole attention; ``by_onnxruntime``: the sum before a normalisation and the bias
+    before that are done by its kernel, other biases are not part of products, and GELUs are one kernel in some orders;
+    ``attention``: whether there are kernels for whole attention at all.
     """
 
-    def __init__(self, ops: Sequence[Op], *, fused: bool, narrow: bool, by_onnxruntime: bool = False) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        *,
+        fused: bool,
+        narrow: bool,
+        by_onnxruntime: bool = False,
+        attention: bool = True,
+    ) -> None:
         self._ops = ops
         #: Tensor → who reads its elements, and not their number alone.
         self.readers: dict[str, list[int]] = defaultdict(list)
@@ -77,7 +86,7 @@ class NodeGroups:
         for place in self._absorbed:
             self.members[self._anchor(place)].append(place)
         #: The last product of an attention → its nodes; the two last are the first product and itself.
-        self.attention = self._find_attention() if narrow else {}
+        self.attention = self._find_attention() if narrow and attention else {}
         self._inside = {place for group in self.attention.values() for place in group}
         for last, group in self.attention.items():
             self._inside |= self._list_strided(group[-2], last)

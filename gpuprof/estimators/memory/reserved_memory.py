@@ -44,3 +44,15 @@ def predict_held(weight_bytes: float, activation_bytes: float, precision: str | 
     source = f"process, {SOURCE}" if precision is None else f"process, {SOURCE}, in {precision}"
     low = _LEAST_PROCESS_BYTES + weight_bytes + _LOW * _HELD_ACTIVATIONS * activation_bytes
     return Figure(value, source, low, _PROCESS_BYTES + _HIGH * (value - _PROCESS_BYTES))
+
+
+def predict_process(weight_bytes: float, activation_bytes: float, precision: str | None = None) -> Figure:
+    """Return what a process of PyTorch or a compiler holds of a GPU: what it reserves, and its CUDA context and code.
+
+    ``precision``: as `predict_reserved`.
+    """
+    reserved = predict_reserved(weight_bytes, activation_bytes, precision)
+    low = _LEAST_PROCESS_BYTES + (reserved.low or 0.0)
+    return Figure(
+        _PROCESS_BYTES + reserved.value, f"process, {reserved.source}", low, 2.0 * _PROCESS_BYTES + reserved.upper()
+    )

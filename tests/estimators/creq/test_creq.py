@@ -85,7 +85,7 @@ def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network
     said = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
     assert [metric for metric, _ in said.creq_pct] == list(METRICS)
     for _, figure in said.creq_pct:
-        assert figure.source == f"{SOURCE}: float32, eager" and not figure.is_observed
+        assert figure.source == f"{SOURCE}: float32, pytorch-eager" and not figure.is_observed
         assert figure.low is not None and figure.high is not None
         assert 0.0 <= figure.low <= figure.value <= figure.high <= 100.0
 

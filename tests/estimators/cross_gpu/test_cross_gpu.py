@@ -66,7 +66,10 @@ def test_the_source_says_precision_and_runtime(network: Path) -> None:
     default = DatabaseEstimator(None).estimate(str(network), device("a100-80"), 8, Share())
     assert default.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
     chosen = DatabaseEstimator(None, execution=parse_execution("float16", "eager"))
-    assert chosen.estimate(str(network), device("a100-80"), 8, Share()).latency_ms.source == "cross-gpu: float16, eager"
+    assert (
+        chosen.estimate(str(network), device("a100-80"), 8, Share()).latency_ms.source
+        == "cross-gpu: float16, pytorch-eager"
+    )
 
 
 def test_a_gpu_without_tf32_multiplies_in_float32(network: Path) -> None:

@@ -149,12 +149,50 @@ def _attention() -> ModelGraph:
     )
 
 
-@pytest.mark.parametrize("runtime", list(LaunchMode))
-def test_attention_is_whole_in_either_runtime_where_kernels_for_the_type_exist(runtime: LaunchMode) -> None:
-    assert len(list_kernels(_attention(), "float32", LaunchMode.EAGER).ops) == 4
+@pytest.mark.parametrize("runtime", [one for one in LaunchMode if one.fuses_attention])
+def test_attention_is_one_kernel_where_the_runtime_fuses_it_and_the_type_has_one(runtime: LaunchMode) -> None:
+    assert len(list_kernels(_attention(), "float32", LaunchMode.EAGER_FUSED).ops) == 4
     fused = list_kernels(_attention(), "float16", runtime).ops
     assert [FAMILIES[family] for family in fused.family] == ["attention"]
     assert (fused.b[0], fused.m[0], fused.n[0], fused.k[0]) == (8, 128, 128, 64)
+
+
+def test_other_runtimes_launch_attention_as_the_file_writes_it() -> None:
+    for runtime, kernels in ((LaunchMode.ONNXRUNTIME, 4), (LaunchMode.EAGER, 4), (LaunchMode.TENSORRT, 3)):
+        families = [FAMILIES[one] for one in list_kernels(_attention(), "float16", runtime).ops.family]
+        assert len(families) == kernels and families.count("matmul") == 2 and families.count("softmax") == 1
+
+
+def test_heads_before_tokens_are_copied_in_half_precision() -> None:
+    tokens, heads = _t("x", 2, 128, 4, 64), _t("h", 2, 4, 128, 64)
+    moved = _op("Transpose", [tokens], heads, perm=(0, 2, 1, 3))
+    swapped = _op("Transpose", [_t("k", 2, 4, 128, 64)], _t("t", 2, 4, 64, 128), perm=(0, 1, 3, 2))
+    product = _op("MatMul", [heads, _t("t", 2, 4, 64, 128)], _t("y", 2, 4, 128, 128))
+    for runtime, kinds in ((LaunchMode.ONNXRUNTIME, ("Transpose", "MatMul")), (LaunchMode.TENSORRT, ("MatMul",))):
+        assert list_kernels(_graph(moved, swapped, product), "float16", runtime).op_types == kinds
+
+
+def test_what_onnxruntime_repeats_along_a_dimension_waits_for_its_sms_in_half_precision() -> None:
+    scores, mask = _t("s", 2, 4, 128, 128), _t("m", 2, 1, 1, 128)
+    masked = _op("Add", [scores, mask], _t("y", 2, 4, 128, 128))
+    plain = _op("Add", [scores, _t("z", 2, 4, 128, 128)], _t("y", 2, 4, 128, 128))
+    repeated, same = (list_kernels(_graph(one), "float16", LaunchMode.ONNXRUNTIME).ops for one in (masked, plain))
+    assert repeated.flops[0] > 2.0 * same.flops[0]
+    by_tensorrt = list_kernels(_graph(masked), "float16", LaunchMode.TENSORRT).ops
+    assert by_tensorrt.flops[0] == same.flops[0]
+
+
+def test_earlier_names_of_runtimes_are_understood() -> None:
+    assert LaunchMode("eager") is LaunchMode.EAGER and LaunchMode("fused") is LaunchMode.FUSED
+    with pytest.raises(ValueError, match="tvm"):
+        LaunchMode("tvm")
+
+
+def test_products_in_8_bits_quantise_nothing_again() -> None:
+    weight = _t("w", 64, 64)
+    product = _op("MatMul", [_t("x", 8, 64), weight], _t("y", 8, 64), [weight])
+    ops = list_kernels(_graph(product), "int8", LaunchMode.TENSORRT).ops
+    assert ops.width[0] == 2.0 and ops.read_bytes[0] == 8 * 64 + 64 * 64
 
 
 def test_a_convolution_is_the_product_that_it_is() -> None:
@@ -192,7 +230,7 @@ def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_any_runtime(runt
         _op("Mul", [m, one], y, [one]),
     )
     kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
-    bias = ("Add",) if runtime is LaunchMode.ONNXRUNTIME else ()
+    bias = ("Add",) if runtime.is_onnxruntime else ()
     assert kernels.op_types == ("MatMul", *bias, "Mul")
 
 
@@ -349,7 +387,7 @@ def _attention_of_one_projection(*, kept: bool = False) -> ModelGraph:
     return _graph(*ops, *([_op("Relu", [turned], _t("copy", 3, 8, 12, 197, 64))] if kept else []))
 
 
-@pytest.mark.parametrize("runtime", list(LaunchMode))
+@pytest.mark.parametrize("runtime", [one for one in LaunchMode if one.fuses_attention])
 def test_whole_attention_reads_its_operands_where_they_lie(runtime: LaunchMode) -> None:
     whole = list_kernels(_attention_of_one_projection(), "float16", runtime)
     assert whole.op_types == ("MatMul", "MatMul")
