@@ -8,8 +8,8 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
@@ -34,25 +34,12 @@ class AttackTarget:
     grpc: int
     authority: str = ""
 
-    def weigh(self) -> int:
-        """Return the bytes that the router and the relay of gRPC have in memory."""
-        weight: int = self.process.memory_info().rss
-        for child in self.process.children():
-            with suppress(psutil.Error):  # it has just ended
-                if "gpuprof.serving.protocol.grpc_relay" in child.cmdline():
-                    weight += child.memory_info().rss
-        return weight
-
     def client(self) -> HTTPConnection:
         """Return a connection for ordinary requests of HTTP."""
         if not self.authority:
             return HTTPConnection("127.0.0.1", self.http, timeout=60)
         context = ssl.create_default_context(cadata=self.authority)
         return HTTPSConnection("127.0.0.1", self.http, timeout=60, context=context)
-
-
-#: What is done to a server for as long as a function says.
-Attack = Callable[[AttackTarget, Callable[[], bool]], None]
 
 
 @contextmanager

@@ -7,8 +7,8 @@ two, whose requests the other is sent again, and one that has nobody beside it, 
 latency is back when two windows of half a second in a row have a p99 of at most 1.25 times that of the worst window
 before, with nothing refused. Under three times the capacity, of simulated workers and of the model's own, goodput is to
 stay at 90% of the capacity, and what is accepted within its SLO. Then come
-``bench.beside``, ``bench.foreign_bytes``, ``bench.hostile``, ``bench.recovery`` and ``bench.relay_faults``. A part that
-fails does not end the others; the last table says how each ended.
+``bench.beside``, ``bench.foreign_bytes``, ``bench.hostile`` and ``bench.recovery``. A part that fails does not end the
+others; the last table says how each ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from bench.beside import GIVE_UP_S, measure_beside, show_beside
 from bench.foreign_bytes import show_foreign_bytes
 from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
-from bench.relay_faults import show_relay_faults
 from bench.serving import closed_loop, deployment, server
 from gpuprof.load.client import LoadClient, Schedule, SentRequests
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
@@ -270,7 +269,6 @@ def _parts(options: argparse.Namespace) -> dict[str, Callable[[], bool | None]]:
         "foreign bytes": lambda: show_foreign_bytes(options.answers, _LOOKING_S),
         "attacks": lambda: show_hostile(min(5.0, seconds)),
         "recovery": show_recoveries,
-        "relay of gRPC": show_relay_faults,
     }
 
 

@@ -69,9 +69,7 @@ class LimitOptions:
     drain_s: Annotated[float, duration_option("--drain-s", "Time for the last answers after Ctrl-C.", least_s=0.0)] = (
         30.0
     )
-    connections_per_peer: Annotated[
-        int, typer.Option(help="Connections, and calls of gRPC, that one address may have.", min=1)
-    ] = 2048
+    max_connections: Annotated[int, typer.Option(help="Most connections of clients.", min=1)] = 16_384
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,17 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """What clients must know and are shown."""
+    """Authentication, TLS, and the edge (Envoy) that other machines come through."""
 
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that clients must send; default: GPUPROF_TOKEN.")
+    ] = None
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="Listen on every address, behind the edge; needs a token and TLS."),
+    ] = False
+    envoy: Annotated[
+        Path | None, typer.Option(help="Envoy binary, for gRPC, TLS and --public; default: that of the extra edge.")
     ] = None
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM), to serve https and grpcs.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None

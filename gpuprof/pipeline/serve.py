@@ -32,6 +32,8 @@ from gpuprof.serving.server import EngineMaker, Ready
 _END_S = 20.0
 #: One line of JSON; a server that writes more has gone wrong.
 _MAX_MESSAGE_BYTES = 1 << 20
+#: Where --public listens.
+_ANY_ADDRESS = "0.0.0.0"
 _ERRORS: dict[str, type[GpuprofError]] = {
     kind.__name__: kind for kind in (InputError, InfeasibleError, UnstableError, UnavailableError)
 }
@@ -90,7 +92,7 @@ def run_map_server(
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import run_server
     from gpuprof.serving.server_settings import ServerSettings
-    from gpuprof.serving.transport.security import check_exposure, server_security
+    from gpuprof.serving.transport.security import check_exposure, is_loopback, server_security
     from gpuprof.serving.watch.logs import configure_logging
     from gpuprof.serving.watch.tracing import otlp_tracer
 
@@ -111,9 +113,12 @@ def run_map_server(
     security = server_security(
         optional_path(settings.token_file), optional_path(settings.tls_cert), optional_path(settings.tls_key)
     )
-    check_exposure(settings.host, security, settings.insecure)
-    unchanged = ("host", "port", "grpc_port", "routing", "hang_s", "drain_s", "connections_per_peer", "shadow")
+    host = _ANY_ADDRESS if settings.public and is_loopback(settings.host) else settings.host
+    check_exposure(host, security, settings.insecure)
+    unchanged = ("port", "grpc_port", "routing", "hang_s", "drain_s", "max_connections", "public", "shadow")
     server_settings = ServerSettings(
+        host=host,
+        envoy=optional_path(settings.envoy),
         **{name: getattr(settings, name) for name in unchanged},
         buffer_bytes=settings.buffer_mb << 20,
         max_body_bytes=settings.max_body_mb << 20,

@@ -45,8 +45,8 @@ class ServeSettings:
         Silence after which a worker is replaced.
     drain_s : float
         Time for the last answers after the server was told to stop.
-    connections_per_peer : int
-        Connections, and calls of gRPC, that one address may have.
+    max_connections : int
+        Most connections of clients.
     shadow : bool
         Keep standbys with a larger share for models whose p99 passes its SLO.
     adapt : bool
@@ -61,6 +61,10 @@ class ServeSettings:
         Name of another estimator than the map was planned with, for `adapt`.
     token_file : path or None
         File with the token that clients must send; None: that of ``GPUPROF_TOKEN``, if there is one.
+    public : bool
+        Listen on every address, behind the edge, which needs a token and TLS.
+    envoy : path or None
+        Envoy binary for gRPC, TLS and `public`; None: that of the extra ``edge``.
     tls_cert, tls_key : path or None
         Certificate chain and private key (PEM): serve https and grpcs.
     insecure : bool
@@ -92,7 +96,7 @@ class ServeSettings:
     max_body_mb: Count = 64
     hang_s: Positive = 5.0
     drain_s: NotNegative = 30.0
-    connections_per_peer: Count = 2048
+    max_connections: Count = 16_384
     shadow: bool = False
     adapt: bool = False
     adapt_period_s: Positive = 5.0
@@ -100,6 +104,8 @@ class ServeSettings:
     db: PathArgument | None = None
     estimator: str | None = None
     token_file: PathArgument | None = None
+    public: bool = False
+    envoy: PathArgument | None = None
     tls_cert: PathArgument | None = None
     tls_key: PathArgument | None = None
     insecure: bool = False
@@ -117,7 +123,7 @@ class ServeSettings:
 
     def to_message(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""
-        paths = ("adapt_output", "db", "token_file", "tls_cert", "tls_key")
+        paths = ("adapt_output", "db", "token_file", "envoy", "tls_cert", "tls_key")
         return {k: str(v) if k in paths and v is not None else v for k, v in asdict(self).items()}
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.transport.security import OPEN, Security
@@ -24,9 +25,20 @@ class ServerSettings:
     #: Time after which a connection that stalls in the middle of a request or an answer is closed.
     stall_s: float = 30.0
     idle_s: float = 300.0  #: Time after which an idle connection is closed.
-    #: Connections of HTTP, and calls and connections of gRPC, that one address may have.
-    connections_per_peer: int = 2048
+    max_connections: int = 16_384
+    public: bool = False  #: Whether HTTP, too, goes through the edge.
+    envoy: Path | None = None  #: The edge's binary; None: that of the extra ``edge``.
     shadow: bool = False  #: Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     adapt: AdaptSettings | None = None  #: When and how the map is replanned; None: never.
     tracer: SpanTracer | None = None  #: Makes spans of requests.
-    security: Security = OPEN  #: What clients must know and are shown.
+    security: Security = OPEN  #: Token and certificate.
+
+    @property
+    def http_through_edge(self) -> bool:
+        """Whether HTTP goes through the edge."""
+        return self.public or bool(self.security.certificate)
+
+    @property
+    def needs_edge(self) -> bool:
+        """Whether anything goes through the edge."""
+        return self.http_through_edge or self.grpc_port is not None

@@ -23,8 +23,6 @@ import pytest
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.hostile import ATTACKS, suffer
-from bench.hostile_server import BUFFER_MB
 from bench.reliability import killed_under_load
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
@@ -215,10 +213,3 @@ def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_
         finally:
             for connection in connections:
                 connection.close()
-
-
-@pytest.mark.slow
-def test_unfinished_messages_of_grpc_take_no_more_than_there_is_for_tensors_and_all_of_it_comes_back() -> None:
-    got = suffer(ATTACKS["gRPC, unfinished messages"], 4.0)
-    assert got.peak_mb < got.before_mb + 2.0 * BUFFER_MB  # without a limit gigabytes
-    assert got.after_mb < got.before_mb + 40.0  # within forty seconds

@@ -55,21 +55,24 @@ class InferCall:
 
     message: Any
     raw: Sequence[Buffer]
-    data: Buffer  #: All of it, as it came.
+    data: Buffer  #: The whole message.
     name: str  #: Of the model.
     version: str  #: Of the model; empty: the newest.
     id: str  #: Of the request.
-    #: What a message like it that was read before asks, of a model of this specification; None: there was none.
-    known: tuple[ModelSpec, InferRequest] | None = None
+    offsets: Sequence[int] | None = None  #: Where in the arena the raw contents begin; None: they are elsewhere.
+    #: The request of an equal message that was read before, and the specification that it was read with.
+    cached: tuple[ModelSpec, InferRequest] | None = None
 
-    @property
-    def size(self) -> int:
-        """Bytes of all of it on the wire."""
-        return len(self.data)
+    def find_tensor_data(self, number: int) -> Buffer | tuple[int, int]:
+        """Return the raw contents of an input, or where in the arena they lie."""
+        data = self.raw[number]
+        return data if self.offsets is None else (self.offsets[number], len(data))
 
     @classmethod
-    def decode(cls, data: Buffer) -> InferCall:
-        """Read it off the wire; the raw contents of a large one stay where they are.
+    def decode(cls, data: Buffer, offset: int | None = None) -> InferCall:
+        """Read a message; the raw contents of a large one stay where they are.
+
+        ``offset``: where in the arena ``data`` begins; None: it is elsewhere.
 
         Raises
         ------
@@ -86,28 +89,26 @@ class InferCall:
             raise _no_request(error) from None
         view = memoryview(data)
         raw = [view[span] for span in spans] if spans else message.raw_input_contents
-        return cls(message, raw, data, message.model_name, message.model_version, message.id)
+        offsets = None if offset is None or not spans else [offset + span.start for span in spans]
+        return cls(message, raw, data, message.model_name, message.model_version, message.id, offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class LargeCall:
-    """A ModelInferRequest that is large beside its raw contents, and not read yet but for what it asks."""
+    """A ModelInferRequest that is large beside its raw contents, and of which only the names have been read."""
 
-    #: ``name``, ``version``, ``id``: Of the model; of the request.
+    #: ``name``, ``version``: Of the model; ``id``: of the request.
     name: str
     version: str
     id: str
     data: Buffer
-    text_bytes: int  #: What it has beside raw contents.
-
-    @property
-    def size(self) -> int:
-        """Bytes of all of it."""
-        return len(self.data)
+    text_bytes: int  #: Bytes beside raw contents.
 
 
-def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
+def open_call(data: Buffer, most_bytes: int, offset: int | None = None) -> InferCall | LargeCall:
     """Read a ModelInferRequest, unless it has more than ``most_bytes`` beside its raw contents.
+
+    ``offset``: where in the arena ``data`` begins; None: it is elsewhere.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
         When it is no such message.
     """
     if len(data) <= most_bytes:
-        return InferCall.decode(data)
+        return InferCall.decode(data, offset)
     try:
         rest, _ = split_off_field(data, RAW_INPUTS)
         if len(rest) > most_bytes:
@@ -123,7 +124,7 @@ def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
             return LargeCall(texts[0], texts[1], texts[2], data, len(rest))
     except ValueError as error:
         raise _no_request(error) from None
-    return InferCall.decode(data)
+    return InferCall.decode(data, offset)
 
 
 def _last_text(data: bytes, field: int) -> str:
@@ -229,9 +230,11 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
         _refuse_unsupported(entry)
         tensor = spec.inputs[position]
         shape = check_tensor(tensor, entry.datatype, list(entry.shape[: MAX_RANK + 1]))
-        own = raw[number] if raw else _from_contents(tensor, entry.contents)
-        check_size(tensor, shape, own)
-        by_position[position] = InputTensor(shape, own)
+        if raw and entry.contents.ListFields():
+            raise bad_request(f"input {entry.name!r} has both typed and raw contents")
+        data = raw[number] if raw else _from_contents(tensor, entry.contents)
+        check_size(tensor, shape, data)
+        by_position[position] = InputTensor(shape, call.find_tensor_data(number) if raw else data)
     missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in by_position]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")

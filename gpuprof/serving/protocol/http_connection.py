@@ -1,150 +1,191 @@
 """One HTTP/1.1 connection: large bodies are received straight into the arena and large answers sent from it.
 
-A framework would copy every tensor several times on its way; at half a megabyte a request that is most of the cost
-of serving. So heads are parsed by httptools and bodies are read where they are needed.
+A framework would copy every tensor several times; at half a megabyte a request that is most of the cost of serving.
+The peer is trusted, a client on this machine or the edge: there are limits of size and time, and no defence beyond.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from gpuprof.serving.protocol.answer_writer import AnswerWriter
-from gpuprof.serving.protocol.body_receiver import BodyReceiver
-from gpuprof.serving.protocol.client_progress import ClientProgress
-from gpuprof.serving.protocol.connection_owner import ConnectionOwner
-from gpuprof.serving.protocol.http_message import CONTENT_JSON, read_head, refusal_headers, write_head
-from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody
-from gpuprof.serving.protocol.incoming_request import IncomingRequest, KnownHead
-from gpuprof.serving.protocol.peer_counts import find_client
-from gpuprof.serving.protocol.record_turns import RecordReader
+from gpuprof.serving.protocol.http_message import (
+    ARRIVAL_HEADER,
+    CLIENT_HEADER,
+    COMPRESSIONS,
+    CONTENT_GRPC,
+    CONTENT_JSON,
+    ChunkedBody,
+    HttpHead,
+    read_head,
+    refusal_headers,
+    too_large_refusal,
+    write_head,
+)
+from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route
 from gpuprof.serving.router.infer_request import RequestBody
-from gpuprof.serving.transport.arena import Slot
-from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.transport.arena import ALIGNMENT, Slot
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
+if TYPE_CHECKING:
+    from gpuprof.serving.protocol.http_api import HttpApi
+
 SCRATCH_BYTES = 1 << 16
-#: What is read before a head is known: more of a large body would be copied once more.
+#: What is read before a head has been parsed: more of a large body would be copied once more.
 _FIRST_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 15
-#: Bytes of pipelined requests and of requests that wait for their turn; beyond it the connection is not read.
-_MAX_PENDING_BYTES = 1 << 15
-#: Bytes of a chunked body that are parsed in a turn: chunks of one byte take six, so these are more than a thousand
-#: chunks, half a millisecond's work.
-_CHUNKED_BYTES = 1 << 13
+#: Bytes of pipelined requests, beyond which the connection is not read.
+_MAX_PENDING_BYTES = 1 << 16
+#: Up to this size the body of a refused request is received, which costs less than a new connection.
+_MAX_REFUSED_BYTES = 1 << 24
+#: Memory of a large body when its first bytes are here; it doubles as the body arrives.
+_FIRST_SLOT_BYTES = 1 << 20
+#: An answer of up to this size is written in one piece: copying it costs less than another buffer.
+_JOINED_BYTES = 1 << 12
+#: Beside the stall limit, a body or an answer has the time that this rate takes.
+_LEAST_BYTES_PER_S = 1 << 20
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S = 2.0
-#: A connection this young may have its first request on the way when the server drains.
-_NEW_CONNECTION_S = 1.0
-_MAX_LINGERING_BYTES = 1 << 24
-_TOO_MANY_CONNECTIONS = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
+_MAX_CACHED_HEADS, _MAX_CACHED_BYTES = 256, 1024
+#: Heads with these headers are not cached.
+_UNCACHED = frozenset((b"expect", b"content-encoding", b"grpc-encoding"))
+_ARRIVAL_LINE = b"\r\n" + ARRIVAL_HEADER + b": "
+
+
+@dataclass(frozen=True, slots=True)
+class CachedHead:
+    """A parsed head of an inference with a small body, and its route."""
+
+    head: HttpHead
+    route: Route
+    json_bytes: int
+    peer: str  #: As the edge reports it; empty on a direct connection.
+
+
+class _Incoming:
+    """A request whose body is being received."""
+
+    def __init__(self, head: HttpHead, arrived: float) -> None:
+        self.head, self.arrived = head, arrived
+        self.route: Route | None = None
+        self.refusal: RefusedError | None = None  #: The answer; the body is discarded.
+        self.received = self.json_bytes = 0
+        self.length = head.length
+        self.data = bytearray()  #: A small body.
+        self.chunks: ChunkedBody | None = None
+        self.slot: Slot | None = None  #: Of a large body.
+        self.start = 0  #: Offset of the body in the arena.
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether nobody needs the body."""
+        return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """Reads requests one after another and writes their answers."""
+    """Reads requests one after another and writes their answers.
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    Attributes
+    ----------
+    busy : bool
+        Whether a request has been received and not been answered.
+    """
+
+    def __init__(self, owner: HttpApi) -> None:
         self._owner = owner
-        self.peer = ""
-        self.incoming: IncomingRequest | None = None
-        self.progress = ClientProgress()
+        self.peer = self._address = ""
         self.busy = False
         self.on_disconnect: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._records: RecordReader | None = None  #: Of TLS.
-        self._body = BodyReceiver(self, owner)
-        self._answers = AnswerWriter(owner.arena)
+        self._head: HttpHead | None = None
+        self._incoming: _Incoming | None = None
+        self._view: memoryview | None = None  #: Of the arena, for the rest of a large body.
         self._pending = bytearray()
-        self._is_paused = False
-        self._awaits_turn = False
-        self._waits_since: float | None = None
-        self._client_ended = False
+        self._unsent: list[Slot] = []
+        self._since = time.monotonic()  #: Begin of the request, or of the answer, or of the idle time.
+        self._unsent_bytes = 0
         self._keep_alive = True
-        self._lingering = False
-        self._lingering_bytes = 0
+        self._is_new = True
+        self._is_paused = self._client_ended = self._is_lingering = False
+
+    # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, unless there are too many connections."""
+        """Keep the transport; refuse a connection beyond the bound."""
         self._transport = cast(asyncio.Transport, transport)
-        self._answers.open(self._transport)
-        self._body.open(transport)
-        self.peer = find_client(str((transport.get_extra_info("peername") or ("",))[0]))
-        if transport.get_extra_info("ssl_object") is not None:
-            self._records = RecordReader(self._owner.records, self.peer, self._end_wait)
-        if not self._owner.connections.add(self, self.progress.opened):
-            self._transport.write(_TOO_MANY_CONNECTIONS)
+        self._transport.set_write_buffer_limits(high=0)  # `resume_writing` then reports that all has been sent
+        address = transport.get_extra_info("peername")
+        self.peer = self._address = str(address[0]) if isinstance(address, tuple) else ""
+        if len(self._owner.connections) >= self._owner.max_connections:
+            self._owner.turned_away += 1
+            self._transport.write(write_head(503, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n"))
             self._transport.close()
+        self._owner.connections.add(self)
 
     def get_buffer(self, hint: int) -> memoryview:
-        """Return where the next bytes go: into the arena when a large body is being received."""
-        space = self._find_space()
-        return space if self._records is None else self._records.limit(space)
-
-    def _find_space(self) -> memoryview:
-        scratch = memoryview(self._owner.scratch)
-        if self.incoming is None and not self._lingering:
-            return scratch[:_FIRST_BYTES]
-        space = None if self.incoming is None or self.busy else self._body.receive_buffer(self.incoming)
-        return scratch if space is None else space
+        """Return the buffer for the next bytes: the arena while a large body is being received."""
+        if self._view is not None:
+            return self._view
+        return memoryview(self._owner.scratch)[: _FIRST_BYTES if self._incoming is None else SCRATCH_BYTES]
 
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
-        if self._records is not None and self._records.count(count) and self._transport is not None:
-            self._transport.pause_reading()
-        self.progress.receive()
-        incoming = self.incoming
-        if self._lingering:
-            self._lingering_bytes += count
-            if self._lingering_bytes > _MAX_LINGERING_BYTES:
-                self.abort()
-        elif incoming is not None and not self.busy and self._body.is_received_directly(incoming):
-            self._body.receive(incoming, count)
-        else:
-            self._receive_text(memoryview(self._owner.scratch)[:count])
-
-    def _receive_text(self, received: memoryview) -> None:
-        """Parse received bytes, or keep them until they may be parsed."""
-        if self._pending or not self._can_read or not self._has_turn(received):
+        if self._view is not None:
+            self._receive_large(count)
+            return
+        if self._is_lingering:
+            return
+        if self.is_idle:
+            self._since, self._is_new = time.monotonic(), False
+        received = memoryview(self._owner.scratch)[:count]
+        if self._pending or not self._can_read:
             self._pending += received
             if self._can_read:
-                self._consume_pending()
-            elif len(self._pending) > _MAX_PENDING_BYTES or len(received) == _FIRST_BYTES:
-                self.pause_reading()
+                self._read_pending()
+            elif len(self._pending) > _MAX_PENDING_BYTES:
+                self._pause_reading()
             return
-        used = self._consume(self._owner.scratch, len(received))
-        if used < len(received):
+        used = self._read(self._owner.scratch, count)
+        if used < count:
             self._pending += received[used:]
 
     def eof_received(self) -> bool:
         """Keep the connection open for writing while an answer is due: a client may half-close after its request."""
         self._client_ended = True
-        self._keep_alive = self._keep_alive and bool(self._pending)
-        return self.busy or self._awaits_turn or self._answers.is_blocked
+        return self.busy or self._unsent_bytes > 0
+
+    def pause_writing(self) -> None:
+        """Do nothing: `respond` looks at the transport itself."""
 
     def resume_writing(self) -> None:
-        """Free the memory of answers: everything is sent."""
-        was_blocked = self._answers.is_blocked
-        self._answers.finish()
-        self.progress.send(is_last=self.incoming is None and not self._pending)
-        if was_blocked:
-            self._consume_pending()
+        """Free the memory of answers, all of which have been sent."""
+        self._unsent_bytes = 0
+        self._give_back_unsent()
+        if self.is_idle:
+            self._since = time.monotonic()
+        if self._pending or self._client_ended:
+            self._read_pending()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Free everything."""
         self._owner.connections.discard(self)
-        self._body.end_turn()
         self._transport = None
-        self._answers.release()
-        if self.incoming is not None:
-            self.incoming.release(self._owner.arena)
-        self.incoming = None
+        self._unsent_bytes = 0
+        self._give_back_unsent()
+        self._drop_incoming()
         if self.on_disconnect is not None:
             self.on_disconnect()
+
+    # --- the request's side
 
     def respond(
         self,
@@ -155,245 +196,345 @@ class HttpConnection(asyncio.BufferedProtocol):
         slot: Slot | None = None,
         extra: bytes = b"",
     ) -> None:
-        """Answer the current request; ``slot``, in which ``tail`` lies, is given back when that is sent."""
+        """Answer the current request; ``slot``, which holds ``tail``, is given back when it has been sent."""
         self.on_disconnect = None
-        tail = tail or []
-        if not self.is_open:
+        self.busy = False
+        transport = self._transport
+        if transport is None or transport.is_closing():
             if slot is not None:
                 self._owner.arena.give_back(slot)
             return
+        size = len(body) + sum(map(len, tail)) if tail else len(body)
         keep_alive = self._keep_alive and not self._owner.draining
-        length = len(body) + sum(map(len, tail)) if tail else len(body)
-        head = write_head(status, content_type, length, keep_alive, extra)
-        if self.incoming is not None and self.incoming.head.method == b"HEAD":
-            body, tail = b"", []
-        self._answers.write(head, body, tail, slot)
-        self.progress.answer(is_under_way=bool(self._pending or self._answers.unsent_bytes))
-        self.busy = False
-        self.incoming = None
+        head = write_head(status, content_type, size, keep_alive, extra)
+        if slot is not None:
+            self._unsent.append(slot)
+        if self._head is not None and self._head.method == b"HEAD":
+            transport.write(head)
+        elif not tail:
+            transport.write(head + body)
+        elif size > _JOINED_BYTES:
+            transport.writelines([head + body, *tail])
+        else:
+            transport.write(b"".join((head, body, *tail)))
+        self._unsent_bytes = transport.get_write_buffer_size()
+        if self._unsent and not self._unsent_bytes:
+            self._give_back_unsent()
+        self._incoming = None
+        self._since = time.monotonic()
         if not keep_alive:
-            self._linger()
-        elif self._pending:
-            asyncio.get_running_loop().call_soon(self._consume_pending)
+            self._close_after_answer()
+        elif self._pending or self._client_ended:
+            asyncio.get_running_loop().call_soon(self._read_pending)
 
     def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
         """Answer with a JSON document."""
         self.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
 
     def refuse(self, refusal: RefusedError) -> None:
-        """Answer with an error."""
+        """Answer with an error, of gRPC where the call is one."""
+        if self._head is not None and self._head.is_grpc:
+            from gpuprof.serving.protocol.grpc_calls import status_headers
+
+            self._owner.count_refusal(refusal, "grpc")
+            self.respond(200, CONTENT_GRPC, b"", extra=status_headers(refusal))
+            return
         self._owner.count_refusal(refusal)
         self.respond_json(refusal.status.value, {"error": refusal.message}, refusal_headers(refusal))
 
-    def close(self) -> None:
-        """Close the connection when everything is sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the connection is neither closed nor closing."""
-        return self._transport is not None and not self._transport.is_closing()
+    # --- the server's side
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request is answered, and every answer sent."""
-        return not (self.busy or self.incoming or self._pending) and self._answers.is_idle
-
-    def is_overdue(self, now: float, stall_s: float) -> bool:
-        """Return whether a request or answer has not moved for ``stall_s``, or takes as much longer than its bytes."""
-        if self.busy or self._body.awaits_turn or self.is_idle:
-            return False
-        length = self._answers.unsent_bytes if self.incoming is None else self.incoming.length
-        return self.progress.is_overdue(now, stall_s, length)
-
-    @property
-    def touched(self) -> float:
-        """When bytes last moved: monotonic seconds."""
-        return self.progress.touched
-
-    def is_idle_at(self, now: float) -> bool:
-        """Return whether the client has asked nothing for a while, or has not gone on with a request."""
-        return not self._is_served and self.progress.is_quiet(now, is_asked=not self.is_idle)
-
-    def is_unfinished_at(self, now: float) -> bool:
-        """Return whether the client has begun a request a while ago of which more is to come."""
-        return not (self._is_served or self.is_idle) and self.progress.has_lasted(now)
-
-    @property
-    def _is_served(self) -> bool:
-        """Whether it is the server that a request waits for, or an answer that is being sent."""
-        return self.busy or self._awaits_turn or self._body.awaits_turn or not self._answers.is_idle
+        """Whether every request has been answered, and every answer sent."""
+        return not (self.busy or self._incoming or self._pending or self._unsent_bytes)
 
     def can_close(self, now: float) -> bool:
-        """Return whether closing loses nothing; a client that has just connected may be about to send a request."""
-        opened = self.progress.opened
-        return self.is_idle and (self.progress.touched > opened or now - opened > _NEW_CONNECTION_S)
+        """Return whether closing loses nothing; a new client may be about to send its first request."""
+        return self.is_idle and (not self._is_new or now - self._since > 1.0)
 
-    def pause_reading(self) -> None:
-        """Receive nothing until `resume_reading`."""
+    def watch(self, now: float, stall_s: float, idle_s: float) -> None:
+        """Close the connection where it has been idle, or a request or an answer under way, for too long."""
+        if self.busy or self._transport is None:
+            return
+        if self.is_idle:
+            if now - self._since > idle_s:
+                self._transport.close()
+            return
+        size = self._unsent_bytes if self._incoming is None else self._incoming.length
+        if now - self._since > stall_s + size / _LEAST_BYTES_PER_S:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection when everything has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- reading
+
+    @property
+    def _can_read(self) -> bool:
+        return not (self.busy or self._is_lingering or self._unsent_bytes > _MAX_PENDING_BYTES)
+
+    def _read_pending(self) -> None:
+        """Read requests out of the pending bytes."""
+        if self._transport is None or not self._can_read:
+            return
+        pending, self._pending = self._pending, bytearray()
+        used = self._read(pending, len(pending))
+        self._pending[:0] = memoryview(pending)[used:]
+        if self._client_ended and not self.busy and not self._unsent_bytes:
+            self._transport.close()  # the rest of an incomplete request will not come
+        elif self._is_paused and self._can_read and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _pause_reading(self) -> None:
         if self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Receive again."""
-        if self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._is_paused = False
-            if self._records is None or not self._records.is_waiting:
-                self._transport.resume_reading()
-
-    def _end_wait(self) -> None:
-        """Receive again, unless something else is waited for."""
-        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    @property
-    def _can_read(self) -> bool:  # the last is answered, its answer nearly sent, and no turn awaited
-        return not (self.busy or self._awaits_turn or self._lingering or self._answers.is_blocked)
-
-    def _has_turn(self, beginning: memoryview) -> bool:
-        """Return whether the request that begins so may be read now; else it waits for its turn.
-
-        The rest of a request needs no turn, but that of a chunked body does: its chunks may be small and many.
-        """
-        turns, now, incoming = self._owner.turns, self.progress.touched, self.incoming
-        if (incoming is not None and not incoming.head.chunked) or turns.admits_all(now):
-            return True
-        if incoming is None:
-            lane: Hashable = self._owner.find_lane(beginning) or self.peer
-        else:
-            lane = self.peer, incoming.route.lane
-        if turns.admits(lane, now):
-            return True
-        self._awaits_turn, self._waits_since = True, turns.arrival(now)
-        turns.wait(lane, self._take_turn)
-        return False
-
-    def _take_turn(self) -> None:
-        self._awaits_turn = False
-        self._consume_pending(has_turn=True)
-        if not self._awaits_turn:
-            self._waits_since = None
-
-    def _consume_pending(self, has_turn: bool = False) -> None:
-        """Read the requests among the pending bytes."""
-        if not self._can_read or self._transport is None:
-            return
-        if self._pending and not has_turn and not self._has_turn(memoryview(self._pending)):
-            return
-        pending, self._pending = self._pending, bytearray()
-        used = self._consume(pending, len(pending))
-        self._pending[:0] = memoryview(pending)[used:]
-        if self._client_ended and self._can_read:
-            self.close()  # the rest of an incomplete request will not come
-            return
-        has_room = not self._awaits_turn or len(self._pending) <= _MAX_PENDING_BYTES
-        if has_room and not self._body.is_waiting:
-            self.resume_reading()
-
-    def _consume(self, buffer: bytearray, end: int) -> int:
-        """Read requests out of ``buffer`` until one has to be waited for; return where the rest begins."""
+    def _read(self, buffer: bytearray, end: int) -> int:
+        """Read requests out of ``buffer`` until one is incomplete or unanswered; return where the rest begins."""
         position = 0
-        while position < end and not (self.busy or self._lingering or self._answers.is_blocked):
-            # Thousands of requests that are answered at once may be pipelined here.
-            if position and not self._has_turn(memoryview(buffer)[position:end]):
-                break
-            if self.incoming is not None:
-                stop = min(end, position + _CHUNKED_BYTES) if self.incoming.head.chunked else end
-                position = self._body.parse_body(self.incoming, buffer, position, stop)
+        while position < end and self._can_read:
+            if self._incoming is not None:
+                position = self._receive_body(self._incoming, buffer, position, end)
                 continue
-            stop = buffer.find(b"\r\n\r\n", position, end)
-            if stop < 0:
+            stop = buffer.find(b"\r\n\r\n", position, end) + 4
+            if stop < 4:
                 if end - position > _MAX_HEAD_BYTES:
-                    self.reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
+                    self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
-            stop += 4
-            text = bytes(memoryview(buffer)[position:stop])
-            known = self._owner.known_heads.get(text)
-            if known is not None and stop + known.length <= end:
-                position = stop + known.length
-                self._handle_known(known, bytes(memoryview(buffer)[stop:position]), is_last=position == end)
+            text, arrived = _split_arrival(bytes(memoryview(buffer)[position:stop]))
+            cached = self._owner.cached_heads.get(text)
+            if cached is None or stop + cached.head.length > end:
+                position = stop
+                self._begin_request(text, arrived)
                 continue
-            self._begin_request(text, end - stop)
-            position = stop
+            position = stop + cached.head.length
+            body = RequestBody(bytes(memoryview(buffer)[stop:position]), cached.json_bytes)
+            self._head, self._keep_alive, self.busy = cached.head, cached.head.keep_alive, True
+            self.peer = cached.peer or self._address
+            cached.route.handle(self, cached.head, ReceivedBody(body, None, arrived))
         return position
 
-    def _handle_known(self, known: KnownHead, body: bytes, is_last: bool) -> None:
-        """Handle a complete request with a cached head: most small ones are."""
-        arrived = self._read_arrival()
-        self._keep_alive = known.head.keep_alive and not (self._client_ended and is_last)
-        self.busy = True
-        known.route.handle(self, known.head, ReceivedBody(RequestBody(body, known.json_bytes), None, arrived))
-
-    def _read_arrival(self) -> float:
-        """Return when the request that is read now arrived: before it waited for its turn."""
-        self.progress.touched = now = time.monotonic()
-        since, self._waits_since = self._waits_since, None
-        return since or self._owner.turns.arrival(now)
-
-    def _begin_request(self, text: bytes, more: int) -> None:
-        """Parse a head, behind which ``more`` bytes have been received, and prepare to receive the body."""
-        has_waited = self._waits_since is not None
-        arrived = self._read_arrival()
+    def _begin_request(self, text: bytes, arrived: float) -> None:
+        """Parse a head and prepare to receive the body."""
+        self._head = None
         try:
-            head = read_head(text)
+            head = self._head = read_head(text)
         except RefusedError as refusal:
-            self.reject(refusal)
+            self._reject(refusal)
             return
-        # The chunk parser is given all that came, with what may stand behind the last chunk: no request may follow.
-        is_last = self._client_ended and more <= (head.length or 0)
-        self._keep_alive = head.keep_alive and not head.chunked and not is_last
-        waited_ms = 1000.0 * (self.progress.touched - arrived) if has_waited else 0.0
-        incoming = self.incoming = IncomingRequest.begin(head, arrived, self.peer, waited_ms)
+        # What follows a chunked body is not separated from its last chunk, so that no other request may follow.
+        self._keep_alive = head.keep_alive and not head.chunked
+        edge_peer = head.headers.get(CLIENT_HEADER, b"").decode("latin-1")
+        self.peer = edge_peer or self._address
+        incoming = self._incoming = _Incoming(head, arrived)
         try:
-            incoming.set_route(self._owner.find_route(head))
+            self._set_route(incoming, self._owner.find_route(head))
         except RefusedError as refusal:
-            # A small body of a refused request is discarded, so that the connection can be kept.
-            if head.chunked or incoming.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
-                self.reject(refusal)
+            if head.chunked or head.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
+                self._reject(refusal)
                 return
-            incoming.refusal = refusal
+            incoming.refusal = refusal.with_traceback(None)  # which refers to this frame: a cycle for each request
         else:
-            incoming.remember_head(text, self._owner.known_heads)
+            self._cache_head(text, incoming, edge_peer)
         if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
-            # RFC 9110, 10.1.1: the client waits for this before it sends the body.
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if incoming.is_complete:
-            self.handle_request(incoming)
+        if incoming.chunks is None and not incoming.length:
+            self._handle(incoming)
 
-    def handle_request(self, incoming: IncomingRequest) -> None:
+    def _set_route(self, incoming: _Incoming, route: Route) -> None:
+        """Set the route; check the body that the head announces. Raises `RefusedError`: 413, 415, 400."""
+        head = incoming.head
+        incoming.route = route
+        if head.coding is not None:
+            if head.coding not in COMPRESSIONS or not route.reads_body:
+                text = "only the bodies of inference requests may be compressed, by gzip or deflate"
+                raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+            incoming.route = replace(route, refuse_early=None)  # its JSON cannot be read yet
+        if head.chunked:
+            incoming.chunks = ChunkedBody(route.max_body)
+            return
+        if head.length > route.max_body:
+            raise too_large_refusal(route.max_body)
+        # The header of a compressed body speaks of what it was compressed from.
+        incoming.json_bytes = head.length if head.coding else head.find_json_length(head.length)
+
+    def _cache_head(self, text: bytes, incoming: _Incoming, edge_peer: str) -> None:
+        """Cache the head of an inference with a small body: an equal head passes the same checks."""
+        head, route = incoming.head, incoming.route
+        if route is None or not route.reads_body or head.chunked or head.length > INLINE_BYTES:
+            return
+        if len(text) > _MAX_CACHED_BYTES or head.headers.keys() & _UNCACHED:
+            return
+        heads = self._owner.cached_heads
+        if len(heads) >= _MAX_CACHED_HEADS:
+            heads.clear()
+        heads[text] = CachedHead(head, route, incoming.json_bytes, edge_peer)
+
+    def _receive_body(self, incoming: _Incoming, buffer: bytearray, position: int, end: int) -> int:
+        """Take bytes of the body out of ``buffer``; return where they end."""
+        if incoming.chunks is not None:
+            self._receive_chunks(incoming, incoming.chunks, bytes(memoryview(buffer)[position:end]))
+            return end
+        count = min(end - position, incoming.length - incoming.received)
+        piece = memoryview(buffer)[position : position + count]
+        try:
+            if incoming.is_discarded:
+                pass
+            elif incoming.length <= INLINE_BYTES:
+                incoming.data += piece
+            else:
+                self._take_memory(incoming, piece)
+        except RefusedError as refusal:
+            self._refuse_body(incoming, refusal)
+        incoming.received += count
+        self._finish_body(incoming)
+        return position + count
+
+    def _receive_chunks(self, incoming: _Incoming, chunks: ChunkedBody, data: bytes) -> None:
+        try:
+            chunks.feed(data)
+            if not chunks.is_complete:
+                return
+            incoming.length = incoming.received = len(chunks.data)
+            incoming.json_bytes = incoming.length
+            if not incoming.head.coding:
+                incoming.json_bytes = incoming.head.find_json_length(incoming.length)
+            if incoming.length <= INLINE_BYTES:
+                incoming.data = chunks.data
+            elif not incoming.is_discarded:
+                self._reserve(incoming, incoming.length)
+                self._owner.arena.view(incoming.start, incoming.length)[:] = chunks.data
+        except RefusedError as refusal:
+            self._reject(refusal)
+        else:
+            self._view = None
+            self._handle(incoming)
+
+    def _take_memory(self, incoming: _Incoming, beginning: memoryview) -> None:
+        """Take memory for a large body that begins so, unless its request would be refused anyway."""
+        route = incoming.route
+        assert route is not None
+        if route.refuse_early is not None and incoming.json_bytes <= len(beginning):
+            route.refuse_early(beginning[: incoming.json_bytes], self.peer)
+        self._reserve(incoming, min(incoming.length, max(_FIRST_SLOT_BYTES, len(beginning))))
+        assert self._view is not None
+        self._view[: len(beginning)] = beginning
+        self._view = self._view[len(beginning) :]
+
+    def _reserve(self, incoming: _Incoming, size: int) -> None:
+        """Take memory for the first ``size`` bytes of a body, with its first tensor aligned."""
+        arena, head = self._owner.arena, incoming.head
+        slot = arena.take(size + ALIGNMENT)
+        if slot is None:
+            raise out_of_memory()
+        begin = self._owner.find_first_tensor(incoming.length) if head.is_grpc else incoming.json_bytes
+        incoming.slot, incoming.start = slot, slot.offset + -begin % ALIGNMENT
+        self._view = arena.view(incoming.start, size)
+
+    def _receive_large(self, count: int) -> None:
+        """Count received bytes of a large body; take more memory where what there is is full."""
+        incoming = self._incoming
+        assert incoming is not None and self._view is not None
+        incoming.received += count
+        self._view = self._view[count:]
+        if not len(self._view) and incoming.received < incoming.length:
+            try:
+                self._grow(incoming)
+            except RefusedError as refusal:
+                self._refuse_body(incoming, refusal)
+        self._finish_body(incoming)
+
+    def _grow(self, incoming: _Incoming) -> None:
+        """Double the memory of a body: it is taken as bytes arrive, not as they are announced."""
+        arena, slot = self._owner.arena, incoming.slot
+        assert slot is not None
+        size = min(incoming.length, 2 * incoming.received)
+        grown = arena.grow(slot, size + ALIGNMENT)
+        if grown is None:
+            raise out_of_memory()
+        incoming.start += grown.offset - slot.offset
+        incoming.slot, self._view = grown, arena.view(incoming.start, size)[incoming.received :]
+
+    def _refuse_body(self, incoming: _Incoming, refusal: RefusedError) -> None:
+        """Discard the rest of a body, then answer; at once where the body is too long for that."""
+        incoming.refusal = refusal.with_traceback(None)
+        self._release(incoming)
+        if incoming.length > _MAX_REFUSED_BYTES:
+            self._reject(refusal)
+
+    def _finish_body(self, incoming: _Incoming) -> None:
+        if incoming.received == incoming.length and self._incoming is incoming:
+            self._view = None
+            self._handle(incoming)
+
+    def _handle(self, incoming: _Incoming) -> None:
         """Handle a request whose body is complete."""
-        self._body.end_turn()
-        self.busy = True
-        if incoming.refusal is not None:
+        self.busy, self._incoming = True, None
+        if incoming.refusal is not None or incoming.route is None:
+            assert incoming.refusal is not None
             self.refuse(incoming.refusal)
             return
-        incoming.route.handle(self, incoming.head, incoming.take_body())
+        if incoming.slot is None:
+            body = RequestBody(bytes(incoming.data), incoming.json_bytes)
+        else:
+            view = self._owner.arena.view(incoming.start, incoming.length)
+            body = RequestBody(view, incoming.json_bytes, incoming.start)
+        incoming.route.handle(self, incoming.head, ReceivedBody(body, incoming.slot, incoming.arrived))
 
-    def reject(self, refusal: RefusedError) -> None:
+    def _release(self, incoming: _Incoming) -> None:
+        """Give back the memory of a body that is not needed."""
+        self._view = None
+        if incoming.slot is not None:
+            self._owner.arena.give_back(incoming.slot)
+            incoming.slot = None
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._release(self._incoming)
+            self._incoming = None
+
+    # --- the end
+
+    def _reject(self, refusal: RefusedError) -> None:
         """Answer before the request is complete, and close: the next request could not be told from its rest."""
-        if self.incoming is not None:
-            self.incoming.release(self._owner.arena)
-        self._body.end_turn()
+        self._drop_incoming()
         self._keep_alive = False
+        self._is_lingering = True
         self.refuse(refusal)
 
-    def _linger(self) -> None:
-        """Half-close, and read on for a while: closing with unread bytes would destroy the answer on its way."""
-        if self._transport is None:
+    def _close_after_answer(self) -> None:
+        """Close; where bytes may be unread, half-close and read on for a while (RFC 9112, 9.6)."""
+        transport = self._transport
+        if transport is None:
             return
-        self._lingering = True
+        if not (self._is_lingering or self._pending) or not transport.can_write_eof():
+            transport.close()
+            return
+        self._is_lingering = True
         self._pending.clear()
         if self._is_paused:
-            self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-            asyncio.get_running_loop().call_later(_LINGER_S, self.close)
-        else:
-            self._transport.close()
+            transport.resume_reading()
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, self.close)
+
+    def _give_back_unsent(self) -> None:
+        for slot in self._unsent:
+            self._owner.arena.give_back(slot)
+        self._unsent = []
+
+
+def _split_arrival(text: bytes) -> tuple[bytes, float]:
+    """Return a head without the edge's arrival time, and the arrival on the monotonic clock."""
+    now = time.monotonic()
+    begin = text.find(_ARRIVAL_LINE)
+    if begin < 0:
+        return text, now
+    end = text.find(b"\r\n", begin + 2)
+    with suppress(ValueError):
+        now -= max(0.0, time.time() - float(text[begin + len(_ARRIVAL_LINE) : end]))
+    return text[:begin] + text[end:], now

@@ -11,7 +11,7 @@ from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
-from gpuprof.serving.protocol.protocol_figures import ProtocolFigures, RelayFigures
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 
@@ -99,7 +99,7 @@ class HttpDescriptions:
                 "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,
                 "most_of_planned": round(max(slowdowns), 3) if slowdowns else None,
             },
-            "relay": None if figures.relay is None else _describe_relay(figures.relay),
+            "edge_restarts": figures.edge_restarts,
         }
         connection.respond_json(200 if self._router.is_ready else 503, state)
 
@@ -131,10 +131,6 @@ class HttpDescriptions:
 
 def _answer_server_metadata(connection: HttpClient) -> None:
     connection.respond_json(200, descriptions.server_metadata())
-
-
-def _describe_relay(figures: RelayFigures) -> dict[str, float]:
-    return {"ended": figures.ended, "hung": figures.hung, "silent_s": round(figures.silent_s, 3)}
 
 
 def _simple(answer: Answer) -> Route:

@@ -15,23 +15,22 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
-_CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-#: Two of them may be read in two ways, by a proxy and here: where a request ends, and who sends it.
-_GIVEN_ONCE = frozenset(
-    b"authorization content-encoding content-length host inference-header-content-length transfer-encoding".split()
-)
-#: How bodies may be compressed, as Content-Encoding says it: zlib tells which of them it is.
+CONTENT_GRPC = b"application/grpc"
+#: Content codings of request bodies; zlib detects which of them a body has.
 COMPRESSIONS = frozenset((b"gzip", b"x-gzip", b"deflate"))
-#: Header lines of a request; each costs more than the rest of a short one.
+JSON_LENGTH = b"inference-header-content-length"
+#: Set by the edge: the client's address, and when its request began (seconds since 1970).
+CLIENT_HEADER, ARRIVAL_HEADER = b"x-gpuprof-client", b"x-gpuprof-arrived"
+_CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+#: A proxy and this parser could read repetitions of these differently.
+_GIVEN_ONCE = frozenset(
+    (b"authorization", b"content-encoding", b"content-length", b"host", JSON_LENGTH, b"transfer-encoding")
+)
 _MAX_LINES = 256
 _MOST_DIGITS = 18
-#: Heads that are remembered, and bytes of one.
-MOST_KNOWN, MAX_KNOWN_BYTES = 256, 1024
-#: What may stand around the chunks of a body beyond so many times the body: a chunk of a byte has five bytes around it.
-_MAX_FRAMING_BYTES, _MAX_FRAMING_PART = 1 << 16, 16
-#: A name, or an address, in brackets where it is one of IPv6; and a port (RFC 9110, 7.2; RFC 3986, 3.2.2).
+_MAX_CACHED_BYTES = 1024
+#: Name, or address (IPv6 in brackets), and optional port (RFC 9110, 7.2; RFC 3986, 3.2.2).
 _HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
-_AUTHORIZATION = b"\r\nauthorization:"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -41,23 +40,43 @@ class HttpHead:
 
     method: bytes = b""
     target: bytes = b""
-    #: Names in lower case; of a name given twice the last.
+    #: Names in lower case; of a repeated name the last value.
     headers: dict[bytes, bytes] = field(default_factory=dict)
-    length: int | None = None  #: Content-Length; None when none was given.
+    length: int = 0  #: Content-Length; 0 when there is none.
     chunked: bool = False
     keep_alive: bool = True
-    repeated: bytes | None = None  #: A header that was given twice, of those that may be given once.
-    is_complete: bool = False  #: Whether the parser has found its end.
-    lines: int = 0  #: Of headers.
-    #: The parser's answer, which is right only while the headers have just been read.
+    repeated: bytes | None = None  #: A header of `_GIVEN_ONCE` that was repeated.
+    is_complete: bool = False
+    lines: int = 0  #: Number of header lines.
+    #: The parser's answer, which is valid only at the end of the headers.
     ask_keep_alive: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def is_grpc(self) -> bool:
+        """Whether the request is a gRPC call that the edge has translated: its body is one protobuf message."""
+        return self.headers.get(b"content-type", b"").startswith(CONTENT_GRPC)
+
+    @property
+    def coding(self) -> bytes | None:
+        """Content coding of the body, in lower case; None: the body is not compressed."""
+        coding = self.headers.get(b"content-encoding", b"identity").lower()
+        return None if coding == b"identity" else coding
+
+    def find_json_length(self, length: int) -> int:
+        """Return how much of a body of ``length`` bytes is JSON. Raises `RefusedError`: 400 for an impossible value."""
+        text = self.headers.get(JSON_LENGTH)
+        if text is None:
+            return length
+        if not text.isdigit() or len(text) > _MOST_DIGITS or int(text) > length:
+            raise bad_request("Inference-Header-Content-Length must be a number and at most Content-Length")
+        return int(text)
+
     def on_url(self, url: bytes) -> None:
-        """Called by the parser, perhaps several times."""
+        """Append a part of the target; called by the parser."""
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser."""
+        """Add a header; called by the parser."""
         self.lines += 1
         if self.lines > _MAX_LINES:
             text = f"a request may have {_MAX_LINES} headers"
@@ -68,68 +87,55 @@ class HttpHead:
         self.headers[name] = value.rstrip(b" \t")
 
     def on_headers_complete(self) -> None:
-        """Called by the parser."""
+        """Record the end of the headers; called by the parser."""
         self.is_complete = True
         if self.ask_keep_alive is not None:
             self.keep_alive, self.ask_keep_alive = self.ask_keep_alive(), None
 
 
-@dataclass(slots=True)
 class ChunkedBody:
-    """Collects a body whose length is not known in advance."""
+    """Collects a body of unknown length, at most ``limit`` bytes.
 
-    limit: int
-    is_read: bool = True  #: Whether the body is needed; else its bytes are only counted.
-    data: bytearray = field(default_factory=bytearray)
-    is_complete: bool = False
-    _size: int = 0
-    _received: int = 0
+    Attributes
+    ----------
+    data : bytearray
+    is_complete : bool
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.data = bytearray()
+        self.is_complete = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(_CHUNKED_HEAD)
+
+    def feed(self, data: bytes) -> None:
+        """Parse received bytes. Raises `RefusedError`: 400 when they are no chunks, 413 beyond the limit."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise _explain_parser_error(error) from None
 
     def on_body(self, data: bytes) -> None:
-        """Called by the parser."""
-        self._size += len(data)
-        if self._size > self.limit:
-            raise too_large_refusal(self.limit)
-        if self.is_read:
-            self.data += data
-
-    def check_framing(self, received: int) -> None:
-        """Count bytes that came, and refuse a body around which too much comes: extensions and trailers have no end.
-
-        Raises
-        ------
-        RefusedError
-            400.
-        """
-        self._received += received
-        if self._received - self._size > _MAX_FRAMING_BYTES + _MAX_FRAMING_PART * self._size:
-            raise bad_request("the chunks of the body have too much around them")
+        """Append a part of the body; called by the parser."""
+        if len(self.data) + len(data) > self._limit:
+            raise too_large_refusal(self._limit)
+        self.data += data
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """Record the end of the body; called by the parser."""
         self.is_complete = True
 
 
-def find_coding(head: HttpHead) -> bytes | None:
-    """Return how the body of a request is compressed, in lower case; None: it is not."""
-    coding = head.headers.get(b"content-encoding", b"identity").lower()
-    return None if coding == b"identity" else coding
-
-
 def read_head(text: bytes) -> HttpHead:
-    """Read a head, blank line included; nobody changes it: requests of one client have the same again and again.
+    """Return the parsed head, blank line included. Equal heads may share one object, which nobody changes.
 
     Raises
     ------
     RefusedError
-        400, when it is no HTTP; 431, when it has too many headers.
+        400, when the text is not HTTP; 431, when it has too many headers.
     """
-    return _find_head(text) if len(text) <= MAX_KNOWN_BYTES else _parse_head(text)
-
-
-@lru_cache(MOST_KNOWN)
-def _find_head(text: bytes) -> HttpHead:
-    return _parse_head(text)
+    return _read_cached(text) if len(text) <= _MAX_CACHED_BYTES else _parse_head(text)
 
 
 def _parse_head(text: bytes) -> HttpHead:
@@ -141,7 +147,7 @@ def _parse_head(text: bytes) -> HttpHead:
     except httptools.HttpParserUpgrade:
         pass  # the offer to speak another protocol is not taken up
     except httptools.HttpParserError as error:
-        raise explain_parser_error(error) from None
+        raise _explain_parser_error(error) from None
     if not head.is_complete:
         raise bad_request("not HTTP: a request begins with a request line")
     if head.repeated is not None:
@@ -155,23 +161,25 @@ def _parse_head(text: bytes) -> HttpHead:
     return head
 
 
+_read_cached = lru_cache(256)(_parse_head)
+
+
 def _read_host(head: HttpHead, version: str) -> None:
-    """Find out who is meant: the one header Host, or the target where it has the absolute form (section 3.2.2)."""
-    # RFC 9112, 3.2: 400 for a request of HTTP/1.1 without Host.
-    if version == "1.0":  # RFC 9110, 10.1.1: of 100-continue such a client knows nothing
-        head.headers.pop(b"expect", None)
-    elif b"host" not in head.headers:
+    """Check the Host header, or the authority of a target in absolute form (RFC 9112, 3.2.2)."""
+    if version == "1.0":
+        head.headers.pop(b"expect", None)  # RFC 9110, 10.1.1: such clients do not wait for 100 Continue
+    elif b"host" not in head.headers:  # RFC 9112, 3.2
         raise bad_request("a request must have one header Host")
     for scheme in (b"http://", b"https://"):
         if head.target[: len(scheme)].lower() == scheme:
             authority, slash, rest = head.target[len(scheme) :].partition(b"/")
             head.headers[b"host"], head.target = authority, slash + rest if slash else b"/"
-    if not _HOST.fullmatch(head.headers.get(b"host", b"")):  # RFC 9112, 3.2
+    if not _HOST.fullmatch(head.headers.get(b"host", b"")):
         raise bad_request("the header Host, or the address in its place, must be a name or an address, and a port")
 
 
 def is_own_host(host: bytes, names: Collection[str]) -> bool:
-    """Return whether a header Host is one of ``names``, an address, or a name without a dot, which no page can have."""
+    """Return whether a Host header is in ``names``, an address, or a name without a dot, which no web page can have."""
     text = host.decode("latin-1").lower()
     name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
     if name in names or "." not in name.rstrip("."):
@@ -183,12 +191,6 @@ def is_own_host(host: bytes, names: Collection[str]) -> bool:
     return True
 
 
-def find_authorization(beginning: bytes) -> bytes:
-    """Return what a header Authorization says in a head that begins so and may go on; empty where there is none."""
-    begin = beginning.lower().find(_AUTHORIZATION)
-    return beginning[begin + len(_AUTHORIZATION) :].partition(b"\r\n")[0].strip() if begin >= 0 else b""
-
-
 def _read_framing(head: HttpHead) -> None:
     length = head.headers.get(b"content-length")
     if length is not None:
@@ -197,25 +199,14 @@ def _read_framing(head: HttpHead) -> None:
         head.length = int(length)
     coding = head.headers.get(b"transfer-encoding")
     if coding is not None:
-        # Both at once are how requests are smuggled past proxies that believe the other one (RFC 9112, 6.3 and 11.2).
+        # Both at once allow requests to be smuggled past proxies (RFC 9112, 6.3 and 11.2).
         if coding.lower() != b"chunked" or length is not None:
             raise bad_request("a body must be chunked or have a Content-Length")
         head.chunked = True
 
 
-def make_chunk_parser(body: ChunkedBody) -> httptools.HttpRequestParser:
-    """Return a parser that hands the chunks that follow a head to ``body``.
-
-    It has read a head of ours: what else stood in that of the client, an offer to speak another protocol, say, is none
-    of its business.
-    """
-    parser = httptools.HttpRequestParser(body)
-    parser.feed_data(_CHUNKED_HEAD)
-    return parser
-
-
-def explain_parser_error(error: httptools.HttpParserError) -> RefusedError:
-    """Return why a parser gave up: what it was told to refuse, or what is no HTTP."""
+def _explain_parser_error(error: httptools.HttpParserError) -> RefusedError:
+    """Return the refusal that a callback raised, or one for a malformed message."""
     cause = error.__context__
     return cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")
 
@@ -226,7 +217,7 @@ def too_large_refusal(limit: int) -> RefusedError:
 
 
 def write_head(status: int, content_type: bytes, length: int, keep_alive: bool, extra: bytes = b"") -> bytes:
-    """Return the head of an answer; ``extra`` is further header lines, each with its line end."""
+    """Return the head of an answer; ``extra``: further header lines, each with its line end."""
     closing = b"" if keep_alive else b"Connection: close\r\n"
     return b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
         _STATUS_LINES[status],
@@ -238,7 +229,7 @@ def write_head(status: int, content_type: bytes, length: int, keep_alive: bool, 
 
 
 def refusal_headers(refusal: RefusedError) -> bytes:
-    """Return the header lines that the answer of a refusal has beside those of every answer."""
+    """Return the additional header lines of a refusal."""
     lines = b""
     if refusal.retry_after_s is not None:
         lines = b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after_s))

@@ -1,9 +1,8 @@
-"""Which function answers which request of HTTP, and what it is given."""
+"""Routes of HTTP requests and the interface of their clients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -14,15 +13,15 @@ from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
-#: A body that no route reads is received up to this size, so that the connection can be kept.
+#: Largest body of a route that reads none: such bodies are received and dropped, to keep the connection.
 MAX_DISCARDED_BYTES = 1 << 20
 
 
 class HttpClient(Protocol):
-    """The client of a request, which is to be answered once, by any of these methods."""
+    """The client of a request; one of its methods is called, once."""
 
-    on_disconnect: Callable[[], None] | None  #: Called when it disconnects before that.
-    peer: str  #: Its address.
+    on_disconnect: Callable[[], None] | None  #: Called when the client disconnects before the answer.
+    peer: str  #: The client's address.
 
     def respond(
         self,
@@ -33,21 +32,21 @@ class HttpClient(Protocol):
         slot: Slot | None = None,
         extra: bytes = b"",
     ) -> None:
-        """Answer; ``slot`` is given back when ``tail``, which lies in it, has been written."""
+        """Send an answer; ``slot``, which holds ``tail``, is given back when it has been written."""
         ...
 
     def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
-        """Answer with a JSON document."""
+        """Send a JSON document."""
         ...
 
     def refuse(self, refusal: RefusedError) -> None:
-        """Answer with an error."""
+        """Send an error."""
         ...
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class ReceivedBody:
-    """A body, the arena slot in which it lies, and when its request arrived (monotonic seconds)."""
+    """A body, its arena slot, and the arrival of its request (monotonic seconds)."""
 
     body: RequestBody
     slot: Slot | None
@@ -61,28 +60,17 @@ class Route:
     #: Called with the client, the head and the body; answers now or later.
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
-    #: Whether the body is read: a large one is then received in the arena. Other bodies are discarded.
-    reads_body: bool = False
-    #: Called before large tensors are received, with the JSON that they follow, the client, and the ms for which the
-    #: router has kept it waiting: raises the refusal of a request that would be refused anyway.
-    refuse_early: Callable[[Buffer, str, float], None] | None = None
-    #: Lane of the request under overload: its model; None: the lane of its client.
-    lane: Hashable = None
-    #: Once a large body has waited for its turn for so many seconds, the newest go first (adaptive LIFO).
-    lifo_after_s: float = math.inf
+    reads_body: bool = False  #: Whether the body is needed; other bodies are discarded.
+    #: Called with the JSON and the client before large tensors are received; raises the refusal of a request that
+    #: would be refused anyway.
+    refuse_early: Callable[[Buffer, str], None] | None = None
 
 
 def allow_only(allowed: str, method: str, route: Route) -> Route:
-    """Return ``route`` if the request has the method of its address.
-
-    Raises
-    ------
-    RefusedError
-        405.
-    """
+    """Return ``route`` if the method is allowed. Raises `RefusedError`: 405."""
     if method != allowed:
         message = f"the method must be {allowed} but got {method[:20]}"
-        # RFC 9110, 15.5.6: an answer 405 must say in Allow what is allowed.
-        every = "GET, HEAD" if allowed == "GET" else allowed
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
+        # RFC 9110, 15.5.6: an answer 405 lists the methods in Allow.
+        methods = "GET, HEAD" if allowed == "GET" else allowed
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=methods)
     return route

@@ -40,13 +40,21 @@ class KnownCalls:
     def __init__(self) -> None:
         self._known: dict[int, list[_KnownCall]] = {}
 
-    def find(self, data: Buffer) -> InferCall | None:
-        """Return what a message says if one like it was read before."""
+    def find_first_tensor(self, length: int) -> int:
+        """Return where the tensor of a message of this length begins, as far as such messages have been read."""
+        cached = self._known.get(length)
+        return len(cached[-1].beginning) if cached else 0
+
+    def find(self, data: Buffer, offset: int | None = None) -> InferCall | None:
+        """Return the parsed message if an equal one was read before; ``offset``: where in the arena it begins."""
         for known in self._known.get(len(data), ()):
             begin = len(known.beginning)
             if data[:begin] == known.beginning:
                 tensor = data[begin:] if len(data) <= INLINE_BYTES else memoryview(data)[begin:]
-                return InferCall(known.message, [tensor], data, known.name, known.version, "", known.request)
+                offsets = None if offset is None else [offset + begin]
+                return InferCall(
+                    known.message, [tensor], data, known.name, known.version, "", offsets, known.request
+                )  # fmt: skip
         return None
 
     def read_request(self, spec: ModelSpec, call: InferCall) -> InferRequest:
@@ -57,10 +65,12 @@ class KnownCalls:
         RefusedError
             As `read_infer`.
         """
-        if call.known is not None and call.known[0] is spec:
-            one = call.known[1]
-            inputs = [InputTensor(one.inputs[0].shape, call.raw[0])]
-            return InferRequest(one.id, one.rows, inputs, one.outputs, one.binary, one.timeout_ms, one.priority)
+        if call.cached is not None and call.cached[0] is spec:
+            cached = call.cached[1]
+            inputs = [InputTensor(cached.inputs[0].shape, call.find_tensor_data(0))]
+            return InferRequest(
+                cached.id, cached.rows, inputs, cached.outputs, cached.binary, cached.timeout_ms, cached.priority
+            )  # fmt: skip
         request = read_infer(spec, call)
         self._remember(spec, call, request)
         return request

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
-from gpuprof.serving.protocol.protocol_figures import ProtocolFigures, RelayFigures
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
@@ -82,7 +82,7 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
         refused.add_metric([protocol, str(status), reason], float(count))
     turned = CounterMetricFamily(
         "gpuprof_refused_connections",
-        "Connections refused or closed for want of room, and calls of an address that has too many",
+        "Connections beyond the bound",
     )
     turned.add_metric([], float(figures.turned_away))
     stalls = CounterMetricFamily("gpuprof_router_stalls", "How often the router stood still for 50 ms or more")
@@ -92,20 +92,10 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "For how long it did so at most")
     longest.add_metric([], figures.stalls.longest_s)
     yield from (refused, turned, stalls, seconds, longest)
-    if figures.relay is not None:
-        yield from _relay(figures.relay)
-
-
-def _relay(figures: RelayFigures) -> Iterator[Metric]:
-    """Yield what became of the relay of gRPC."""
-    replaced = CounterMetricFamily(
-        "gpuprof_relay_replacements", "How often another relay of gRPC took the place of one", labels=["cause"]
-    )
-    replaced.add_metric(["ended"], float(figures.ended))
-    replaced.add_metric(["hung"], float(figures.hung))
-    silent = GaugeMetricFamily("gpuprof_relay_silence_seconds", "For how long the relay of gRPC has not answered")
-    silent.add_metric([], figures.silent_s)
-    yield from (replaced, silent)
+    if figures.edge_restarts is not None:
+        restarts = CounterMetricFamily("gpuprof_edge_restarts", "How often the edge (Envoy) was started again")
+        restarts.add_metric([], float(figures.edge_restarts))
+        yield restarts
 
 
 def _requests(models: _StatisticsByModel) -> Metric:

@@ -13,7 +13,8 @@ from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _ERROR = {"type": "object", "properties": {"error": _TEXT}, "required": ["error"]}
-_FLOAT = {"type": "number"}  # beyond the limits of a type is infinity
+#: Largest finite values (IEEE 754); larger numbers are refused.
+_MAX_FLOAT16, _MAX_FLOAT32 = 65504.0, 3.4028234663852886e38
 _MAX_LISTED = 64  # sizes of a batch for which it is said how many values there must be
 
 
@@ -22,9 +23,14 @@ def _integer(bits: int, *, signed: bool) -> dict[str, Any]:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
+def _float(largest: float) -> dict[str, Any]:
+    return {"type": "number", "minimum": -largest, "maximum": largest}
+
+
 #: JSON Schema of one value of each type; false: JSON cannot carry it.
 _VALUES: dict[str, dict[str, Any] | bool] = {
-    "BOOL": {"type": "boolean"}, "BYTES": _TEXT, "FP16": _FLOAT, "FP32": _FLOAT, "FP64": _FLOAT, "BF16": False,
+    "BOOL": {"type": "boolean"}, "BYTES": _TEXT, "FP16": _float(_MAX_FLOAT16), "FP32": _float(_MAX_FLOAT32),
+    "FP64": {"type": "number"}, "BF16": False,
     **{f"INT{bits}": _integer(bits, signed=True) for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": _integer(bits, signed=False) for bits in (8, 16, 32, 64)},
 }  # fmt: skip

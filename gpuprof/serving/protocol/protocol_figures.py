@@ -1,4 +1,4 @@
-"""What the protocols count, for metrics and readiness."""
+"""Counts of the protocols, for metrics and readiness."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from gpuprof.serving.watch.stalls import StallMeter
 
 
 @dataclass(frozen=True, slots=True)
-class RelayFigures:
-    """How the relay of gRPC has fared since the server started."""
-
-    ended: int  #: How often it ended, killed by others or by itself.
-    hung: int  #: How often it was killed because it did not answer.
-    silent_s: float  #: For how long it has owed an answer now, without the time in which it or the router had no core.
-
-
-@dataclass(frozen=True, slots=True)
 class ProtocolFigures:
     """Counts of the protocols, beside those of the router."""
 
-    #: Answers that say no, by protocol, HTTP's status for what is wrong, and reason.
+    #: Refusals by protocol, the HTTP status of their reason, and the reason.
     refusals: Mapping[tuple[str, int, str], int]
-    turned_away: int  #: Connections, and calls of gRPC, beyond those that an address may have.
+    turned_away: int  #: Connections beyond the bound.
     stalls: StallMeter
-    relay: RelayFigures | None = None  #: None: gRPC is not served.
+    edge_restarts: int | None = None  #: None: there is no edge.

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, parse_whole, to_bytes
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, join_strings, parse_whole, to_bytes
 from gpuprof.serving.transport.inference import InputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
@@ -62,6 +62,8 @@ class RequestBody:
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     """Read and check a request. Raises `RefusedError`: 400, saying what is wrong."""
+    if not body.json_bytes and len(body.data):
+        return _read_raw_request(spec, body)
     head = _parse_json(memoryview(body.data)[: body.json_bytes])
     parameters = _read_object(head, "parameters")
     inputs = _Inputs(spec, body).read_entries(head.get("inputs"))
@@ -77,8 +79,43 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     )
 
 
+def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
+    """Read a request that is nothing but the tensor of the only input; outputs are then binary, too.
+
+    Source: Triton's binary tensor data extension, "Raw Binary Request".
+    """
+    if len(spec.inputs) != 1:
+        raise bad_request(f"model {spec.name!r} has {len(spec.inputs)} inputs: only one can be sent without JSON")
+    tensor = spec.inputs[0]
+    shape = [1, *tensor.shape[1:]] if spec.max_batch else list(tensor.shape)
+    data: Buffer = memoryview(body.data)
+    if tensor.datatype == "BYTES":  # a single string, without its length
+        if prod(shape) not in (1, -1):
+            raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)}: one string does not fill it")
+        shape = [1] * len(shape)
+        data = join_strings([bytes(data)])
+    elif -1 in shape:
+        if shape.count(-1) > 1:
+            raise bad_request(f"the shape {list(tensor.shape)} of input {tensor.name!r} does not follow from its size")
+        row_bytes = prod(size for size in shape if size != -1) * ITEM_BYTES[tensor.datatype]
+        shape[shape.index(-1)] = len(data) // row_bytes if row_bytes else 0
+    check_size(tensor, shape, data)
+    offset = None if tensor.datatype == "BYTES" else body.offset
+    return InferRequest(
+        id=None,
+        rows=1,
+        inputs=[InputTensor(shape, data if offset is None else (offset, len(data)))],
+        outputs=None,
+        binary=None,
+        timeout_ms=None,
+        priority=0,
+    )
+
+
 def read_urgency(text: Buffer) -> Urgency:
     """Return the urgency of a request from its JSON. Raises `RefusedError`: 400, where that cannot be parsed."""
+    if not len(text):
+        return Urgency(None, 0)
     parameters = _read_object(_parse_json(text), "parameters")
     return Urgency(_read_timeout_ms(parameters), _read_count(parameters, "priority", 0))
 

@@ -159,7 +159,7 @@ class ServedModel:
             return self.slo_ms
         return min(timeout_ms, max(_MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS * self.slo_ms))
 
-    def refuse_early(self, urgency: Callable[[], Urgency], client: str = "", waited_ms: float = 0.0) -> None:
+    def refuse_early(self, urgency: Callable[[], Urgency], client: str = "") -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it at every replica.
 
         Receiving them is most of what a refusal costs. A traced request is received anyway, so that it has a span.
@@ -171,17 +171,9 @@ class ServedModel:
             Returns its timeout and priority; called only where they matter.
         client : str
             The client that sends it.
-        waited_ms : float
-            Time for which the router has stopped reading it; if that makes it late it is refused even by idle workers.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
-        if self.tracer is not None or (not alive and not waited_ms):
-            return
-        if not alive:
-            self._counts.arrived += 1
-            self._counts.refused += 1
-            raise self._no_worker_refusal()
-        if not waited_ms and not all(replica.is_occupied for replica in alive):
+        if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
             return
         now, asked = time.monotonic(), urgency()
         deadline_ms = self.limit_deadline_ms(asked.timeout_ms)
@@ -189,13 +181,12 @@ class ServedModel:
         loads = [replica.load(now, asked.priority, deadline_ms, flow) for replica in alive]
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)
-        is_late = waited_ms > 0.0 and waited_ms + soonest_ms > self._allowed_ms(deadline_ms, now)
-        if is_late or all(self._would_refuse(load, soonest_ms, waited_ms, deadline_ms, now) for load in loads):
+        if all(self._would_refuse(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
             soonest = times_ms.index(soonest_ms)
             self._record_arrival(alive[soonest], loads[soonest], now, refused=deadline_ms >= self.slo_ms)
             self._counts.arrived += 1
             self._counts.refused += 1
-            raise overload_refusal(self.name, waited_ms + soonest_ms, deadline_ms)
+            raise overload_refusal(self.name, soonest_ms, deadline_ms)
 
     def _assign(self, inference: Inference) -> None:
         now = time.monotonic()

@@ -37,7 +37,7 @@ class Arena:
     Attributes
     ----------
     used : int
-        Bytes that are taken, charged or measured elsewhere.
+        Bytes that are taken or charged.
     charged : int
         Bytes that requests and answers have elsewhere.
     """
@@ -53,7 +53,6 @@ class Arena:
         self._taken: dict[int, int] = {}
         self._touched = 0
         self._poison = poison
-        self._elsewhere = 0
         self.used = self.charged = 0
 
     def take(self, size: int) -> Slot | None:
@@ -103,34 +102,10 @@ class Arena:
         self.charged += size
         return True
 
-    def charge_counted(self, size: int, is_needed: bool = False) -> bool:
-        """Charge ``size`` bytes as `charge` does; what `count_elsewhere` has counted of them counts there no longer.
-
-        With ``is_needed`` they are charged though the memory is full.
-        """
-        counted = min(size, self._elsewhere)
-        self.count_elsewhere(self._elsewhere - counted)
-        if self.charge(size):
-            return True
-        if is_needed:
-            self.used += size
-            self.charged += size
-            return True
-        self.count_elsewhere(self._elsewhere + counted)
-        return False
-
     def discharge(self, size: int) -> None:
         """Count ``size`` bytes no longer that were charged."""
         self.used -= size
         self.charged -= size
-
-    def count_elsewhere(self, size: int) -> None:
-        """Count ``size`` bytes that were measured elsewhere, instead of those measured before.
-
-        They may be more than there is room for: nobody was asked before they came.
-        """
-        self.used += size - self._elsewhere
-        self._elsewhere = size
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``offset`` on, writable."""

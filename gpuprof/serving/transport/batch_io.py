@@ -73,8 +73,7 @@ def _array(data: memoryview, datatype: str, shape: list[int]) -> Array:
     import numpy as np
 
     if datatype == "BYTES":
-        # Strings of the protocol need not be UTF-8: other bytes pass through as they are (PEP 383).
-        texts = [text.decode(errors="surrogateescape") for text in split_strings(data, prod(shape))]
+        texts = [text.decode() for text in split_strings(data, prod(shape))]
         return np.array(texts, dtype=object).reshape(shape)
     array: Array = np.frombuffer(data, _numpy_type(datatype)).reshape(shape)
     return array if array.flags.aligned else array.copy()

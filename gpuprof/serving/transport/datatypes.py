@@ -90,29 +90,35 @@ def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[byte
 
     Raises `ValueError` when the lengths do not add up.
     """
-    check_strings(data, count)
-    strings = []
-    position = 0
-    for _ in range(count):
-        (length,) = _LENGTH.unpack_from(data, position)
-        position += 4 + length
-        strings.append(bytes(data[position - length : position]))
-    return strings
+    return [bytes(data[begin:end]) for begin, end in _find_strings(data, count)]
 
 
 def check_strings(data: bytes | bytearray | memoryview, count: int) -> None:
-    """Check that `split_strings` can be done, without copying any.
+    """Check that a BYTES tensor has ``count`` strings of UTF-8, which is all that models take.
 
-    Raises `ValueError` when the lengths do not add up.
+    Raises `ValueError` when a string is not, or the lengths do not add up.
     """
+    for number, (begin, end) in enumerate(_find_strings(data, count)):
+        try:
+            str(data[begin:end], "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"has a string that is not UTF-8 (number {number})") from None
+
+
+def _find_strings(data: bytes | bytearray | memoryview, count: int) -> list[tuple[int, int]]:
+    """Return where the strings begin and end."""
     position, end, unpack = 0, len(data), _LENGTH.unpack_from
+    spans = []
     for _ in range(count):
         if position + 4 > end:
             raise ValueError("ends within a string" if position > end else "ends before its last string")
-        position += 4 + unpack(data, position)[0]
+        begin = position + 4
+        position = begin + unpack(data, position)[0]
+        spans.append((begin, position))
     if position != end:
         left = end - position
         raise ValueError(f"goes on for {left} bytes after its last string" if left > 0 else "ends within a string")
+    return spans
 
 
 def join_strings(strings: Sequence[bytes]) -> bytes:
@@ -135,10 +141,18 @@ def to_bytes(values: list[Any], datatype: str) -> bytes:
     import numpy as np
 
     try:
-        with np.errstate(over="ignore"):  # beyond float16 is infinity, as in any conversion to it
-            return np.asarray(values, dtype=NUMPY_NAMES[datatype]).tobytes()
+        with np.errstate(over="ignore"):
+            array = np.asarray(values, dtype=NUMPY_NAMES[datatype])
+            # A finite value beyond the type's range has become infinite; typed contents of gRPC may be infinite.
+            if (
+                array.dtype.kind == "f"
+                and np.isinf(array).any()
+                and np.isfinite(np.asarray(values)[np.isinf(array)]).any()
+            ):
+                raise OverflowError
     except (OverflowError, TypeError, ValueError):
         raise ValueError(f"has a value that is out of the range of {datatype}") from None
+    return array.tobytes()
 
 
 def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> list[Any]:

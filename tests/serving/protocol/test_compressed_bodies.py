@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpuprof.serving.protocol.http_api import HttpApi
+from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import OutputTensor
@@ -54,8 +53,7 @@ class Site:
     def __init__(self, buffer_bytes: int = 1 << 23) -> None:
         self.arena = Arena(buffer_bytes, poison=True)
         router = Router(self.arena)
-        self.api = HttpApi(router, MAX_BODY_BYTES)
-        self.api.turns = LoopTurns(lambda begin_turn: begin_turn())
+        self.api = HttpApi(router, ApiSettings(MAX_BODY_BYTES))
         self.model = EchoModel(self.arena)
         router.publish(cast(Any, [self.model]))
         self.connection, self.transport = HttpConnection(self.api), HeldTransport()
@@ -149,7 +147,7 @@ def test_a_client_that_goes_while_its_body_is_inflated_leaves_nothing() -> None:
         head = ["POST /v2/models/m/infer HTTP/1.1", "Host: x", "Content-Encoding: gzip", HEADER]
         send_bytes(site.connection, "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
         site.connection.connection_lost(None)
-        while site.api._parsing:
+        while site.api._tasks:
             await asyncio.sleep(0.001)
         assert site.arena.used == 0 and not site.model.waiting
 

@@ -14,20 +14,13 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.public_name import PublicName
 from gpuprof.serving.protocol import http_connection, http_message
-from gpuprof.serving.protocol.grpc_inference import InferenceCalls
-from gpuprof.serving.protocol.grpc_messages import InferCall
-from gpuprof.serving.protocol.grpc_reader import MessageReader
-from gpuprof.serving.protocol.http_api import HttpApi
+from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.known_calls import KnownCalls
-from gpuprof.serving.protocol.loop_turns import LoopTurns
-from gpuprof.serving.protocol.open_inference import message_class
-from gpuprof.serving.protocol.protocol_parts import ProtocolParts
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
 from gpuprof.serving.router.known_requests import RequestReader
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
 
@@ -187,11 +180,10 @@ class HttpSide:
 
     def __init__(self, remembers: bool) -> None:
         self.router = Router(Arena(1 << 22))
-        self.api = HttpApi(self.router, 1 << 20, lambda value: value.lower() == TOKEN.lower(), {"x"})
-        self.api.turns = LoopTurns(lambda begin_turn: begin_turn())
+        self.api = HttpApi(self.router, ApiSettings(1 << 20, 100, lambda value: value.lower() == TOKEN.lower(), {"x"}))
         self.router.on_change(self.api.forget_routes)
         if not remembers:
-            self.api.known_heads, self.api._routes = Forgetful(), Forgetful()
+            self.api.cached_heads, self.api._routes = Forgetful(), Forgetful()
         self._remembers = remembers
         self._connections: dict[int, tuple[HttpConnection, HeldTransport]] = {}
         self.written: list[bytes] = []
@@ -222,7 +214,7 @@ class HttpSide:
                 transport.send(connection)
             await asyncio.sleep(0)
         for number, (connection, transport) in list(self._connections.items()):
-            if connection._lingering:
+            if connection._is_lingering or transport.closed:
                 connection.connection_lost(None)
                 self.written.append(transport.written)
                 del self._connections[number]
@@ -271,147 +263,3 @@ def test_what_is_played_over_http_is_mostly_answered_and_mostly_remembered() -> 
     written, noted, refusals = asyncio.run(play_http([step, step], remembers=True))
     assert cast(list[bytes], written)[0].count(b"200 OK") == 6 and not refusals
     assert len(cast(list[list[object]], noted)[0]) == 6
-
-
-# --- gRPC
-
-
-class CallContext:
-    """Stands where grpcio's context of a call is: one message, and what the client says beside it."""
-
-    def __init__(self, data: bytes, left_s: float | None, parent: str) -> None:
-        self._data, self._left_s, self._parent = data, left_s, parent
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:4242"
-
-    async def read(self) -> bytes:
-        return self._data
-
-    def time_remaining(self) -> float | None:
-        return self._left_s
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("traceparent", self._parent),) if self._parent else ()
-
-    def add_done_callback(self, callback: Any) -> None:
-        callback(self)
-
-
-class ForgetfulCalls(KnownCalls):
-    """Remembers no message."""
-
-    def _remember(self, spec: ModelSpec, call: InferCall, request: InferRequest) -> None:
-        """Forget it at once."""
-
-
-def message_of(
-    model: tuple[str, str],
-    *,
-    rows: int = 1,
-    width: int = 1,
-    parameters: dict[str, int] | None = None,
-    fill: int = 1,
-    id: str = "",
-    entry: str = "x",
-    is_raw: bool = True,
-) -> bytes:
-    request = message_class("ModelInferRequest")(model_name=model[0], model_version=model[1], id=id)
-    tensor = request.inputs.add(name=entry, datatype="FP32", shape=[rows, width])
-    if is_raw:
-        request.raw_input_contents.append(bytes([fill]) * (4 * rows * width))
-    else:
-        tensor.contents.fp32_contents.extend([float(fill)] * (rows * width))
-    for name, value in (parameters or {}).items():
-        request.parameters[name].int64_param = value
-    data: bytes = request.SerializeToString(deterministic=True)
-    return data
-
-
-#: Fields that Protobuf does not know: a number, a text, a group; the version, given again; nothing.
-UNKNOWN = (b"\xa0\x06\x05", b"\xa2\x06\x02ab", b"\xa3\x06\xa4\x06", b"\x12\x011", b"\x12\x012", b"", b"", b"", b"")
-
-
-GRPC_CHOICES: dict[str, st.SearchStrategy[Any]] = {
-    "name": st.sampled_from(["m", "o"]),
-    "version": st.sampled_from(["", "1", "2", "3"]),
-    "rows": st.sampled_from([1, 2]),
-    "width": st.sampled_from(WIDTHS),
-    "parameters": st.sampled_from([{}, {"timeout": 300}, {"timeout": 301}, {"priority": 1}, {"sequence_id": 3}]),
-    "fill": st.integers(0, 3),
-    "id": st.sampled_from(["", "a", "b"]),
-    "entry": st.sampled_from("xz"),
-    "is_raw": st.booleans(),
-    "before": st.sampled_from(UNKNOWN),
-    "after": st.sampled_from(UNKNOWN),
-    "flipped": st.tuples(st.integers(0, 60), st.integers(1, 255)),
-}
-GRPC_BASES = st.fixed_dictionaries(
-    {name: st.just(value) for name, value in (("name", "m"), ("id", ""), ("entry", "x"), ("after", b""), ("rows", 1))}
-    | {"is_raw": st.just(True), "flipped": st.just((0, 0))}
-    | {name: GRPC_CHOICES[name] for name in ("version", "width", "parameters", "fill", "before")}
-)
-
-
-def grpc_message(asked: dict[str, Any]) -> bytes:
-    kept = {name: asked[name] for name in ("rows", "width", "parameters", "fill", "id", "entry", "is_raw")}
-    data = bytearray(asked["before"] + message_of((asked["name"], asked["version"]), **kept) + asked["after"])
-    place, flip = asked["flipped"]
-    data[place % len(data)] ^= flip
-    return bytes(data)
-
-
-GRPC_STEPS = GRPC_BASES.flatmap(
-    lambda base: st.lists(
-        st.tuples(
-            neighbours(base, GRPC_CHOICES).map(grpc_message), st.integers(1, 3), st.sampled_from([None, 0.5]),
-            st.sampled_from(["", "00-1-2-03"]), st.booleans(), st.sampled_from([False, False, False, True]),
-        ),
-        min_size=8,
-        max_size=24,
-    )
-)  # fmt: skip
-
-
-async def play_grpc(steps: Iterable[tuple[bytes, int, float | None, str, bool, bool]], remembers: bool) -> list[object]:
-    router = Router(Arena(1 << 22), cast(Any, object()))  # with a tracer, for which spans of clients are read
-    # Else a turn that the system interrupts for a millisecond would change the order in which messages are read.
-    parts = ProtocolParts(turns=LoopTurns(lambda begin_turn: begin_turn()))
-    calls = InferenceCalls(router, MessageReader(router.arena, 1 << 20), 60.0, parts)
-    calls._known = KnownCalls() if remembers else ForgetfulCalls()
-    models = models_of(change := 0, remembers)
-    router.publish(cast(Any, models))
-    every, asked = list(models), []
-    for data, times, left_s, parent, answers, changes in steps:
-        asked += [asyncio.ensure_future(calls.infer(None, CallContext(data, left_s, parent))) for _ in range(times)]
-        if changes:
-            every += (models := models_of(change := change + 1, remembers))
-            router.publish(cast(Any, models))
-        if answers:
-            await answer_all(every)
-    await answer_all(every)
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
-    for model in every:
-        assert not model.waiting
-    router.arena.close()
-    told = [(type(o), o.status, o.message) if isinstance(o, RefusedError) else o for o in outcomes]
-    assert not [outcome for outcome in told if isinstance(outcome, BaseException)]
-    return [*told, *(model.noted for model in every)]
-
-
-async def answer_all(models: list[RememberingModel]) -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-        for model in models:
-            model.answer()
-
-
-@given(GRPC_STEPS)
-def test_grpc_answers_are_those_of_a_server_that_remembers_nothing(steps: list[Any]) -> None:
-    assert asyncio.run(play_grpc(steps, remembers=True)) == asyncio.run(play_grpc(steps, remembers=False))
-
-
-def test_a_message_with_a_group_is_answered_though_it_cannot_be_remembered() -> None:
-    data = b"\xa3\x06\xa4\x06" + message_of(("m", ""))
-    (answer, *_) = asyncio.run(play_grpc([(data, 1, None, "", True, False)], remembers=True))
-    assert isinstance(answer, bytes) and answer.endswith(b"\1\1\1\1")

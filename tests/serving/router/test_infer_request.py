@@ -226,3 +226,46 @@ def test_what_is_wrong_is_not_said_at_the_length_at_which_it_came(wrong: dict[st
     with pytest.raises(RefusedError) as refused:
         read_body({"inputs": [{key: value for key, value in X.items() if key != "data"} | wrong]})
     assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize(("datatype", "value"), [("FP32", 1e39), ("FP32", -1e40), ("FP16", 70000.0), ("FP16", 65520)])
+def test_a_number_beyond_a_floating_point_type_is_refused(datatype: str, value: float) -> None:
+    spec = ModelSpec("m", "1", "test", (TensorSpec("x", datatype, (-1, 2)),), (), 4)
+    text = orjson.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": [1, 2], "data": [1.0, value]}]})
+    with pytest.raises(RefusedError, match=f"input 'x' has a value that is out of the range of {datatype}"):
+        read_request(spec, RequestBody(text, len(text)))
+
+
+def test_a_string_that_is_no_text_is_refused_by_the_name_of_its_input() -> None:
+    bad = b"\x02\x00\x00\x00\xff\xfe"
+    entry = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(bad)}}
+    with pytest.raises(RefusedError, match="input 's' has a string that is not UTF-8"):
+        read_body({"inputs": [X, entry]}, bad)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "max_batch", "data", "shape", "sent"),
+    [
+        (TensorSpec("x", "FP32", (-1, 2)), 4, bytes(8), [1, 2], bytes(8)),
+        (TensorSpec("x", "UINT8", (-1, 2, -1)), 4, bytes(6), [1, 2, 3], bytes(6)),
+        (TensorSpec("x", "FP32", (3,)), 0, bytes(12), [3], bytes(12)),
+        (TensorSpec("x", "BYTES", (-1, 1)), 4, b"ab", [1, 1], b"\x02\x00\x00\x00ab"),
+    ],
+)
+def test_a_body_without_json_is_the_only_input(
+    tensor: TensorSpec, max_batch: int, data: bytes, shape: list[int], sent: bytes
+) -> None:
+    spec = ModelSpec("m", "1", "test", (tensor,), (TensorSpec("y", "FP32", (-1, 2)),), max_batch)
+    request = read_request(spec, RequestBody(data, 0))
+    assert (request.rows, request.binary) == (1, None)
+    assert [(own.shape, bytes(own.data)) for own in request.inputs] == [(shape, sent)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("shape", "size"), [((-1, 2), 9), ((-1, -1, -1), 8)])
+def test_a_body_without_json_must_fit_the_input(shape: tuple[int, ...], size: int) -> None:
+    spec = ModelSpec("m", "1", "test", (TensorSpec("x", "FP32", shape),), (), 4)
+    with pytest.raises(RefusedError) as refused:
+        read_request(spec, RequestBody(bytes(size), 0))
+    assert refused.value.status == 400
+    with pytest.raises(RefusedError, match="2 inputs"):
+        read_request(SPEC, RequestBody(bytes(8), 0))

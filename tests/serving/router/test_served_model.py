@@ -195,18 +195,6 @@ def _done(*_: Any) -> None:
     pass
 
 
-def test_a_body_that_has_waited_is_refused_while_no_worker_lives_as_it_would_be_when_it_is_whole() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        workers[0].is_ready = False
-        assert refuse_early(model)
-        with pytest.raises(RefusedError, match="no worker") as refused:
-            model.refuse_early(lambda: Urgency(None, 0), waited_ms=1.0)
-        assert (refused.value.status, refused.value.reason) == (503, "no worker")
-        assert (model.statistics.arrived, model.statistics.refused) == (1, 1)
-
-    play(scene, RoundRobin())
-
-
 def test_requests_whose_clients_have_gone_wait_for_no_worker() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         asked = fill(model, 3)

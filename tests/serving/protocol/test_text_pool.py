@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call, read_large_request, write_large_response
-from gpuprof.serving.protocol.parse_pool import MAX_TEXT_BYTES, ParsePool, refuse_long_text
+from gpuprof.serving.protocol.text_pool import (
+    MAX_TEXT_BYTES,
+    TextPool,
+    place_inputs,
+    read_large_call,
+    read_large_request,
+    refuse_long_text,
+    write_large_response,
+)
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -31,9 +38,9 @@ def die() -> None:
     os._exit(9)
 
 
-def with_pool(test: Callable[[ParsePool], Coroutine[Any, Any, None]]) -> None:
+def with_pool(test: Callable[[TextPool], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        pool = ParsePool()
+        pool = TextPool()
         await test(pool)
         pool.close()
 
@@ -41,7 +48,7 @@ def with_pool(test: Callable[[ParsePool], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_requests_and_answers_are_read_and_written_elsewhere_as_they_would_be_here() -> None:
-    async def test(pool: ParsePool) -> None:
+    async def test(pool: TextPool) -> None:
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 20_000], "data": list(range(20_000))}
         data = json.dumps({"id": "7", "inputs": [tensor]}).encode()
         request = await pool.run(read_large_request, SPEC, data, len(data))
@@ -60,7 +67,7 @@ def test_requests_and_answers_are_read_and_written_elsewhere_as_they_would_be_he
 def test_typed_contents_are_read_elsewhere() -> None:
     from tritonclient.grpc import service_pb2
 
-    async def test(pool: ParsePool) -> None:
+    async def test(pool: TextPool) -> None:
         message = service_pb2.ModelInferRequest(model_name="m", id="7")
         message.inputs.add(name="x", datatype="FP32", shape=[1, 3]).contents.fp32_contents.extend([1.0, 2.0, 3.0])
         request = await pool.run(read_large_call, SPEC, message.SerializeToString())
@@ -70,7 +77,7 @@ def test_typed_contents_are_read_elsewhere() -> None:
 
 
 def test_what_is_wrong_there_is_a_refusal_here_and_the_next_is_served() -> None:
-    async def test(pool: ParsePool) -> None:
+    async def test(pool: TextPool) -> None:
         with pytest.raises(RefusedError, match="not JSON") as raised:
             await pool.run(read_large_request, SPEC, b"nothing", 7)
         assert raised.value.status == HTTPStatus.BAD_REQUEST
@@ -83,16 +90,11 @@ def test_what_is_wrong_there_is_a_refusal_here_and_the_next_is_served() -> None:
     with_pool(test)
 
 
-def test_only_so_many_of_a_client_wait() -> None:
-    async def test(pool: ParsePool) -> None:
-        async def ask(client: str) -> int:
-            async with pool.turn(client):
-                return await pool.run(abs, -1)
-
-        outcomes = await asyncio.gather(*map(ask, [*"a" * 40, "b"]), return_exceptions=True)
-        assert outcomes[-1] == 1, "of another client there is room"
-        assert outcomes[:-1].count(1) == 18
-        assert all(isinstance(one, RefusedError) and one.overloaded for one in outcomes if one != 1)
+def test_only_so_many_texts_wait() -> None:
+    async def test(pool: TextPool) -> None:
+        outcomes = await asyncio.gather(*(pool.run(abs, -1) for _ in range(40)), return_exceptions=True)
+        assert outcomes.count(1) == 16
+        assert all(isinstance(outcome, RefusedError) and outcome.overloaded for outcome in outcomes if outcome != 1)
 
     with_pool(test)
 

@@ -1,0 +1,271 @@
+"""Runs Envoy as a child of the server: started, watched, restarted, drained, and gone when the server is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
+from gpuprof.serving.watch.logs import LOGGER
+
+#: The oldest Envoy whose settings ``envoy.yaml`` has.
+LEAST_VERSION = (1, 36)
+_THREADS = 2
+_START_S, _END_S = 10.0, 5.0
+_POLL_S = 0.05
+#: Waiting time before a restart, doubled each time up to the longest.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+#: Clients are told for so long that connections close before listeners do.
+_DRAIN_S = 1
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+#: A line of Envoy's statistics, of the listeners ``http`` and ``grpc``.
+_ACTIVE = re.compile(r"^http\.(?:http|grpc)\.downstream_rq_active: (\d+)", re.MULTILINE)
+_VERSION = re.compile(r"/(\d+)\.(\d+)\.\d+")
+
+
+def find_envoy(path: Path | None = None) -> Path:
+    """Return the Envoy binary: ``path``, that of the extra ``edge``, or the one on the PATH.
+
+    Raises `UnavailableError` where there is none or it is too old.
+    """
+    binary = path or _find_packaged()
+    if binary is None or not os.access(binary, os.X_OK):
+        where = "is not installed" if path is None else f"is not an executable file at {path}"
+        raise UnavailableError(
+            f"gRPC, TLS and --public need Envoy, which {where}",
+            "pip install 'gpuprof-onnx[edge]', or --envoy PATH; without them HTTP alone is served",
+        )
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_START_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{binary} does not run: {error}") from None
+    match = _VERSION.search(done.stdout)
+    if match is None or (int(match[1]), int(match[2])) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise UnavailableError(f"{binary} is not Envoy {least} or later: {done.stdout.strip() or done.stderr.strip()}")
+    return binary
+
+
+def _find_packaged() -> Path | None:
+    spec = importlib.util.find_spec("envoy")
+    if spec is not None and spec.origin is not None:
+        packaged = Path(spec.origin).parent / "_bin" / "envoy"
+        if packaged.exists():
+            return packaged
+    on_path = shutil.which("envoy")
+    return None if on_path is None else Path(on_path)
+
+
+class Edge:
+    """Envoy in front of one server.
+
+    Parameters
+    ----------
+    binary : Path
+    host : str
+        Address or name to listen on.
+    http_port, grpc_port : int or None
+        0: any free port; None: no such listener.
+
+    Attributes
+    ----------
+    directory : Path
+        Private to the user; sockets and configuration lie there.
+    http_port, grpc_port : int or None
+        The ports themselves; they are reserved for as long as the edge exists.
+    restarts : int
+        How often Envoy ended by itself and was started again.
+    """
+
+    def __init__(self, binary: Path, host: str, http_port: int | None, grpc_port: int | None) -> None:
+        self._binary = binary
+        self._reserved: list[socket.socket] = []
+        self._host = ""
+        try:
+            self.http_port = self._reserve(host, http_port)
+            self.grpc_port = self._reserve(host, grpc_port)
+        except BaseException:
+            self._release()
+            raise
+        self._folder = tempfile.TemporaryDirectory(prefix="gpuprof-edge-")
+        self.directory = Path(self._folder.name)
+        self._admin = self.directory / "admin"
+        self._log = self.directory / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    async def start(self, settings: EdgeSettings, certificate: str = "", private_key: str = "") -> None:
+        """Start Envoy and wait until it listens; ``certificate``, ``private_key``: PEM.
+
+        Raises
+        ------
+        UnavailableError
+            Where it ends or does not listen in time.
+        """
+        settings = replace(
+            settings,
+            host=self._host,
+            http_port=self.http_port,
+            grpc_port=self.grpc_port,
+            admin_socket=str(self._admin),
+            certificate=self._write("chain.pem", certificate) if certificate else None,
+            private_key=self._write("key.pem", private_key) if certificate else None,
+        )
+        self._write("envoy.yaml", render_bootstrap(settings))
+        self._spawn()
+        await self._await_listening()
+        self._supervisor = asyncio.ensure_future(self._supervise())
+
+    async def drain(self) -> None:
+        """Have clients close their connections, then stop listening; answers that are due are still sent."""
+        with contextlib.suppress(OSError, TimeoutError):
+            await self._ask_admin("POST", "/drain_listeners?graceful&skip_exit")
+            await asyncio.sleep(_DRAIN_S)
+
+    async def count_active(self) -> int:
+        """Return how many requests Envoy has that are not answered to the last byte."""
+        try:
+            text = await self._ask_admin("GET", "/stats?filter=downstream_rq_active")
+        except (OSError, TimeoutError):
+            return 0
+        return sum(map(int, _ACTIVE.findall(text)))
+
+    async def close(self) -> None:
+        """End Envoy and give the ports up."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                await asyncio.to_thread(self._process.wait, _END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._release()
+        self._folder.cleanup()
+
+    def _reserve(self, host: str, port: int | None) -> int | None:
+        """Bind a port without listening: nobody else gets it while Envoy is down."""
+        if port is None:
+            return None
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # Envoy shares the port by SO_REUSEPORT. Without that option first: another server may be there.
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                bound = probe.getsockname()
+            reserved = socket.socket(family, socket.SOCK_STREAM)
+            self._reserved.append(reserved)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(bound)
+        except OSError as error:
+            raise listen_error(host, port, error) from None
+        self._host = str(bound[0])
+        return int(bound[1])
+
+    def _release(self) -> None:
+        for reserved in self._reserved:
+            reserved.close()
+        self._reserved = []
+
+    def _write(self, name: str, text: str) -> str:
+        """Write a file that only this user can read; return its path."""
+        path = self.directory / name
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    def _spawn(self) -> None:
+        command = [str(self._binary), "-c", str(self.directory / "envoy.yaml"), "--concurrency", str(_THREADS)]
+        command += ["--drain-time-s", str(_DRAIN_S), "--disable-hot-restart", "--log-level", "warning"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the server
+                preexec_fn=_die_with_parent,
+            )
+
+    async def _await_listening(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise UnavailableError(f"Envoy ended as it started: {self._last_words()}")
+            with contextlib.suppress(OSError, TimeoutError):
+                if "LIVE" in await self._ask_admin("GET", "/ready"):
+                    return
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"Envoy does not listen after {_START_S:.0f} s: {self._last_words()}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _supervise(self) -> None:
+        """Start Envoy again whenever it has ended."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            process = self._process
+            assert process is not None
+            began = time.monotonic()
+            while process.poll() is None:
+                await asyncio.sleep(_POLL_S)
+            if time.monotonic() - began > _LONGEST_PAUSE_S:
+                pause_s = _FIRST_PAUSE_S
+            LOGGER.warning("the edge ended", extra={"code": process.returncode, "last_words": self._last_words()})
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._spawn()
+            self.restarts += 1
+
+    def _last_words(self) -> str:
+        """Return the last line that Envoy logged."""
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1][:500] if lines else ""
+
+    async def _ask_admin(self, method: str, target: str) -> str:
+        """Return the body of Envoy's answer. Raises `OSError` or `TimeoutError` where it gives none."""
+        async with asyncio.timeout(_END_S):
+            reader, writer = await asyncio.open_unix_connection(str(self._admin))
+            try:
+                writer.write(f"{method} {target} HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n".encode())
+                answer = await reader.read()
+            finally:
+                writer.close()
+        return answer.decode(errors="replace").partition("\r\n\r\n")[2]
+
+
+def listen_error(host: str, port: int, error: OSError) -> InputError:
+    """Return the error of a server that cannot listen."""
+    if error.errno == errno.EADDRINUSE:
+        return InputError(f"port {port} is taken on {host}", "choose another with --port or --grpc-port")
+    return InputError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}",
+        "another --port, or with --host an address of this machine",
+    )
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with its parent, however that ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
