@@ -34,7 +34,7 @@ ALLOWED = {
     "simulator": _RUNNING,
     "serving": _RUNNING,
     "load": _RUNNING | {"serving"},
-    "export": _RUNNING | {"placement"},
+    "export": _RUNNING | {"placement", "serving"},
     "reporting": _RUNNING | {"kernel_db"},
     "pipeline": _RUNNING
     | {
@@ -75,6 +75,7 @@ SUBPACKAGES = {
         "engines",
         "router",
         "protocol",
+        "edge",
         "plan",
         "change",
     ),

@@ -9,13 +9,14 @@ from pathlib import Path
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
+from gpuprof.export.envoy import envoy
 from gpuprof.export.kubernetes import kserve, kubernetes
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
 
 #: Names that people give targets, and what they are called here.
 _ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
-_TARGETS = ["json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
+_TARGETS = ["envoy", "json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
 
 
 def check_target(target: str, image: str | None) -> str:
@@ -42,6 +43,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     """
     target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
+        "envoy": envoy,
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
         "k8s": lambda: kubernetes(deployment, image or "", base),
         "kserve": lambda: kserve(deployment, image or "", base),

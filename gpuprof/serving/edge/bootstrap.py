@@ -39,6 +39,7 @@ class EdgeSettings:
         request_s = self.stall_s + self.max_body_bytes / (1 << 20)
         return values | {
             "authorization": f"Bearer {self.token}",
+            "authorization_in_lower_case": f"bearer {self.token}",
             "request_timeout": f"{request_s:.0f}s",
             "stall_timeout": f"{self.stall_s:.0f}s",
             "idle_timeout": f"{self.idle_s:.0f}s",
