@@ -27,7 +27,7 @@ def _check_image(context: typer.Context, image: str | None) -> str | None:
 def export(
     map_file: MapFileArgument = Path("map.json"),
     to: Annotated[
-        str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s, kserve or ray-serve.")
+        str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s, kserve, ray-serve or envoy.")
     ] = "mig-parted",
     output: Annotated[
         Path | None,

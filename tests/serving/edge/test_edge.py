@@ -61,7 +61,7 @@ def test_what_is_no_envoy_is_refused(tmp_path: Path) -> None:
         find_envoy(tmp_path / "envoy")
     (script := tmp_path / "other").write_text("#!/bin/sh\necho envoy version: 1/1.20.0/Clean\n")
     script.chmod(0o755)
-    with pytest.raises(UnavailableError, match="is not Envoy 1.36 or later"):
+    with pytest.raises(UnavailableError, match=r"is not Envoy 1\.36 or later"):
         find_envoy(script)
 
 
