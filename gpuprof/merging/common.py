@@ -1,17 +1,20 @@
-"""The longest common submatrix of pairs from two lists of matrices, each by the fastest applicable search."""
+"""The longest common submatrix of pairs from two lists of matrices.
+
+Small matrices are laid on one another in every way. Of larger ones, windows of a few adjacent entries are looked up
+among those of the other matrix; equal windows vote for a displacement, and the block at each of the displacements with
+most votes is measured. So a common block is found unless no window that is looked up lies in it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.merging.lattice import distinct_values, is_lattice, lattice_block
-from gpuprof.merging.seeds import Matches, Pool, neighbour_matches
 from gpuprof.merging.submatrix import (
     EMPTY,
     TOLERANCE,
@@ -26,19 +29,24 @@ from gpuprof.merging.submatrix import (
 )
 
 Pair = tuple[int, int]
-#: Flat positions in order of their values, and the values.
-_Ordered = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+Ints = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
 
-#: Comparisons up to which all displacements are tried at once; and up to which they are where the search was cut short.
-_SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
-#: Displacements looked at for one pair of matrices; more only come up where values repeat.
-_MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
-#: Entries that are looked at before a whole matrix is.
+#: Comparisons up to which all displacements are tried at once; and up to which they are where values repeat often.
+_SMALL_WORK, _BEARABLE_WORK = 2**16, 2**20
+#: Windows of one matrix that are looked up in the other: a block of a thousandth of it holds some of them.
+_LOOKUPS = 2**14
+#: Windows of a matrix that are kept to be looked up in; of a larger one those of every n-th row.
+_KEPT_WINDOWS = 2**22
+#: Displacements that are measured, and occurrences of a window beyond which it tells nothing.
+_DISPLACEMENTS, _REPEATS = 16, 64
+#: Entries that are compared before a whole matrix is.
 _SAMPLE = 4096
-#: Entries of each of two trained matrices, one of which is nearly always in both.
-_FEW_ENTRIES = 2**15
-#: With more distinct values neighbours rarely agree by chance.
-_FEW_VALUES = 2**12
+#: Floats are cut into cells of so many tolerances: windows of equal values mostly lie in equal cells.
+_CELL, _LEAST_CELL = 16.0, 1e-9
+#: With windows of more entries, values repeat so often that larger blocks may have none.
+_FEW_ENTRIES = 2
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def common_blocks(
@@ -54,235 +62,134 @@ def common_blocks(
         Which pairs; None means all.
     """
     wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
-    search = _Search([_prepare_matrix(m) for m in first], [_prepare_matrix(m) for m in second], tolerance)
-    return search.run(wanted)
+    known: dict[str, _Searched] = {}
+    ours, theirs = ([_prepare(matrix, tolerance, known) for matrix in matrices] for matrices in (first, second))
+    found: dict[tuple[int, int], CommonBlock] = {}
+    blocks = {}
+    for i, j in wanted:
+        a, b = ours[i], theirs[j]
+        if (id(b), id(a)) in found:
+            blocks[i, j] = found[id(b), id(a)].swap()
+            continue
+        if (id(a), id(b)) not in found:
+            found[id(a), id(b)] = _find_block(a, b, tolerance)
+        blocks[i, j] = found[id(a), id(b)]
+    return blocks
 
 
-def _prepare_matrix(matrix: Matrix) -> Matrix:
-    if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 2:
-        return np.ascontiguousarray(matrix)
-    if matrix.dtype.kind in "iub":
-        return np.ascontiguousarray(matrix, np.int64)
-    return np.ascontiguousarray(matrix, np.float32)
+class _Searched:
+    """A matrix and, once they are needed, the sorted hashes of its windows, along rows and along columns."""
 
-
-@dataclass(slots=True)
-class _Candidates:
-    """Candidates from common neighbours: displacements where more than two entries agree, counts, and one pair."""
-
-    larger: dict[tuple[int, int], int] = field(default_factory=dict)
-    two: CommonBlock = EMPTY
-
-    def add(self, other: _Candidates) -> None:
-        """Add the candidates from other neighbours."""
-        for displacement, count in other.larger.items():
-            if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
-                self.larger[displacement] = self.larger.get(displacement, 0) + count
-        self.two = choose_larger(self.two, other.two)
-
-
-class _Search:
-    """One run of `common_blocks`: distinct matrices, and the best block found for each pair of them."""
-
-    def __init__(self, first: Sequence[Matrix], second: Sequence[Matrix], tolerance: float) -> None:
+    def __init__(self, matrix: Matrix, tolerance: float) -> None:
+        self.matrix = matrix
         self._tolerance = tolerance
-        self._known: dict[str, int] = {}
-        self.matrices: list[Matrix] = []
-        self._first = [self._add_matrix(matrix) for matrix in first]
-        self._second = [self._add_matrix(matrix) for matrix in second]
-        self._values: dict[int, npt.NDArray[np.float64] | None] = {}
-        self._sorted: dict[tuple[int, int], _Ordered] = {}
-        self.best: dict[Pair, CommonBlock] = {}
+        self._windows: dict[tuple[bool, int], _Windows] = {}
+        self._distinct = 0
 
-    def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
-        """Return the largest common block of each wanted pair."""
-        distinct = {self._distinct(i, j) for i, j in wanted}
-        left = sorted(pair for pair in distinct if not self._solve_trivial_pair(pair))
-        self._search_pool(left)
-        blocks = {}
-        for i, j in wanted:
-            a, b = self._first[i], self._second[j]
-            blocks[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swap()
-        return blocks
+    def width(self) -> int:
+        """Return how many adjacent entries rarely agree by chance: more where few values are distinct."""
+        if not self._distinct:
+            step = max(1, self.matrix.size // 2**16)
+            self._distinct = max(2, len(np.unique(self._cells(self.matrix.ravel()[::step]))))
+        return max(2, -(-(self.matrix.size.bit_length() + 4) // (self._distinct.bit_length() - 1)))
 
-    def _add_matrix(self, matrix: Matrix) -> int:
-        digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
-        key = f"{matrix.dtype}{matrix.shape}{digest}"
-        if key not in self._known:
-            self._known[key] = len(self.matrices)
-            self.matrices.append(matrix)
-        return self._known[key]
+    def windows(self, down: bool, width: int) -> _Windows:
+        """Return windows to be looked up in: those of every row, or of a large matrix of every n-th."""
+        if (down, width) not in self._windows:
+            matrix = self.matrix.T if down else self.matrix
+            every = max(1, matrix.size // _KEPT_WINDOWS)
+            cells = self._cells(matrix[::every])
+            columns = cells.shape[1] - width + 1
+            keys = _hash([cells[:, step : step + columns] for step in range(width)]).ravel()
+            order = np.argsort(keys)
+            rows, starts = np.divmod(order, columns)
+            self._windows[down, width] = _Windows(keys[order], rows * every, starts, every == 1)
+        return self._windows[down, width]
 
-    def _distinct(self, i: int, j: int) -> Pair:
-        a, b = self._first[i], self._second[j]
-        return (a, b) if a <= b else (b, a)
+    def sample(self, down: bool, width: int) -> _Windows:
+        """Return windows to look up: all, or of a large matrix some of them anywhere in it."""
+        matrix = self.matrix.T if down else self.matrix
+        columns = matrix.shape[1] - width + 1
+        every = len(matrix) * columns
+        if every <= _LOOKUPS:
+            return self.windows(down, width)
+        rows, starts = np.divmod(np.random.default_rng(0).integers(0, every, _LOOKUPS), columns)
+        keys = _hash([self._cells(matrix[rows, starts + step]) for step in range(width)])
+        return _Windows(keys, rows, starts, False)
 
-    def _solve_trivial_pair(self, pair: Pair) -> bool:
-        """Solve a pair without a search over all matrices, if possible; return whether it was."""
-        a, b = (self.matrices[i] for i in pair)
-        known = self._find_without_displacement(pair)
-        self.best[pair] = known
-        if known.area == most_possible(a, b):
-            return True
-        if displacement_work(a, b) <= _SMALL_WORK:
-            self.best[pair] = exhaustive_block(a, b, self._tolerance, known)
-            return True
-        if self._is_lattice(pair) and not self._is_pool_search_faster(pair):
-            self.best[pair] = lattice_block(a, b, known, self._tolerance)
-            return True
-        return False
-
-    def _find_without_displacement(self, pair: Pair) -> CommonBlock:
-        """Return the common block without a displacement, where a sample says that there is one worth computing."""
-        a, b = (self.matrices[i] for i in pair)
-        if pair[0] == pair[1] and a.dtype.kind != "f":
-            return CommonBlock(*a.shape)
-        if a.shape != b.shape:
-            return EMPTY
-        step = max(1, a.size // _SAMPLE)
-        sampled = [m.ravel()[::step][None, :] for m in (a, b)]
-        if not same_entries(sampled[0], sampled[1], self._tolerance).any():
-            return EMPTY
-        return block_at(a, b, 0, 0, self._tolerance)
-
-    def _is_pool_search_faster(self, pair: Pair) -> bool:
-        """Return whether neighbours rarely agree by chance: then searching all matrices at once is faster."""
-        return all(len(values) > _FEW_VALUES for i in pair if (values := self._values[i]) is not None)
-
-    def _is_lattice(self, pair: Pair) -> bool:
-        values = []
-        for i in pair:
-            if i not in self._values:
-                self._values[i] = distinct_values(self.matrices[i])
-            values.append(self._values[i])
-        return values[0] is not None and values[1] is not None and is_lattice(values[0], values[1], self._tolerance)
-
-    def _search_pool(self, remaining: Sequence[Pair]) -> None:
-        if not remaining:
-            return
-        used = sorted({i for pair in remaining for i in pair})
-        place = {index: position for position, index in enumerate(used)}
-        asks, answers = [False] * len(used), [False] * len(used)
-        for a, b in remaining:
-            answers[place[a]] = asks[place[b]] = True
-        pool = Pool([self.matrices[i] for i in used], asks, answers, self._tolerance)
-        open_pairs = {(place[a], place[b]): (a, b) for a, b in remaining}
-        # Side by side and one above the other are independent; NumPy lets both cores work.
-        with ThreadPoolExecutor(2) as threads:
-            both = list(threads.map(lambda down: self._displacements(pool, open_pairs, down), (False, True)))
-        for pair in remaining:
-            candidates = _Candidates()
-            for part, _ in both:
-                candidates.add(part.get(pair, _Candidates()))
-            self._grow_candidates(pair, candidates, any(pair in cut for _, cut in both))
-
-    def _displacements(
-        self, pool: Pool, open_pairs: dict[Pair, Pair], down: bool
-    ) -> tuple[dict[Pair, _Candidates], set[Pair]]:
-        """Return the candidates of each pair from common neighbours, and the pairs whose search was truncated."""
-        candidates: dict[Pair, _Candidates] = {}
-        cut: set[Pair] = set()
-        for matches in neighbour_matches(pool, down):
-            for i, j in matches.unfinished:
-                cut |= {open_pairs[key] for key in ((i, j), (j, i)) if key in open_pairs}
-            for key, chosen in _split_by_pair(matches, len(pool.matrices)):
-                ahead, behind = matches.first_at[chosen], matches.second_at[chosen]
-                if key not in open_pairs:
-                    key, ahead, behind = (key[1], key[0]), behind, ahead
-                if key in open_pairs:
-                    pair = open_pairs[key]
-                    candidates.setdefault(pair, _Candidates()).add(self._verify_matches(pair, ahead, behind, down))
-        return candidates, cut
-
-    def _verify_matches(
-        self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
-    ) -> _Candidates:
-        a, b = (self.matrices[i] for i in pair)
-        rows_a, columns_a = np.divmod(at_a, a.shape[1])
-        rows_b, columns_b = np.divmod(at_b, b.shape[1])
-        step = (1, 0) if down else (0, 1)
-
-        def agree(row: int, column: int) -> npt.NDArray[np.bool_]:
-            ra, ca, rb, cb = rows_a + row, columns_a + column, rows_b + row, columns_b + column
-            inside = (ra >= 0) & (rb >= 0) & (ca >= 0) & (cb >= 0)
-            inside &= (ra < a.shape[0]) & (rb < b.shape[0]) & (ca < a.shape[1]) & (cb < b.shape[1])
-            same = np.zeros(len(ra), np.bool_)
-            same[inside] = same_entries(a[ra[inside], ca[inside]], b[rb[inside], cb[inside]], self._tolerance)
-            return same
-
-        true = agree(0, 0) & agree(*step)
-        rows_a, columns_a, rows_b, columns_b = (x[true] for x in (rows_a, columns_a, rows_b, columns_b))
-        along = agree(-step[0], -step[1]) | agree(2 * step[0], 2 * step[1])
-        side = (step[1], step[0])
-        beside = agree(*side) & agree(step[0] + side[0], step[1] + side[1])
-        beside |= agree(-side[0], -side[1]) & agree(step[0] - side[0], step[1] - side[1])
-        more = along | beside
-        candidates = _Candidates()
-        if len(true_rows := np.flatnonzero(~more)):
-            k = true_rows[0]
-            rows, columns = (2, 1) if down else (1, 2)
-            corners = [int(x[k]) for x in (rows_a, columns_a, rows_b, columns_b)]
-            candidates.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
-        # One number for both displacements: the second, raised by a's width, is from 1 to below the span.
-        span = a.shape[1] + b.shape[1]
-        code = (rows_b - rows_a)[more] * span + (columns_b - columns_a)[more] + a.shape[1]
-        codes, counts = np.unique(code, return_counts=True)
-        most = np.argsort(-counts, kind="stable")[: _MOST_DISPLACEMENTS + 1]
-        for at, count in zip(codes[most], counts[most], strict=True):
-            down_by, right_by = divmod(int(at), span)
-            candidates.larger[down_by, right_by - a.shape[1]] = int(count)
-        return candidates
-
-    def _grow_candidates(self, pair: Pair, candidates: _Candidates, cut: bool) -> None:
-        a, b = (self.matrices[i] for i in pair)
-        best = choose_larger(self.best[pair], candidates.two)
-        most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))
-        promising = sorted(candidates.larger, key=lambda displacement: (-candidates.larger[displacement], displacement))
-        for down, right in promising[:most]:
-            best = choose_larger(best, block_at(a, b, down, right, self._tolerance))
-        if best.area == 0:
-            best = self._find_single_entry(pair)
-        exact = not cut and len(promising) <= most
-        if not exact and displacement_work(a, b) <= _BEARABLE_WORK:
-            best, exact = exhaustive_block(a, b, self._tolerance, best), True
-        if not exact and self._is_lattice(pair):
-            best, exact = lattice_block(a, b, best, self._tolerance), True
-        self.best[pair] = replace(best, exact=exact)
-
-    def _find_single_entry(self, pair: Pair) -> CommonBlock:
-        a, b = (self.matrices[i] for i in pair)
-        part = _find_shared_entry(
-            self._order_entries(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance
-        )
-        return (
-            part or _find_shared_entry(self._order_entries(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
-        )
-
-    def _order_entries(self, index: int, entries: int) -> _Ordered:
-        if (index, entries) not in self._sorted:
-            flat = self.matrices[index].ravel()[:entries]
-            order = np.argsort(flat)
-            self._sorted[index, entries] = order, flat[order].astype(np.float64)
-        return self._sorted[index, entries]
+    def _cells(self, values: Matrix) -> Keys:
+        if values.dtype.kind != "f":
+            return np.ascontiguousarray(values, np.int64).view(np.uint64)
+        scaled = np.nan_to_num(np.floor(values.astype(np.float64) / max(_CELL * self._tolerance, _LEAST_CELL)))
+        return np.clip(scaled, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
 
 
-def _find_shared_entry(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, tolerance: float) -> CommonBlock | None:
-    """Return one of the ordered entries of ``a`` that is among those of ``b`` in ``flat``."""
-    order, ordered = entries
-    for begin in range(0, len(flat), _SAMPLE):
-        part = flat[begin : begin + _SAMPLE].astype(np.float64)
-        at = np.minimum(np.searchsorted(ordered, part - tolerance), len(ordered) - 1)
-        hit = np.flatnonzero(np.abs(ordered[at] - part) <= tolerance)
-        if len(hit):
-            a_row, a_column = divmod(int(order[at[hit[0]]]), a.shape[1])
-            b_row, b_column = divmod(begin + int(hit[0]), b.shape[1])
-            return CommonBlock(1, 1, a_row, a_column, b_row, b_column)
-    return None
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    keys: Keys  #: Ascending, where they are looked up in.
+    #: ``rows``, ``columns``: Where each begins.
+    rows: Ints
+    columns: Ints
+    are_all: bool  #: Whether they are all windows of the matrix.
 
 
-def _split_by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:
-    code = matches.first * count + matches.second
-    order = np.argsort(code, kind="stable")
-    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
-    for chosen in np.split(order, starts[1:]) if len(order) else []:
-        yield (int(matches.first[chosen[0]]), int(matches.second[chosen[0]])), chosen
+def _hash(cells: Sequence[Keys]) -> Keys:
+    """Return a hash of each window from the cells of its first entry, its second, and so on."""
+    keys = np.zeros_like(cells[0])
+    for cell in cells:
+        keys = keys * _BASE + cell
+        keys ^= keys >> np.uint64(29)
+    return keys
+
+
+def _prepare(matrix: Matrix, tolerance: float, known: dict[str, _Searched]) -> _Searched:
+    if matrix.dtype.kind in "iub":
+        matrix = np.ascontiguousarray(matrix, np.int64)
+    else:
+        matrix = np.ascontiguousarray(matrix, np.float32 if matrix.dtype.itemsize <= 2 else None)
+    digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
+    return known.setdefault(f"{matrix.dtype}{matrix.shape}{digest}", _Searched(matrix, tolerance))
+
+
+def _find_block(first: _Searched, second: _Searched, tolerance: float) -> CommonBlock:
+    a, b = first.matrix, second.matrix
+    best = _find_without_displacement(a, b, tolerance)
+    if best.area == most_possible(a, b):
+        return best
+    if displacement_work(a, b) <= _SMALL_WORK:
+        return exhaustive_block(a, b, tolerance, best)
+    width, is_whole = max(first.width(), second.width()), True
+    votes: Counter[tuple[int, int]] = Counter()
+    for down in (False, True):
+        fits = min(width, *(matrix.shape[0 if down else 1] for matrix in (a, b)))
+        is_whole &= _vote(first.sample(down, fits), second.windows(down, fits), down, votes)
+    for down_by, right_by in sorted(votes, key=lambda place: (-votes[place], place))[:_DISPLACEMENTS]:
+        best = choose_larger(best, block_at(a, b, down_by, right_by, tolerance))
+    if (not is_whole or width > _FEW_ENTRIES) and displacement_work(a, b) <= _BEARABLE_WORK:
+        return exhaustive_block(a, b, tolerance, best)
+    return replace(best, exact=is_whole or best.area == most_possible(a, b))
+
+
+def _find_without_displacement(a: Matrix, b: Matrix, tolerance: float) -> CommonBlock:
+    """Return the common block without a displacement, where a sample says that there is one worth computing."""
+    if a.shape != b.shape or not a.size:
+        return EMPTY
+    step = max(1, a.size // _SAMPLE)
+    sampled = [matrix.ravel()[::step][None, :] for matrix in (a, b)]
+    return block_at(a, b, 0, 0, tolerance) if same_entries(*sampled, tolerance).any() else EMPTY
+
+
+def _vote(asking: _Windows, answering: _Windows, down: bool, votes: Counter[tuple[int, int]]) -> bool:
+    """Count by displacement the windows that both matrices have; return whether that was all of them."""
+    begin = np.searchsorted(answering.keys, asking.keys)
+    count = np.searchsorted(answering.keys, asking.keys, side="right") - begin
+    chosen = np.flatnonzero((count > 0) & (count <= _REPEATS))
+    is_whole = asking.are_all and answering.are_all and int(count.max(initial=0)) <= _REPEATS
+    begin, count = begin[chosen], count[chosen]
+    ahead = np.repeat(chosen, count)
+    behind = np.repeat(begin - np.cumsum(count) + count, count) + np.arange(len(ahead))
+    along, across = answering.rows[behind] - asking.rows[ahead], answering.columns[behind] - asking.columns[ahead]
+    places, times = np.unique(np.stack([across, along] if down else [along, across]), axis=1, return_counts=True)
+    for (down_by, right_by), voted in zip(places.T.tolist(), times.tolist(), strict=True):
+        votes[down_by, right_by] += voted
+    return is_whole

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.merging import seeds
+from gpuprof.merging import common
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock, Matrix, exhaustive_block, same_entries
 
@@ -40,7 +40,7 @@ def test_every_search_finds_what_trying_all_displacements_finds(kind: str, seed:
     # Above 2^16 comparisons, so that the searches for large matrices are the ones that run.
     shapes = [tuple(int(n) for n in random.integers(17, 24, 2)) for _ in range(2)]
     a, b = (_matrix(kind, random, *shape) for shape in shapes)
-    rows, columns = (int(n) for n in random.integers(1, 9, 2))
+    rows, columns = (int(n) for n in random.integers(2, 9, 2))
     b[2 : 2 + rows, 4 : 4 + columns] = a[5 : 5 + rows, 1 : 1 + columns]
     found = common_blocks([a], [b])[0, 0]
     assert found.exact
@@ -126,9 +126,39 @@ def test_one_value_repeated_among_others_is_searched_as_well() -> None:
     _assert_common(a, b, found)
 
 
-def test_a_search_that_is_given_up_says_that_more_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeds, "_MOST_MATCHES", 100)
+def test_a_search_that_is_given_up_says_that_more_may_be_there() -> None:
     a, b = _mostly_one_value(60)
     found = common_blocks([a], [b])[0, 0]
     assert not found.exact
     _assert_common(a, b, found)
+
+
+@pytest.mark.parametrize("kind", ["integers", "bytes", "half", "floats", "nearly the same"])
+def test_a_block_of_large_matrices_is_found_by_some_of_its_windows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "_KEPT_WINDOWS", 2**15)  # of the larger matrix every fifth row
+    random = np.random.default_rng(4)
+    a, b = (
+        random.integers(-128, 128, shape).astype(np.int8) if kind == "bytes" else _matrix(kind, random, *shape)
+        for shape in ((300, 400), (350, 500))
+    )
+    if kind == "nearly the same":
+        a, b = a.astype(np.float64), b.astype(np.float64)
+    block = a[100:200, 50:250]
+    b[210:310, 270:470] = block + random.uniform(-0.9e-7, 0.9e-7, block.shape) if kind == "nearly the same" else block
+    found = common_blocks([a], [b])[0, 0]
+    assert found.area >= 100 * 200 and (found.b_row - found.a_row, found.b_column - found.a_column) == (110, 220)
+    _assert_common(a, b, found)
+
+
+def test_matrices_of_one_column_are_searched_along_it() -> None:
+    random = np.random.default_rng(5)
+    a, b = random.standard_normal((2000, 1)), random.standard_normal((3000, 1))
+    b[700:1200] = a[1000:1500]
+    assert common_blocks([a], [b])[0, 0] == CommonBlock(500, 1, 1000, 0, 700, 0)
+
+
+def test_without_a_tolerance_only_equal_values_agree() -> None:
+    a = np.random.default_rng(6).standard_normal((50, 50))
+    b = np.roll(a, 7, axis=0)
+    assert common_blocks([a], [b], tolerance=0.0)[0, 0].area == 43 * 50
+    assert common_blocks([a], [b + 1e-12], tolerance=0.0)[0, 0].area < 10
