@@ -6,17 +6,15 @@ outcome, bit for bit: a run that takes longer goes on in machine code from where
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from gpuprof.machine.machine_code import code_directory, compile_with_callees, is_machine_code_cached
+from gpuprof.machine.machine_code import compile_with_callees, is_machine_code_cached
 from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.state import ClusterArrays, State, Tally
@@ -105,31 +103,9 @@ def _prepare_machine_code() -> bool:
         use_machine_code()
         return True
     if _child is None:
-        command = module_command("gpuprof.simulator.compilation")
+        command = module_command("gpuprof.simulator.compile_ahead")
         silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
         # It goes on when this process is over, so that the next long run finds the machine code.
         with suppress(OSError):
             _child = os.posix_spawn(command[0], command, os.environ, file_actions=silent, setsid=True)
     return False
-
-
-def compile_and_keep() -> None:
-    """Compile the event loop for the types of a simulation, and keep it on disk; of several processes one does."""
-    from gpuprof.simulator.engine import simulate_nothing
-
-    os.nice(10)
-    directory = code_directory(kernel.run)  # that of its module, whichever function is asked for
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
-        with suppress(OSError):  # such as a network's file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        use_machine_code()
-        simulate_nothing()
-
-
-if __name__ == "__main__":
-    # Not this module's own functions: the engine imports it by its name.
-    from gpuprof.simulator import compilation
-
-    compilation.compile_and_keep()
-    sys.exit(0)
