@@ -132,7 +132,7 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
 def served_models(node: Node) -> list[str]:
     """Return the models that a node answers for, those within merges too."""
     return sorted(
-        {name for gpu in node.gpus for part in gpu.partitions for one in part.replicas for name in one.rates()}
+        {name for gpu in node.gpus for part in gpu.partitions for replica in part.replicas for name in replica.rates()}
     )
 
 
@@ -158,7 +158,7 @@ def _number_gpus_from_0(node: Node) -> Node:
     used = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
     numbers: Counter[bool] = Counter()
     gpus = []
-    for gpu in sorted(used, key=lambda one: one.index):
+    for gpu in sorted(used, key=lambda used_gpu: used_gpu.index):
         gpus.append(gpu.model_copy(update={"index": numbers[is_cpu(gpu)]}))
         numbers[is_cpu(gpu)] += 1
     return node.model_copy(update={"gpus": tuple(gpus)})

@@ -68,7 +68,7 @@ class PodResources:
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
     """Return what the pod of a node asks for. ``file_bytes``: size of the files of each model that exists here."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
-    placed = [(gpu, one) for gpu in node.gpus for part in gpu.partitions for one in part.replicas]
+    placed = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
     processes = sum(one.processes for _, one in placed)
     # A thread that waits for a GPU does so awake, in CUDA's default: its core is busy for as long as the batch runs.
     busy = math.fsum(min(1.0, _busy_part(one)) * one.processes for _, one in placed)

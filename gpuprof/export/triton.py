@@ -92,8 +92,8 @@ def has_leading_batch(file: Path) -> bool:
     read = read_onnx(file)
     graph = read.model.graph
     # What is read has large weights as inputs of its own.
-    inputs = {one.name: _format_dims(one) for one in graph.input if one.name not in read.weights}
-    outputs = [_format_dims(one) for one in graph.output]
+    inputs = {value.name: _format_dims(value) for value in graph.input if value.name not in read.weights}
+    outputs = [_format_dims(value) for value in graph.output]
     axes = batch_axes(inputs)
     return (
         set(axes) == set(inputs) and set(axes.values()) == {0} and all(o and not isinstance(o[0], int) for o in outputs)
@@ -114,7 +114,7 @@ def _require_tensors(file: Path, model: str) -> None:
 
 def _format_dims(value: object) -> tuple[int | str | None, ...]:
     shape = value.type.tensor_type.shape  # type: ignore[attr-defined]
-    return tuple(one.dim_value if one.HasField("dim_value") else one.dim_param or None for one in shape.dim)
+    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in shape.dim)
 
 
 def _write_config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:

@@ -335,7 +335,7 @@ class LoadClient:
 
     def _forget_idle(self, descriptor: int) -> None:
         """Drop a connection that the server has closed, or says something on that was not asked for."""
-        for connection in [one for one in self._idle if one.fileno() == descriptor]:
+        for connection in [idle for idle in self._idle if idle.fileno() == descriptor]:
             self._idle.remove(connection)
             connection.socket.close()
 

@@ -141,10 +141,10 @@ def make_requests(
     Raises `GpuprofError` as `gpuprof.load.target.requests_for` does.
     """
     return tuple(
-        requests_for(target, one.model, one.path, settings.seed, one.dims)
-        if one.data is None
-        else requests_of_data(target, one.model, read_stream_data(target, one))
-        for one in streams
+        requests_for(target, stream.model, stream.path, settings.seed, stream.dims)
+        if stream.data is None
+        else requests_of_data(target, stream.model, read_stream_data(target, stream))
+        for stream in streams
     )
 
 
@@ -166,7 +166,7 @@ def count_clients(target: Target, streams: Sequence[RequestStream], settings: Lo
     Raises `GpuprofError` when no server answers, or it lacks a model.
     """
     requests = make_requests(target, streams, settings)
-    if any(one.concurrency for one in streams):
+    if any(stream.concurrency for stream in streams):
         return len(_make_closed(target, streams, requests, settings))
     return settings.clients or _clients_needed(streams, requests)
 
@@ -177,7 +177,7 @@ def make_schedules(
     """Merge the streams in time and deal them out to the clients in turn; of a closed loop, what is on its way."""
     import numpy as np
 
-    if any(one.concurrency for one in streams):
+    if any(stream.concurrency for stream in streams):
         return _make_closed(target, streams, requests, settings)
     all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
@@ -204,10 +204,12 @@ def _make_closed(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
     clients = settings.clients or 1
-    chains = [_read_chains(target, one) for one in streams]
+    chains = [_read_chains(target, stream) for stream in streams]
     until_s = settings.warmup_s + settings.duration_s
     is_encrypted = target if target.is_encrypted else None
-    dealt = [tuple(len(range(first, one.concurrency or 0, clients)) for one in streams) for first in range(clients)]
+    dealt = [
+        tuple(len(range(first, stream.concurrency or 0, clients)) for stream in streams) for first in range(clients)
+    ]
     return [
         Schedule(
             target.host,

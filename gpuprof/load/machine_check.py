@@ -114,7 +114,7 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
     handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
     known = {stream.model: expected_ms(deployment, stream.model, handover_ms) for stream in streams}
     slowdowns = {}
-    for stream in [one for one in streams if known[one.model]][:_MOST_PROBED]:
+    for stream in [candidate for candidate in streams if known[candidate.model]][:_MOST_PROBED]:
         wanted = known[stream.model]
         assert wanted is not None
         settings = LoadSettings(_PROBE_S, 0.0, arrivals="constant", clients=1)

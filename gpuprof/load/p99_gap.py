@@ -100,9 +100,9 @@ def divide_p99_gap(
 def _count_processes(deployment: DeploymentMap, model: str) -> int:
     """Return how many processes answer a model's requests one by one; 0 where any answers them otherwise."""
     replicas = [replica for *_, replica in deployment.places() if model in replica.rates()]
-    if any(one.batch > 1 or one.merged or one.turns for one in replicas):
+    if any(replica.batch > 1 or replica.merged or replica.turns for replica in replicas):
         return 0
-    return sum(one.processes for one in replicas)
+    return sum(replica.processes for replica in replicas)
 
 
 def _queue(arrived_ms: Floats, service_ms: Floats, processes: int) -> Floats:
@@ -111,9 +111,9 @@ def _queue(arrived_ms: Floats, service_ms: Floats, processes: int) -> Floats:
 
     left_ms = np.empty_like(arrived_ms)
     free_ms = [0.0] * processes
-    for one in np.argsort(arrived_ms, kind="stable"):
-        left_ms[one] = max(free_ms[0], arrived_ms[one]) + service_ms[one]
-        heapq.heapreplace(free_ms, left_ms[one])
+    for request in np.argsort(arrived_ms, kind="stable"):
+        left_ms[request] = max(free_ms[0], arrived_ms[request]) + service_ms[request]
+        heapq.heapreplace(free_ms, left_ms[request])
     return left_ms
 
 

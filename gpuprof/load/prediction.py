@@ -96,7 +96,7 @@ def _laws(
         LoadedReplica(make_planned_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct, replica.turns)
         for replica, own in zip(known, sent, strict=True)
     ]
-    servers = tuple(one.server for one in running)
+    servers = tuple(replica.server for replica in running)
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
         servers = disturb_servers(host_work_of_plan(deployment.planned_with), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}

@@ -28,9 +28,9 @@ def select_columns(
     done = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
     told = [
-        [one or [UNKNOWN_MS] * len(result.sent_s) for one in (result.server_ms, result.queue_ms, result.infer_ms)]
+        [times or [UNKNOWN_MS] * len(result.sent_s) for times in (result.server_ms, result.queue_ms, result.infer_ms)]
         for result in results
     ]
-    told_ms = np.concatenate([np.asarray(one, float) for one in told], axis=1)
+    told_ms = np.concatenate([np.asarray(times, float) for times in told], axis=1)
     own = (models == model) & (due >= span[0]) & (due < span[1])
     return due[own], sent[own], done[own], status[own], told_ms[:, own]

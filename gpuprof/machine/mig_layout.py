@@ -30,7 +30,7 @@ class MigLayout:
     @classmethod
     def of(cls, instances: Sequence[tuple[str, int]]) -> MigLayout:
         """Return the layout that has exactly these instances."""
-        return cls(True, tuple(sorted(((name, start) for name, start in instances), key=lambda one: one[1])))
+        return cls(True, tuple(sorted(((name, start) for name, start in instances), key=lambda instance: instance[1])))
 
 
 def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:

@@ -113,7 +113,7 @@ def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     step.output_axes = output_axes(nodes[0], slots, outputs, opset)
     step.input_axes = tuple(slot.axis if slot else None for slot in slots)
     for dims, axis in zip(outputs, step.output_axes, strict=False):
-        _check_rest([tuple(one) for one in dims], axis)
+        _check_rest([tuple(dim) for dim in dims], axis)
         if nodes[0].op_type in {"Reshape", "Flatten"} and axis is not None:
             _check_target(dims[0], axis)
     step.once = True

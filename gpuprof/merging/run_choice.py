@@ -91,9 +91,9 @@ class PlanGain:
 
     def _image_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
         for join, linked in image_branches(self._plan):
-            one = place.get(join, 1)
-            for other in (place.get(i, 1) for i in linked):
-                yield from ((a, b, _NEVER) for a, b in ((one, other), (other, one)) if a != 1)
+            joint = place.get(join, 1)
+            for branch in (place.get(i, 1) for i in linked):
+                yield from ((a, b, _NEVER) for a, b in ((joint, branch), (branch, joint)) if a != 1)
 
     def _capacity(self, gain: MergeGain) -> int:
         return round(gain.seconds(self._setting.rates) / self._unit_s)

@@ -59,7 +59,7 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
     theirs = [weight_matrix(second, operator) for operator in of_second]
     pairs = [(i, j) for i, a in enumerate(of_first) for j, b in enumerate(of_second) if a.kind == b.kind]
     blocks = common_blocks(mine, theirs, pairs, tolerance)
-    rows, columns = (number_names([one.name for one in side], "{} ({})") for side in (of_first, of_second))
+    rows, columns = (number_names([operator.name for operator in side], "{} ({})") for side in (of_first, of_second))
     layers = [
         LayerSimilarity(
             rows[i],

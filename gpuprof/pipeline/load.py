@@ -207,7 +207,7 @@ def load(
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
-            if not stream.concurrency and any(len(one) > 1 for one in read[stream.model].sequences):
+            if not stream.concurrency and any(len(sequence) > 1 for sequence in read[stream.model].sequences):
                 notes.add(f"{stream.model}: sequences wait for no answers in an open loop; with --concurrency they do")
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
@@ -335,6 +335,8 @@ def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[s
 
 def _describe(streams: Sequence[RequestStream]) -> str:
     return ", ".join(
-        f"{one.model} {one.concurrency} at a time" if one.concurrency else f"{one.model} {one.rate_rps:.4g}/s"
-        for one in streams
+        f"{stream.model} {stream.concurrency} at a time"
+        if stream.concurrency
+        else f"{stream.model} {stream.rate_rps:.4g}/s"
+        for stream in streams
     )

@@ -127,11 +127,15 @@ class LoadTraffic:
                 raise InputError("nothing says what to send", "give --map map.json, or --concurrency MODEL=REQUESTS")
         else:
             streams = make_rate_streams(deployment, folder, {}, 1.0)
-        names = [one.model for one in streams]
+        names = [stream.model for stream in streams]
         if unknown := [model for model in self.concurrency if model and model not in names]:
             raise unknown_name("model", unknown[0], names)
         wanted = {name: self.concurrency.get(name, self.concurrency.get("")) for name in names}
-        return [replace(one, concurrency=wanted[one.model], rate_rps=0.0) for one in streams if wanted[one.model]]
+        return [
+            replace(stream, concurrency=wanted[stream.model], rate_rps=0.0)
+            for stream in streams
+            if wanted[stream.model]
+        ]
 
     def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:
         """Return the streams with what their requests bring: sizes, or inputs of files."""

@@ -96,8 +96,8 @@ class Chart:
     def is_marked(self, line: Line) -> bool:
         """Return whether marks stand along a line: its points, or such as tell several lines apart."""
         if self.points:
-            return any(series_of(one) == series_of(line) for one in self.points)
-        return not line.is_dashed and sum(not one.is_dashed for one in self.lines) > 1
+            return any(series_of(point) == series_of(line) for point in self.points)
+        return not line.is_dashed and sum(not drawn.is_dashed for drawn in self.lines) > 1
 
 
 def series_of(mark: Line | Points | Box) -> str:

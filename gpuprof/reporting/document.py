@@ -84,7 +84,7 @@ def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row as JSON has it, where the stages are a part of their own."""
     prefix = "stage_"
     stages = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
-    stages["batches"] = {one["size"]: one["count"] for one in row.get("batches") or ()}
+    stages["batches"] = {batch["size"]: batch["count"] for batch in row.get("batches") or ()}
     return {name: v for name, v in row.items() if not name.startswith(prefix) and name != "batches"} | {
         "stages": stages
     }
@@ -213,13 +213,13 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
         Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table, "simulated"),
         *(
             Section(
-                f"{one['model']} over time",
+                f"{model_series['model']} over time",
                 f"{where}: the simulation, by the time of arrival.",
-                (goodput_over_time_figure(one, times), stages_over_time_figure(one, times)),
+                (goodput_over_time_figure(model_series, times), stages_over_time_figure(model_series, times)),
                 source="simulated",
                 is_folded=len(series) > _UNFOLDED,
             )
-            for one in series
+            for model_series in series
         ),
     ]
 

@@ -95,7 +95,7 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
 
 def _name_members(replica: Replica) -> str:
     """Return which models a merged replica serves, with their rates; nothing for one that serves a single model."""
-    rates = (f"{one.model} at {show_number(one.rate_rps)} requests/s" for one in replica.merged)
+    rates = (f"{member.model} at {show_number(member.rate_rps)} requests/s" for member in replica.merged)
     return f" of {' and '.join(rates)}" if replica.merged else ""
 
 
@@ -116,7 +116,7 @@ def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
     costs = [deployment.predicted.cost_per_hour for deployment in maps.values()]
     if all(cost is not None for cost in costs):
         return _bars("Cost by policy", names, "US dollars per hour", costs)
-    return _bars("Devices by policy", names, "devices", [float(one.predicted.gpus) for one in maps.values()])
+    return _bars("Devices by policy", names, "devices", [float(planned.predicted.gpus) for planned in maps.values()])
 
 
 def _bars(title: str, names: tuple[str, ...], unit: str, values: Sequence[float | None]) -> Chart:

@@ -26,9 +26,10 @@ _HINT = (
 
 def page(title: str, sections: Sequence[Section]) -> str:
     """Return the page; light or dark as the reader's system is, until the button says otherwise."""
-    links = "".join(f'<a href="#s{i}">{escape(one.title)}</a>' for i, one in enumerate(sections))
-    anchors = {one.title: f"s{i}" for i, one in enumerate(sections)}
-    body = "".join(_render_section(i, one, anchors) for i, one in enumerate(sections))
+    links = "".join(f'<a href="#s{i}">{escape(section.title)}</a>' for i, section in enumerate(sections))
+    anchors = {section.title: f"s{i}" for i, section in enumerate(sections)}
+    body = "".join(_render_section(i, section, anchors) for i, section in enumerate(sections))
+    hint = _HINT if any(len(chart.legend()) > 1 for section in sections for chart in section.charts) else ""
     # Without the script the page shows everything all the same: tips are <title> elements, which the script takes out
     # so that the browser's own do not stand beside its.
     return (
@@ -38,7 +39,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         '<link rel="icon" href="data:,">'
         f"<style>{_render_themes()}{style(variables())}\n{_read_part('page.css')}</style></head><body><main>"
         f'<header><h1>{escape(title)}</h1><button id="theme" type="button">light / dark</button></header>'
-        f"<nav>{links}</nav>{_HINT if any(len(chart.legend()) > 1 for one in sections for chart in one.charts) else ''}"
+        f"<nav>{links}</nav>{hint}"
         f'{body}</main><div id="tip" role="status"></div><script>\n{_read_part("page.js")}</script></body></html>\n'
     )
 

@@ -37,9 +37,9 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
     points = tuple(
         Points(
             name,
-            tuple(one.intensity for one in own),
-            tuple(one.gflops for one in own),
-            tuple(one.tip for one in own),
+            tuple(point.intensity for point in own),
+            tuple(point.gflops for point in own),
+            tuple(point.tip for point in own),
             colors.get(name, _OTHER),
         )
         for name, own in groups.items()
@@ -89,8 +89,8 @@ def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
     if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
         return ""
     peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
-    by_memory = sum(one.gflops > _ABOVE * bandwidth * one.intensity and one.gflops <= _ABOVE * peak for one in timed)
-    by_peak = sum(one.gflops > _ABOVE * peak for one in timed)
+    by_memory = sum(op.gflops > _ABOVE * bandwidth * op.intensity and op.gflops <= _ABOVE * peak for op in timed)
+    by_peak = sum(point.gflops > _ABOVE * peak for point in timed)
     if not by_memory and not by_peak:
         return ""
     reasons = []
@@ -158,10 +158,10 @@ def _median_repeat(kernels: Sequence[KernelRow]) -> list[_Span]:
             repeats[kernel.repeat].append(span)
 
     def length_ms(spans: Sequence[_Span]) -> float:
-        return max(one.start_ms + one.length_ms for one in spans) - min(one.start_ms for one in spans)
+        return max(span.start_ms + span.length_ms for span in spans) - min(span.start_ms for span in spans)
 
     ordered = sorted(repeats.values(), key=length_ms)
-    return sorted(ordered[len(ordered) // 2], key=lambda one: one.start_ms) if ordered else []
+    return sorted(ordered[len(ordered) // 2], key=lambda span: span.start_ms) if ordered else []
 
 
 def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:

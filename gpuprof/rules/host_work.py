@@ -111,11 +111,11 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     when the shares are more than the machine.
     """
     if not work.can_disturb or not replicas:
-        return tuple(one.server for one in replicas)
-    work = work.at(math.fsum(one.rate_rps for one in replicas))
-    slices = cores_of([(one.share_pct, one.turns) for one in replicas], work.host_cores)
-    alone = [min(1.0, queueing.sojourn(Arrivals(one.rate_rps), one.server).utilization) for one in replicas]
-    offered = work.host_ms / 1000.0 * math.fsum(one.rate_rps for one in replicas)
+        return tuple(replica.server for replica in replicas)
+    work = work.at(math.fsum(replica.rate_rps for replica in replicas))
+    slices = cores_of([(replica.share_pct, replica.turns) for replica in replicas], work.host_cores)
+    alone = [min(1.0, queueing.sojourn(Arrivals(replica.rate_rps), replica.server).utilization) for replica in replicas]
+    offered = work.host_ms / 1000.0 * math.fsum(replica.rate_rps for replica in replicas)
     lost = [0.0] * len(replicas)
     for _ in range(_ROUNDS):  # what is disturbed is busy for longer, and so are all cores at a time
         busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
@@ -124,7 +124,9 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
             _clip_lost_part(offered * part * _probability_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(parts)
         ]
-    return tuple(lengthen_times(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
+    return tuple(
+        lengthen_times(loaded.server, gone, work.event_ms) for loaded, gone in zip(replicas, lost, strict=True)
+    )
 
 
 def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:

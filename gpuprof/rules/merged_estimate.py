@@ -89,7 +89,7 @@ class MergedEstimator:
 
         Raises `InputError` when nothing can be said of the model or of one of its models.
         """
-        apart = tuple(one for other in beside for one in self._split_merged(other))
+        apart = tuple(workload for other in beside for workload in self._split_merged(other))
         work = self._works.get(model)
         if work is None:
             return self._estimator.estimate(model, device, batch, share, apart, processes)
@@ -126,10 +126,10 @@ class MergedEstimator:
 
     def _sum_members(self, whole: Workload, work: MergedWork, device: Device, beside: Sequence[Workload]) -> Estimate:
         every = [self._estimator.estimate(name, device, 1, whole.share, beside, whole.processes) for name in work.rates]
-        slowest_first = sorted(every, key=lambda one: (-one.latency_ms.value, one.workload.model))
+        slowest_first = sorted(every, key=lambda batch: (-batch.latency_ms.value, batch.workload.model))
         parts = [
             self._estimator.estimate(name, device, rows, whole.share, beside, whole.processes)
-            for name, rows in work.rows(whole.batch, [one.workload.model for one in slowest_first]).items()
+            for name, rows in work.rows(whole.batch, [batch.workload.model for batch in slowest_first]).items()
         ]
         latency = _sum_figures([part.latency_ms for part in parts])
         slowest = max(parts, key=lambda part: part.latency_ms.value)

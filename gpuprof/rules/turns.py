@@ -22,7 +22,7 @@ _KINDS = ("measured", "interpolated", "extrapolated", "predicted")
 
 def involves_turns(workload: Workload, beside: Sequence[Workload]) -> bool:
     """Return whether any of these workloads takes turns, so that `estimate_in_turn` must be used."""
-    return bool(workload.turns) or any(one.turns for one in beside)
+    return bool(workload.turns) or any(neighbour.turns for neighbour in beside)
 
 
 def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
@@ -35,20 +35,20 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     own = _ask_during_turn(ask, workload, beside)
     if not workload.turns:
         return own
-    mates = [one for one in beside if one.turns == workload.turns]
-    others = [one for one in beside if one not in mates]
+    mates = [neighbour for neighbour in beside if neighbour.turns == workload.turns]
+    others = [neighbour for neighbour in beside if neighbour not in mates]
     batches = [own, *(_ask_during_turn(ask, mate, others) for mate in mates)]
-    longest = _add_figures([one.latency_ms for one in batches])
+    longest = _add_figures([batch.latency_ms for batch in batches])
     # Deviations of times that do not depend on one another add up by their squares.
-    pauses = [one.pause_factor * one.latency_ms.value for one in batches]
+    pauses = [batch.pause_factor * batch.latency_ms.value for batch in batches]
     return replace(
         own,
         latency_ms=longest,
-        latency_cv=_sum_squares(one.latency_cv * one.latency_ms.value for one in batches) / longest.value,
+        latency_cv=_sum_squares(batch.latency_cv * batch.latency_ms.value for batch in batches) / longest.value,
         pause_factor=math.fsum(pauses) / longest.value,
         pause_cv=_sum_squares(
-            (one.latency_cv if one.pause_cv is None else one.pause_cv) * ms
-            for one, ms in zip(batches, pauses, strict=True)
+            (batch.latency_cv if batch.pause_cv is None else batch.pause_cv) * ms
+            for batch, ms in zip(batches, pauses, strict=True)
         )
         / math.fsum(pauses),
         overlapped_ms=0.0,
@@ -57,7 +57,7 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
 
 def without_turn_mates(workload: Workload, beside: Sequence[Workload]) -> tuple[Workload, ...]:
     """Return the neighbours that may run at the same time as the workload: those that do not take turns with it."""
-    return tuple(one for one in beside if not workload.turns or one.turns != workload.turns)
+    return tuple(neighbour for neighbour in beside if not workload.turns or neighbour.turns != workload.turns)
 
 
 def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
@@ -80,22 +80,22 @@ def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
 
 def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
     own, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
-    running = [one for one in at_once if not one.turns]
-    for number in sorted({one.turns for one in at_once} - {0}):
-        group = [replace(one, turns=0) for one in at_once if one.turns == number]
+    running = [workload for workload in at_once if not workload.turns]
+    for number in sorted({workload.turns for workload in at_once} - {0}):
+        group = [replace(workload, turns=0) for workload in at_once if workload.turns == number]
         # Of equally slow ones the first by name: the answer must not depend on the order that they come in.
-        running.append(max(sorted(group), key=lambda one: ask(own, [one]).latency_ms.upper()))
+        running.append(max(sorted(group), key=lambda workload: ask(own, [workload]).latency_ms.upper()))
     return replace(ask(own, sorted(running)), workload=workload)
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
     """Return the sum with the least certain of the sources; interval ends add up, as the errors of one model do."""
-    source = max((one.source for one in figures), key=lambda one: _KINDS.index(classify_source(one)))
-    value = math.fsum(one.value for one in figures)
-    if all(one.low is None or one.high is None for one in figures):
+    source = max((figure.source for figure in figures), key=lambda figure: _KINDS.index(classify_source(figure)))
+    value = math.fsum(figure.value for figure in figures)
+    if all(figure.low is None or figure.high is None for figure in figures):
         return Figure(value, source)
-    low = math.fsum(one.value if one.low is None else one.low for one in figures)
-    return Figure(value, source, low, math.fsum(one.upper() for one in figures))
+    low = math.fsum(figure.value if figure.low is None else figure.low for figure in figures)
+    return Figure(value, source, low, math.fsum(figure.upper() for figure in figures))
 
 
 def _sum_squares(values: Iterable[float]) -> float:

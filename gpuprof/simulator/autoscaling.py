@@ -34,20 +34,20 @@ def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutc
     """Return the figures of a simulation of ``table``."""
     epochs = table.epoch_outcomes(outcome.duration_s)
     hours = table.gpu_hours(outcome.duration_s)
-    prices = [one.cost_per_hour for one in epochs]
+    prices = [epoch.cost_per_hour for epoch in epochs]
     requests = sum(model.requests for model in outcome.models)
     in_time = sum(model.in_time for model in outcome.models)
     return Autoscaling(
         policy=policy,
         maps=len(epochs),
-        started=sum(one.started for one in epochs),
+        started=sum(epoch.started for epoch in epochs),
         mean_gpus=hours * 3600.0 / outcome.duration_s,
-        most_gpus=max(one.gpus for one in epochs),
+        most_gpus=max(epoch.gpus for epoch in epochs),
         gpu_hours=hours,
         held_gpu_hours=table.held_gpu_hours(outcome.duration_s),
         cost=None
         if None in prices
-        else sum((one.cost_per_hour or 0.0) * (one.end_s - one.begin_s) / 3600.0 for one in epochs),
+        else sum((epoch.cost_per_hour or 0.0) * (epoch.end_s - epoch.begin_s) / 3600.0 for epoch in epochs),
         goodput_rps=outcome.goodput_rps,
         in_time_pct=100.0 * in_time / requests if requests else None,
         wait_ms=_wait_ms(outcome),

@@ -179,8 +179,8 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
     numbers: dict[tuple[str, int], int] = {}
     return np.array(
         [
-            numbers.setdefault((one.name, one.replica.turns), len(numbers)) if one.replica.turns else -1
-            for one in places
+            numbers.setdefault((placed.name, placed.replica.turns), len(numbers)) if placed.replica.turns else -1
+            for placed in places
         ],
         np.int64,
     )

@@ -34,14 +34,14 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.can_disturb or not replicas:
         return nothing
-    slices = cores_of([(one.sm_share_pct, one.turns) for one in replicas], host.host_cores)
-    first = np.concatenate([[0], np.cumsum([one.processes for one in replicas])]).tolist()
+    slices = cores_of([(replica.sm_share_pct, replica.turns) for replica in replicas], host.host_cores)
+    first = np.concatenate([[0], np.cumsum([replica.processes for replica in replicas])]).tolist()
     on = [
         [process for i, own in enumerate(slices) if core in own.cores for process in range(first[i], first[i + 1])]
         for core in range(host.host_cores)
     ]
     start = np.concatenate([[0], np.cumsum([len(own) for own in on])]).astype(np.int64)
-    return round(host.event_ms * _NS_PER_MS), start, np.array([one for own in on for one in own], np.int64)
+    return round(host.event_ms * _NS_PER_MS), start, np.array([process for own in on for process in own], np.int64)
 
 
 def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:

@@ -36,7 +36,7 @@ class MergedQueues:
         times = {name: own for name, own in recorded.times.items() if name not in self.queue_of}
         for queue in {self.queue_of[name] for name in recorded.times if name in self.queue_of}:
             own = [recorded.times[name] for name, other in self.queue_of.items() if other == queue]
-            times[queue] = np.sort(np.concatenate([one for one in own if len(one)] or own))
+            times[queue] = np.sort(np.concatenate([arrivals for arrivals in own if len(arrivals)] or own))
         return Trace(times, recorded.duration_s)
 
 

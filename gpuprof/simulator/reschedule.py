@@ -78,13 +78,19 @@ class Timetable:
 
     def gpu_hours(self, duration_s: float) -> float:
         """Return the devices that the maps hold, times how long, in hours."""
-        return sum(one.gpus * (one.end_s - one.begin_s) for one in self.epoch_outcomes(duration_s)) / 3600.0
+        return (
+            sum(
+                epoch_outcome.gpus * (epoch_outcome.end_s - epoch_outcome.begin_s)
+                for epoch_outcome in self.epoch_outcomes(duration_s)
+            )
+            / 3600.0
+        )
 
     def held_gpu_hours(self, duration_s: float) -> float:
         """Return how long devices are held, in hours: while they change hands, by the old and the new map both."""
         held: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        for one in self.lifetimes:
-            held[one.node, one.gpu].append((one.begin_s, min(one.end_s, duration_s)))
+        for lifetime in self.lifetimes:
+            held[lifetime.node, lifetime.gpu].append((lifetime.begin_s, min(lifetime.end_s, duration_s)))
         return sum(_union_length(spans) for spans in held.values()) / 3600.0
 
 

@@ -86,7 +86,7 @@ def _add_attention(drawn: _RandomSequenceNet, x: str, width: int, heads: int) ->
     net, depth = drawn.net, width // heads
     split, join = net.constant(0, 0, heads, depth), net.constant(0, 0, heads * depth)
     q, k, v = (net.add("Reshape", drawn.dense(x, width, heads * depth), split) for _ in range(3))
-    q, v = (net.add("Transpose", one, perm=[0, 2, 1, 3]) for one in (q, v))
+    q, v = (net.add("Transpose", projected, perm=[0, 2, 1, 3]) for projected in (q, v))
     scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 2, 3, 1]))
     chances = net.add("Softmax", net.add("Div", scores, net.scalar(depth**0.5)), axis=-1)
     mixed = net.add("Transpose", net.add("MatMul", chances, v), perm=[0, 2, 1, 3])

@@ -28,7 +28,7 @@ def _manifests(deployment: DeploymentMap, target: str = "k8s") -> list[dict[str,
 
 
 def _of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [one for one in manifests if one["kind"] == kind]
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
@@ -78,7 +78,7 @@ def test_pods_serve_a_node_of_a_map_that_is_read_back_and_mount_what_their_argum
         mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
         files = [word for word in arguments if word.startswith("/")]
-        assert files and all(str(Path(one).parent) in mounted.values() for one in files)
+        assert files and all(str(Path(file).parent) in mounted.values() for file in files)
         assert all(container[probe]["httpGet"]["port"] == "http" for probe in ("startupProbe", "livenessProbe"))
 
 
@@ -153,13 +153,13 @@ def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(
     services = _of_kind(manifests, "Service")
     assert [one["metadata"]["name"] for one in services] == ["m-net-a", "m-b"]
     nodes = _of_kind(manifests, "Deployment") or _of_kind(manifests, "InferenceService")
-    specs = [one["spec"] for one in nodes]
+    specs = [node["spec"] for node in nodes]
     labels = [
-        one["predictor"]["labels"] if "predictor" in one else one["template"]["metadata"]["labels"] for one in specs
+        spec["predictor"]["labels"] if "predictor" in spec else spec["template"]["metadata"]["labels"] for spec in specs
     ]
     for service in services:
         kubernetes_validate.validate(service, "1.30", strict=True)
-        assert any(service["spec"]["selector"].items() <= one.items() for one in labels)
+        assert any(service["spec"]["selector"].items() <= label.items() for label in labels)
 
 
 @pytest.mark.parametrize("target", ["k8s", "kserve"])
@@ -167,7 +167,7 @@ def test_manifests_are_applied_on_the_servers_side_which_alone_takes_large_maps(
     """By itself kubectl keeps each object in an annotation, and an API server refused a map of 457 KB for it."""
     assert "kubectl apply --server-side -f" in export(MAP, target, IMAGE).files["README.md"]
     services = _of_kind(_manifests(MAP, target), "Service")
-    ports = [port for one in services for port in one["spec"]["ports"]]
+    ports = [port for service in services for port in service["spec"]["ports"]]
     assert ports and all(port["protocol"] == "TCP" for port in ports)  # 1.20 applies no port without it
 
 

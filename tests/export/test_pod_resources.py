@@ -92,7 +92,7 @@ def test_the_size_of_a_models_files_counts_with_its_external_data(tmp_path: Path
 
 
 def _memory(manifests: str) -> list[float]:
-    return [_quantity(one["resources"]["requests"]["memory"]) for one in _containers(manifests)]
+    return [_quantity(container["resources"]["requests"]["memory"]) for container in _containers(manifests)]
 
 
 def _containers(manifests: str) -> list[dict[str, Any]]:

@@ -49,9 +49,9 @@ def test_its_schema_would_refuse_what_it_cannot_mean(schema: Any, key: str, wron
 
 def test_a_node_holds_the_gpus_or_cores_that_the_map_uses_on_the_machine_that_says_it_is_the_node(schema: Any) -> None:
     (application,) = schema.ServeDeploySchema.model_validate(_config(awkward())).applications
-    options = [one.ray_actor_options for one in application.deployments[1:]]
+    options = [deployment.ray_actor_options for deployment in application.deployments[1:]]
     nodes = [node.name for node in awkward().nodes]
-    assert [(one.num_gpus, one.num_cpus, one.resources) for one in options] == [
+    assert [(option.num_gpus, option.num_cpus, option.resources) for option in options] == [
         (1, 0, {f"gpuprof:{nodes[0]}": 1}),
         (1, 0, {f"gpuprof:{nodes[1]}": 1}),
         (0, 2, {f"gpuprof:{nodes[2]}": 1}),

@@ -301,7 +301,7 @@ def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were
     streams = [RequestStream("small", 0.0, 60_000.0, concurrency=3)]
     settings = LoadSettings(duration_s=0.8, warmup_s=0.2, clients=2)
     schedules = make_schedules(Target("h", 1), streams, ((b"a",),), settings)
-    assert [one.in_flight for one in schedules] == [(2,), (1,)]
+    assert [schedule.in_flight for schedule in schedules] == [(2,), (1,)]
     outcome = run_load(Target.parse(null_server.url), streams, settings)
     (result,) = outcome.results
     assert result.answered == result.sent > 20 and result.lost == 0 and result.mean_ms is not None

@@ -138,7 +138,7 @@ def simulation_of(count: int) -> dict[str, Any]:
 def whole_page(models: int = 1) -> str:
     simulated = simulation() if models == 1 else simulation_of(models)
     documents: list[Any] = [json.loads(a_map().to_json()), simulated, LOAD, EVALUATION]
-    return page("A report", [section for one in documents for section in sections_of(one, "x.json")[0]])
+    return page("A report", [section for document in documents for section in sections_of(document, "x.json")[0]])
 
 
 def test_the_parts_say_where_their_figures_come_from() -> None:
@@ -161,7 +161,7 @@ def test_the_parts_say_where_their_figures_come_from() -> None:
 
 def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -> None:
     sections = sections_of(simulation_of(24), "x.json")[0]
-    assert len(sections) == 25 and all(one.is_folded for one in sections[1:])
+    assert len(sections) == 25 and all(section.is_folded for section in sections[1:])
     drawn = page("t", sections)
     assert drawn.count("<details") == 24 and all(f">m{i:02} over time</a>" in drawn for i in range(24))
     assert "<details" not in page("t", sections_of(simulation(), "x.json")[0])
@@ -339,7 +339,10 @@ def test_texts_of_a_table_stand_to_the_left_and_numbers_to_the_right() -> None:
 def test_sources_with_sections_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("one.json", "two.json"):
         (tmp_path / name).write_text(a_map().to_json())
-    titles = [one.title for one in report([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "r.html").sections]
+    titles = [
+        section.title
+        for section in report([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "r.html").sections
+    ]
     assert titles == ["Map of p", "Map of p, two.json", "Cost"]
 
 
@@ -379,7 +382,11 @@ def test_batches_of_many_models_are_a_bar_of_their_sizes_each() -> None:
 def test_a_predicted_percentile_has_the_colour_of_the_measured_one_and_is_paler() -> None:
     from gpuprof.reporting.figures import load_figures
 
-    chart = next(one for one in load_figures([LOAD[0] | {"predicted_p50_ms": 10.0}]) if one.title == "Latency")
+    chart = next(
+        load_figure
+        for load_figure in load_figures([LOAD[0] | {"predicted_p50_ms": 10.0}])
+        if load_figure.title == "Latency"
+    )
     drawn = {box.name: (box.color, box.shade) for box in chart.boxes}
     assert drawn["p50"][0] == drawn["p50 predicted"][0] != drawn["p99"][0] == drawn["p99 predicted"][0]
     assert drawn["p50 predicted"][1] < drawn["p50"][1] == 1.0

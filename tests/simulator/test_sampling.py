@@ -83,8 +83,8 @@ def test_what_cannot_be_sampled_is_refused() -> None:
 def test_bursts_begin_in_slots_as_often_as_they_last() -> None:
     bursts = MmppArrivals(100.0, ratio=4.0, burst_s=2.0, calm_s=8.0)
     starts = [slot_process(bursts, 10.0, turn) for turn in range(50)]
-    assert all(isinstance(one, MmppArrivals) and one.rate_rps == 10.0 for one in starts)
-    begins = [one.start[0] for one in starts if isinstance(one, MmppArrivals) and one.start is not None]
+    assert all(isinstance(start, MmppArrivals) and start.rate_rps == 10.0 for start in starts)
+    begins = [start.start[0] for start in starts if isinstance(start, MmppArrivals) and start.start is not None]
     assert sum(10.0 * begin < 2.0 for begin in begins) == pytest.approx(10, abs=1)
 
 

@@ -47,7 +47,7 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
 def test_a_sample_has_the_longest_waits_where_the_others_are_left_out() -> None:
     small, _ = sample_replicas(make_map([group({"a": 10.0, "b": 4.0})] * 40), 4)
     kept = [one for *_, one in small.places()]
-    assert all(not one.turns and one.batch_latency_ms == (14.0,) for one in kept)
+    assert all(not kept_item.turns and kept_item.batch_latency_ms == (14.0,) for kept_item in kept)
 
 
 @settings(max_examples=40, deadline=None)
