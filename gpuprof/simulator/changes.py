@@ -48,7 +48,7 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
     All replicas of the change are down before the first request of any of them is given to another.
     """
     for replica in change.replicas:
-        set_alive(cluster, state, replica, change.alive, change.time)
+        set_alive(cluster, state, replica, change.alive)
         if change.alive:
             state.idle_since[replica] = max(change.time, int(state.idle_since[replica]))
     displaced = np.empty(len(state.next), np.int64)

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from gpuprof.rules.routing import argmin_in_turn, expect_rows, finish_ms, makes_oldest_late, next_live_replica
-from gpuprof.simulator.ranking import (
-    LONGEST_MS,
-    do_all_settle_first,
-    find_settled_tie,
-    find_soonest_falling,
-    is_other_falling_within,
-    rank,
-    slack_ns,
-)
 from gpuprof.simulator.state import ClusterArrays, State
 
 _MS = 1e-6  # milliseconds in a nanosecond
-_NS = 1e6  # nanoseconds in a millisecond
 
 
 def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
@@ -35,10 +25,6 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
     # As `FastestFirst`, whose turn moves only where there is a choice.
     if living > 1:
         state.turn[model] += 1
-    if state.ranking.leaves[model] > 0:
-        replica, finish = _fastest(cluster, state, model, now)
-        if replica >= 0:
-            return replica, finish
     return find_fastest(cluster, state, model, now)
 
 
@@ -49,29 +35,6 @@ def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> 
         state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
     chosen = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
     return cluster.choice[first + chosen], state.finish_ms[chosen]
-
-
-def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return what `find_fastest` returns, by the tree of the model; -1 where bounds cannot tell."""
-    ranking, first = state.ranking, cluster.choice_start[model]
-    while not do_all_settle_first(ranking, model, now):
-        position = find_soonest_falling(ranking, model)
-        replica = cluster.choice[first + position]
-        finish = finish_of(cluster, state, replica, now)
-        if finish > LONGEST_MS:
-            return -1, 0.0
-        bound, slack = ranking.falling[ranking.root[model] + ranking.leaves[model] + position] - now, slack_ns(finish)
-        if finish == ranking.floor[replica] or bound < finish * _NS - slack:
-            rank(ranking, model, replica, now, finish, ranking.floor[replica])  # settled, or known better now
-            continue
-        least = ranking.settled[ranking.root[model] + 1]
-        if finish == least or is_other_falling_within(ranking, model, position, now + finish * _NS + slack):
-            return -1, 0.0  # too close to one another
-        if finish < least:
-            return replica, finish
-        break
-    position = find_settled_tie(ranking, model, state.turn[model])
-    return cluster.choice[first + position], ranking.settled[ranking.root[model] + 1]
 
 
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
@@ -126,29 +89,11 @@ def choose_harmless(
     return chosen, soonest
 
 
-def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
-    """Return what `finish_of` falls to when nothing changes: all processes are free, and the oldest has waited."""
-    count = cluster.first_process[replica + 1] - cluster.first_process[replica]
-    for i in range(count):
-        state.busy_ms[i] = 0.0
-    wait_ms = state.wait_ms[replica]
-    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
-    rows = expected_batch_of(cluster, state, replica)
-    return finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], rows, latency, wait_ms)
-
-
-def update_rank(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
-    """Update a replica in its model's tree, if there is one, after a change."""
-    model = cluster.replica_model[replica]
-    if state.ranking.leaves[model] > 0:
-        floor = _floor_of(cluster, state, replica)
-        rank(state.ranking, model, replica, now, finish_of(cluster, state, replica, now), floor)
-
-
-def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int, now: int) -> None:
+def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int) -> None:
     """Set whether a replica takes requests from now on."""
     model = cluster.replica_model[replica]
     state.living[model] += alive - state.alive[replica]
     state.alive[replica] = alive
-    state.takes[cluster.choice_start[model] + state.ranking.position[replica]] = alive
-    update_rank(cluster, state, replica, now)
+    for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
+        if cluster.choice[position] == replica:
+            state.takes[position] = alive

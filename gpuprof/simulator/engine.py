@@ -91,7 +91,7 @@ class _SimulationRun:
         _, for_factors = np.random.SeedSequence(options.seed).spawn(2)
         self._streams = arrival_streams(deployment, arrivals, options.seed)
         for replica in sorted(set(range(replicas)) - set(options.absent)):
-            set_alive(self.cluster, self.state, replica, 1, 0)
+            set_alive(self.cluster, self.state, replica, 1)
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system

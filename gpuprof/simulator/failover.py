@@ -9,7 +9,7 @@ alone, and in the end is given up (`gpuprof.rules.routing`).
 from __future__ import annotations
 
 from gpuprof.rules.routing import is_retry_limit_reached, must_be_alone
-from gpuprof.simulator.choice import choose_replica, update_rank
+from gpuprof.simulator.choice import choose_replica
 from gpuprof.simulator.departure import FAILED, give_up
 from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
@@ -52,7 +52,7 @@ def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced
     for place in displaced:
         replica, _ = choose_replica(cluster, state, model, now)
         if replica >= 0:
-            _take_over(cluster, state, replica, place, now)
+            _take_over(state, replica, place)
             continue
         state.next[place] = -1
         if last >= 0:
@@ -62,7 +62,7 @@ def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced
         last = place
 
 
-def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, now: int) -> None:
+def _take_over(state: State, replica: int, place: int) -> None:
     """Put a request before what waits at a replica, behind those that were put there so at this instant."""
     before = state.behind[replica]
     following = state.queue_head[replica] if before < 0 else state.next[before]
@@ -79,7 +79,6 @@ def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, n
     state.waiting[replica] += 1
     if must_be_alone(state.losses[place]):
         state.solo_requests[replica] += 1
-    update_rank(cluster, state, replica, now)
 
 
 def _append_orphan(state: State, model: int, place: int) -> None:

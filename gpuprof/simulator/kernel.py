@@ -26,7 +26,6 @@ from gpuprof.simulator.choice import (
     choose_replica,
     expected_batch_of,
     makes_oldest_late_at,
-    update_rank,
 )
 from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
 from gpuprof.simulator.heap import (
@@ -248,7 +247,6 @@ def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> No
         if slowdown < 0.0:
             break  # it is asked for, and then this is called again
         _start_batch(cluster, state, replica, size, slowdown, now)
-    update_rank(cluster, state, replica, now)
 
 
 def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:

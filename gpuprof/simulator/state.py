@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from gpuprof.rules.routing import RESERVE
 from gpuprof.simulator.heap import Calendar
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
-from gpuprof.simulator.ranking import Ranking, new_ranking
 from gpuprof.simulator.slowdown import Slowdown, no_slowdown
 
 Ints = NDArray[np.int64]
@@ -157,7 +156,6 @@ class State(NamedTuple):
     #: Shape (3,). How many answers router and clients have to hand on now, the number that is drawn from, and the core
     #: on which they were last.
     host: Ints
-    ranking: Ranking
     slowdown: Slowdown
     #: ``busy_ms``, ``finish_ms``: Room to work in, for the processes of one replica and the replicas of one model:
     #: compiled code makes no arrays.
@@ -227,7 +225,6 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         reserve=np.full(models, RESERVE),
         usual_reserve=np.full(models, RESERVE),
         losses=np.zeros(places, np.int8),
-        ranking=new_ranking(cluster.choice_start, cluster.choice),
         slowdown=no_slowdown(replicas),
         free_processes=np.diff(cluster.first_process),
         turn_until=np.zeros(int(cluster.turns.max(initial=-1)) + 1, np.int64),

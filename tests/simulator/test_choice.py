@@ -1,4 +1,4 @@
-"""The replica that the tree finds is the one that the routing rule chooses by looking at all of them."""
+"""The compiled choice of a replica is that of the router's routing rule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
-from gpuprof.simulator.choice import choose_replica, set_alive, update_rank
+from gpuprof.simulator.choice import choose_replica, set_alive
 from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
-from gpuprof.simulator.ranking import LEAST
 from gpuprof.simulator.state import ClusterArrays, State, new_state
 from tests.simulator.maps import make_map, replica
 
@@ -30,7 +29,7 @@ class Play:
         self.alive = [True] * len(replicas)
         self.rule = FastestFirst()
         for i in range(len(replicas)):
-            set_alive(self.cluster, self.state, i, 1, self.now)
+            set_alive(self.cluster, self.state, i, 1)
 
     def change(self, i: int) -> None:
         """Let something happen to a replica; round times, so that equals come up."""
@@ -39,7 +38,7 @@ class Play:
         kind = random.integers(0, 12)
         if kind == 0:
             self.alive[i] = not self.alive[i] or sum(self.alive) == 1
-            set_alive(self.cluster, state, i, int(self.alive[i]), self.now)
+            set_alive(self.cluster, state, i, int(self.alive[i]))
         elif kind < 6:
             state.waiting[i] = random.integers(0, 3 * one.batch + 1)
             state.queue_head[i] = i
@@ -50,7 +49,6 @@ class Play:
         else:
             process = first + int(random.integers(0, one.processes))
             state.expected_at[process] = self.now + int(random.integers(-2, 9)) * MS // 2 + int(random.integers(0, 2))
-        update_rank(self.cluster, state, i, self.now)
 
     def loads(self) -> list[ReplicaLoad]:
         return [self.load(i) for i, alive in enumerate(self.alive) if alive]
@@ -87,8 +85,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kinds", list(KINDS))
-@pytest.mark.parametrize("count", [2, LEAST, LEAST + 7])
-def test_the_tree_finds_what_the_rule_chooses(kinds: str, count: int) -> None:
+@pytest.mark.parametrize("count", [2, 6, 13])
+def test_the_choice_is_that_of_the_rule(kinds: str, count: int) -> None:
     replicas = [KINDS[kinds][i % len(KINDS[kinds])] for i in range(count)]
     play = Play(replicas, np.random.default_rng(count))
     for _ in range(600):
@@ -99,25 +97,22 @@ def test_the_tree_finds_what_the_rule_chooses(kinds: str, count: int) -> None:
 
 
 def test_equals_take_turns_among_those_that_are_idle() -> None:
-    play = Play([replica("m", [4.0])] * (LEAST + 3), np.random.default_rng(0))
+    play = Play([replica("m", [4.0])] * (9), np.random.default_rng(0))
     play.state.waiting[1] = 2
     play.state.queue_head[1] = 0
-    update_rank(play.cluster, play.state, 1, play.now)
     chosen = [choose_replica(play.cluster, play.state, 0, play.now)[0] for _ in range(16)]
     assert sorted(set(chosen)) == [0, 2, 3, 4, 5, 6, 7, 8]
     assert all(chosen.count(i) == 2 for i in set(chosen))
 
 
-def test_times_beyond_all_bounds_are_compared_by_the_rule_itself() -> None:
-    play = Play([replica("m", [1e13 + i]) for i in range(LEAST)], np.random.default_rng(0))
+def test_times_of_centuries_are_compared_too() -> None:
+    play = Play([replica("m", [1e13 + i]) for i in range(6)], np.random.default_rng(0))
     play.state.expected_at[:] = play.now + 5 * MS
-    for i in range(LEAST):
-        update_rank(play.cluster, play.state, i, play.now)
     play.compare()
 
 
 def test_nobody_is_chosen_where_nobody_lives() -> None:
-    play = Play([replica("m", [4.0])] * LEAST, np.random.default_rng(0))
-    for i in range(LEAST):
-        set_alive(play.cluster, play.state, i, 0, play.now)
+    play = Play([replica("m", [4.0])] * 6, np.random.default_rng(0))
+    for i in range(6):
+        set_alive(play.cluster, play.state, i, 0)
     assert choose_replica(play.cluster, play.state, 0, play.now)[0] == -1
