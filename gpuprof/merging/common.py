@@ -175,8 +175,8 @@ def _find_without_displacement(a: Matrix, b: Matrix, tolerance: float) -> Common
     if a.shape != b.shape or not a.size:
         return EMPTY
     step = max(1, a.size // _SAMPLE)
-    sampled = [matrix.ravel()[::step][None, :] for matrix in (a, b)]
-    return block_at(a, b, 0, 0, tolerance) if same_entries(*sampled, tolerance).any() else EMPTY
+    sampled_a, sampled_b = (matrix.ravel()[::step][None, :] for matrix in (a, b))
+    return block_at(a, b, 0, 0, tolerance) if same_entries(sampled_a, sampled_b, tolerance).any() else EMPTY
 
 
 def _vote(asking: _Windows, answering: _Windows, down: bool, votes: Counter[tuple[int, int]]) -> bool:

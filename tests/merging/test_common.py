@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -143,7 +145,7 @@ def test_a_block_of_large_matrices_is_found_by_some_of_its_windows(kind: str, mo
     )
     if kind == "nearly the same":
         a, b = a.astype(np.float64), b.astype(np.float64)
-    block = a[100:200, 50:250]
+    block: Any = a[100:200, 50:250]
     b[210:310, 270:470] = block + random.uniform(-0.9e-7, 0.9e-7, block.shape) if kind == "nearly the same" else block
     found = common_blocks([a], [b])[0, 0]
     assert found.area >= 100 * 200 and (found.b_row - found.a_row, found.b_column - found.a_column) == (110, 220)
