@@ -135,9 +135,10 @@ class _Windows:
 
 def _hash(cells: Sequence[Keys]) -> Keys:
     """Return a hash of each window from the cells of its first entry, its second, and so on."""
-    keys = np.zeros_like(cells[0])
+    keys: Keys = np.zeros_like(cells[0])
     for cell in cells:
-        keys = keys * _BASE + cell
+        keys *= _BASE
+        keys += cell
         keys ^= keys >> np.uint64(29)
     return keys
 
