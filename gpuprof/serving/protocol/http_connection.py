@@ -54,7 +54,7 @@ _JOINED_BYTES = 1 << 12
 #: Beside the stall limit, a body or an answer has the time that this rate takes.
 _LEAST_BYTES_PER_S = 1 << 20
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
-_LINGER_S = 2.0
+_LINGER_S, _MAX_LINGERING_BYTES = 2.0, 1 << 24
 _MAX_CACHED_HEADS, _MAX_CACHED_BYTES = 256, 1024
 #: Heads with these headers are not cached.
 _UNCACHED = frozenset((b"expect", b"content-encoding", b"grpc-encoding"))
@@ -112,7 +112,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pending = bytearray()
         self._unsent: list[Slot] = []
         self._since = time.monotonic()  #: Begin of the request, or of the answer, or of the idle time.
-        self._unsent_bytes = 0
+        self._unsent_bytes = self._lingering_bytes = 0
         self._keep_alive = True
         self._is_new = True
         self._is_paused = self._client_ended = self._is_lingering = False
@@ -143,6 +143,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._receive_large(count)
             return
         if self._is_lingering:
+            self._lingering_bytes += count
+            if self._lingering_bytes > _MAX_LINGERING_BYTES and self._transport is not None:
+                self._transport.abort()
             return
         if self.is_idle:
             self._since, self._is_new = time.monotonic(), False
