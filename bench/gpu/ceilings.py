@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuprof.runtime.torch_session import set_tf32
-
 REPEATS = 20
 COPIED_BYTES = 256 * 2**20
 
@@ -59,11 +57,11 @@ def measure(torch: Any, device: str, size: int, traffic: int) -> dict[str, float
     timed = partial(least, torch, device)
     found: dict[str, float] = {}
     for name, dtype, tf32 in products(torch, device):
-        set_tf32(torch, tf32)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
         left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         result = torch.empty(size, size, device=device, dtype=dtype)
         found[f"{name}_flops_per_s"] = 2.0 * size**3 / timed(partial(torch.mm, left, right, out=result))
-    set_tf32(torch, False)
+    torch.backends.cuda.matmul.allow_tf32 = False
     vector = torch.rand(traffic // 8, device=device, dtype=torch.float32)
     target = torch.empty_like(vector)
     found["dram_bytes_per_s"] = 2.0 * vector.numel() * 4 / timed(partial(target.copy_, vector))

@@ -67,7 +67,7 @@ def _gaps(tables: Tables) -> Iterator[str]:
 
 def _occupancy(tables: Tables) -> Iterator[str]:
     for row in tables["kernels"]:
-        if row["achieved_occupancy_pct"] == 0.0 and row["duration_ns"]:
+        if 0.0 in (row["achieved_occupancy_pct"], row["launch_occupancy_pct"]) and row["duration_ns"]:
             yield "of kernels that ran and occupied nothing"
 
 

@@ -7,7 +7,7 @@
 #   RESUME=DIR bench/gpu/run.sh [OUT]    in pieces on several machines: OUT is first made of what the last one packed
 #   RETRY=1 bench/gpu/run.sh [OUT]       run again what failed, too
 #   WHEELS=DIR bench/gpu/run.sh [OUT]    with packages from wheels (bench/gpu/wheels.txt), installed into OUT only
-#   REHEARSE=1 bench/gpu/run.sh [OUT]    all steps on a machine without a GPU: PyTorch on the CPU, played tools
+#   REHEARSE=1 bench/gpu/run.sh [OUT]    all steps on a machine without a GPU: ONNX Runtime on the CPU, played tools
 #
 # Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
 # run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
@@ -17,10 +17,9 @@
 # The time: all models are built first, side by side. A model under a share is one process that goes through all its
 # batch sizes, times first and recordings then: on an H200 8 to 9 s a row, 18 under a share. Nothing is measured twice
 # within a run. 3 models at 5 batches 2 min, counters 3, shares 5, co-locations 4, place and serve 2; then 5 more models
-# at 2 batches 2 min, iGniter's configurations 4 a model, ops 4, PyTorch's kernels by node 2; calibrate runs afterwards,
+# at 2 batches 2 min, iGniter's configurations 4 a model, ops 4; calibrate runs afterwards,
 # from what was measured.
-# ONNX Runtime runs the models where its provider for GPUs starts: ORT_SITE names a folder with the package, where it is
-# not installed. PyTorch then runs three models once more, into a database of its own (gpuprof-db-pytorch).
+# ONNX Runtime runs the models: ORT_SITE names a folder with the package, where it is not installed.
 # COPY_TO=DIR copies what is packed there in the end.
 # Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
 # rehearsed, the steps that need none run on the CPU and the others say why not.
@@ -101,13 +100,6 @@ step() {
   fi
   return $code
 }
-# runtime main|pytorch: what runs the models from here on, and into which database.
-runtime() {
-  case $1 in
-  main) export PYTHONPATH=$main_path GPUPROF_DB="$out/gpuprof-db" ;;
-  pytorch) export PYTHONPATH=$plain_path GPUPROF_DB="$out/gpuprof-db-pytorch" ;;
-  esac
-}
 gpuprof() { # gpuprof STEP SECONDS VERB...
   local name=$1 seconds=$2
   shift 2
@@ -159,8 +151,7 @@ others = ",".join(name for name in working if name != timing)
 print(kind, gpus[0].name if gpus else "cpu", timing, counting if gpus and works(counting) else "none", others or "none", (gpus and gpu_provider()) or "CPUExecutionProvider")
 '
 settings >"$out/settings-before.csv" 2>&1
-plain_path=$PYTHONPATH
-runtime main
+export PYTHONPATH=$main_path
 found=$("$python" -c "$probe") || { echo "gpuprof does not start: bench/gpu/wheels.txt says what it needs"; exit 1; }
 read -r kind device timing counting also provider <<<"$found"
 echo "on $device by $provider, timed by $timing, counted by $counting, also there: $also"
@@ -194,7 +185,7 @@ if [ "$counting" != none ] && [ -n "$first" ]; then
 fi
 
 # 3. Shares, and what runs beside what, under one daemon of MPS for all: its logs stay in OUT/mps. Where no client of it
-# starts, shares alone are held by PyTorch's green contexts, where that runs the models, and nothing is co-located.
+# starts, no share is measured and nothing is co-located.
 mps_on() {
   mkdir -p "$TMPDIR/mps/pipe" "$out/mps"
   export CUDA_MPS_PIPE_DIRECTORY="$TMPDIR/mps/pipe" CUDA_MPS_LOG_DIRECTORY="$out/mps"
@@ -224,9 +215,7 @@ if [ "$kind" != cpu ]; then
   done
   [ -n "$with_mps" ] || mps_off
 fi
-with_shares=$with_mps
-[ -n "$with_shares" ] || ! "$python" -c 'import sys, torch; from torch.cuda import green_contexts' 2>/dev/null || with_shares=yes
-for model in ${with_shares:+$shared}; do
+for model in ${with_mps:+$shared}; do
   for file in $(files "$model"); do
     profile "03-shares-$model" 150 "$file" --batch $batch --share "$shares" --collector "$timing"
   done
@@ -301,16 +290,6 @@ for model in $others; do
 done
 [ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
   --collector "$timing" --per-op --csv
-
-# PyTorch beside ONNX Runtime: its ranges tell which node each kernel is of. Into a database of its own.
-if [ "$kind" = gpu ] && [ "$provider" != TorchCUDA ]; then
-  runtime pytorch
-  for file in $(files "$shared"); do
-    profile "02-pytorch-$(basename "$file" .onnx)" 90 "$file" --batch 1,$batch --share 100 --collector "$timing"
-  done
-  step 02-check-pytorch 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
-  runtime main
-fi
 
 # 2 once more: the batches between, more counters, the other collectors.
 for file in $(files "$others"); do

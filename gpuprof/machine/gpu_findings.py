@@ -11,6 +11,7 @@ from gpuprof.domain.catalogue import device_of_driver
 from gpuprof.errors import install_hint
 from gpuprof.machine.finding import Finding, MachineView, Status
 from gpuprof.machine.nvml import ask_nvml, decode_nvml
+from gpuprof.runtime.cuda_provider import has_wheel_code
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _VERSION = re.compile(r"(?:^|version:?\s+)(\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE | re.MULTILINE)
@@ -78,6 +79,9 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     if mode == 2:
         fix = f"nvidia-smi -i {index} -c DEFAULT"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
+    if known is not None and known.compute_capability and not has_wheel_code(known.compute_capability):
+        detail += f", compute capability {known.compute_capability}: ONNX Runtime's wheels have no code for it"
+        return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, "build onnxruntime-gpu for this GPU")
     if persistent == 0:
         fix = f"nvidia-smi -i {index} -pm 1, so that the driver stays loaded between runs"
         return Finding("gpu", f"GPU {index}", Status.OK, detail, fix)

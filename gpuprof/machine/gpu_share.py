@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.mps import PERCENTAGE, mps_daemon
 from gpuprof.machine.nvml import decode_nvml, load_nvml
-from gpuprof.runtime.providers import GREEN_SMS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -51,17 +50,14 @@ def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
 
 
 @contextmanager
-def bind_shares(
-    device: Device, shares: Sequence[Share], nvml: Any = None, green: bool = False
-) -> Iterator[tuple[dict[str, str], ...]]:
+def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
     """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
 
     Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their own
     when they are whole. MPS runs where anything is a part or several share the whole GPU; where all of several are the
-    whole of it, no process is held to a share and each may use all SMs. ``nvml``: in place of ``pynvml``; ``green``:
-    whether the process can keep to a number of SMs by itself (`gpuprof.runtime.green_context`): a share alone is then
-    held so where MPS does not start. Raises `InputError` when the shares are more than the GPU, or the device has no
-    such profile; `UnavailableError` when MPS is missing, or no such instance exists: none is made here.
+    whole of it, no process is held to a share and each may use all SMs. ``nvml``: in place of ``pynvml``. Raises
+    `InputError` when the shares are more than the GPU, or the device has no such profile; `UnavailableError` when MPS
+    is missing, or no such instance exists: none is made here.
     """
     plain = [share for share in shares if share.mig is None]
     total = sum(share.sm_pct for share in plain)
@@ -79,16 +75,8 @@ def bind_shares(
     elif len(shares) == 1 and shares[0].is_whole:
         yield ({},)
     else:
-        with ExitStack() as stack:
-            try:
-                daemon = stack.enter_context(mps_daemon())
-            except UnavailableError:
-                if not green or len(shares) != 1:
-                    raise
-                held: tuple[dict[str, str], ...] = ({GREEN_SMS: str(_sms_of(device, shares[0]))},)
-            else:
-                held = tuple(daemon.environment(None if unshared else share.sm_pct) for share in shares)
-            yield held
+        with mps_daemon() as daemon:
+            yield tuple(daemon.environment(None if unshared else share.sm_pct) for share in shares)
 
 
 def describe_share_means(environments: Sequence[Mapping[str, str]]) -> str:
@@ -98,11 +86,7 @@ def describe_share_means(environments: Sequence[Mapping[str, str]]) -> str:
     return " and ".join(means) or "nothing: the whole device"
 
 
-_MEANS = {VISIBLE: "MIG", PERCENTAGE: "MPS", GREEN_SMS: "green context"}
-
-
-def _sms_of(device: Device, share: Share) -> int:
-    return max(1, round(device.compute_units * share.sm_pct / 100.0))
+_MEANS = {VISIBLE: "MIG", PERCENTAGE: "MPS"}
 
 
 @contextmanager

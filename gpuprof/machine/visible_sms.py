@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-
-from gpuprof.runtime.providers import GREEN_SMS
 
 _DRIVER = "libcuda.so.1"
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -14,11 +11,8 @@ _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 def visible_sms(driver: str = _DRIVER) -> int | None:
     """Return the SMs of the first GPU that this process may use; None where there is no driver or it does not say.
 
-    A client of MPS sees its percentage of the SMs; a session in a green context keeps to what was asked for.
-    ``driver``: CUDA's driver library.
+    A client of MPS sees its percentage of the SMs. ``driver``: CUDA's driver library.
     """
-    if green := os.environ.get(GREEN_SMS):
-        return int(green)
     try:
         # The driver and not NVML: only the driver knows what this process was given.
         cuda = ctypes.CDLL(driver)

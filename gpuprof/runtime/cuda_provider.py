@@ -40,11 +40,25 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
         "use_tf32": "1",
     }
 )
+#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31, read from the binaries), which hold
+#: nothing that a driver could translate for others.
+WHEEL_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
 _START_S = 120.0
 _NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")
 _OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object file")
 _ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<said>.*)")
+
+
+def has_wheel_code(compute_capability: str) -> bool:
+    """Return whether ONNX Runtime's wheels have machine code for a GPU: code runs on its own generation's later boards.
+
+    >>> has_wheel_code("8.7"), has_wheel_code("7.0"), has_wheel_code("10.0")
+    (True, False, False)
+    """
+    major, minor = map(int, compute_capability.split("."))
+    versions = [tuple(map(int, capability.split("."))) for capability in WHEEL_CAPABILITIES]
+    return any(version[0] == major and version[1] <= minor for version in versions)
 
 
 @cache

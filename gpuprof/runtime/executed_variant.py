@@ -7,7 +7,6 @@ from collections import Counter
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.domain.runtime_variant import RuntimeVariant
-from gpuprof.runtime.providers import TORCH_PROVIDERS
 
 _EIGHT_BITS = frozenset({"int8", "uint8"})
 _ARITHMETIC = ("float", "bfloat", "complex")
@@ -15,8 +14,7 @@ _ARITHMETIC = ("float", "bfloat", "complex")
 
 def executed_variant(graph: ModelGraph, device: Device, provider: str) -> RuntimeVariant:
     """Return the variant of ``graph`` that a session on ``provider`` executes, as `open_session` sets it up."""
-    runtime, execution = ("pytorch", "eager") if provider in TORCH_PROVIDERS else ("onnxruntime", "fused")
-    return RuntimeVariant(runtime, execution, arithmetic_precision(graph, device))
+    return RuntimeVariant("onnxruntime", "fused", arithmetic_precision(graph, device))
 
 
 def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:

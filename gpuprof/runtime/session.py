@@ -1,7 +1,6 @@
 """Opens a model in ONNX Runtime with the one set of options that profiling and serving share.
 
-What was profiled is what is served only if both run the same session; all sessions are opened here. Where ONNX
-Runtime has no provider for a GPU, PyTorch stands in (`torch_session`), under a provider's name of its own.
+What was profiled is what is served only if both run the same session; all sessions are opened here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_unavailable_reason
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -29,13 +28,6 @@ _FATAL_ONLY = 4
 
 def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
     """Return everything that decides how a session runs, for the provenance of a measurement."""
-    if provider in TORCH_PROVIDERS:
-        return {
-            "provider": provider,
-            "intra_op_threads": threads,
-            "execution_mode": "eager, fixed values folded",
-            "use_tf32": str(int(provider == TORCH_CUDA)),
-        }
     return {
         "provider": provider,
         "intra_op_threads": threads,
@@ -55,7 +47,6 @@ def open_session(
     provider: str = ORT_CPU,
     profile_prefix: str | None = None,
     optimized_path: Path | None = None,
-    ranges: Any = None,
 ) -> Any:
     """Open ``path`` with ``threads`` threads of which the caller's is one.
 
@@ -69,22 +60,16 @@ def open_session(
     threads : int
         Threads within an operator.
     provider : str
-        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session. Or one
-        of `gpuprof.runtime.providers.TORCH_PROVIDERS`.
+        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session.
     profile_prefix : str or None
         Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
     optimized_path : Path or None
         Where the graph is written that the runtime made of the model and executes.
-    ranges : callable, optional
-        Opens a range of a profiler around each operator; PyTorch only, ONNX Runtime marks its own.
 
     Returns
     -------
     onnxruntime.InferenceSession
-        Or a `gpuprof.runtime.torch_session.TorchSession`, which has the part of it that gpuprof uses.
     """
-    if provider in TORCH_PROVIDERS:
-        return _torch_session(path, threads, provider, ranges)
     try:
         import onnxruntime as ort
     except ImportError:
@@ -111,15 +96,8 @@ def open_session(
 
 
 def gpu_provider() -> str | None:
-    """Return what runs models on a GPU here: ONNX Runtime where its provider starts, else PyTorch, else None."""
-    if has_cuda_build() and provider_unavailable_reason() is None:
-        return ORT_CUDA
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            return TORCH_CUDA
-    return None
+    """Return ONNX Runtime's provider for GPUs where it starts here, else None."""
+    return ORT_CUDA if has_cuda_build() and provider_unavailable_reason() is None else None
 
 
 def has_cuda_build() -> bool:
@@ -131,12 +109,12 @@ def has_cuda_build() -> bool:
     return ORT_CUDA in ort.get_available_providers()
 
 
-def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
-    """Return the name and version of the runtime behind a provider, as the module itself says.
+def runtime_version() -> tuple[str, str]:
+    """Return the name and version of the runtime, as the module itself says.
 
     What is installed can be another: onnxruntime and onnxruntime-gpu share the module's name.
     """
-    name = "torch" if provider in TORCH_PROVIDERS else "onnxruntime"
+    name = "onnxruntime"
     if importlib.util.find_spec(name) is None:
         return name, "unknown"
     return name, str(importlib.import_module(name).__version__)
@@ -213,11 +191,3 @@ def _providers(provider: str) -> list[Any]:
     if provider == ORT_CPU:
         return [ORT_CPU]
     return [(provider, dict(CUDA_OPTIONS)) if provider == ORT_CUDA else provider, ORT_CPU]
-
-
-def _torch_session(path: Path, threads: int, provider: str, ranges: Any) -> Any:
-    try:
-        from gpuprof.runtime.torch_session import TorchSession
-    except ImportError:
-        raise UnavailableError("torch is not installed", "pip install torch") from None
-    return TorchSession(path, threads, provider, ranges)

@@ -91,6 +91,9 @@ def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None
     [
         ({"nvmlDeviceGetComputeMode": 2}, Status.LIMITED, "nvidia-smi -i 0 -c DEFAULT"),
         ({"nvmlDeviceGetPersistenceMode": 0}, Status.OK, "nvidia-smi -i 0 -pm 1"),
+        ({"nvmlDeviceGetName": b"Tesla V100-SXM2-16GB"}, Status.LIMITED, "build onnxruntime-gpu for this GPU"),
+        ({"nvmlDeviceGetName": b"NVIDIA B200"}, Status.LIMITED, "build onnxruntime-gpu for this GPU"),
+        ({"nvmlDeviceGetName": b"Tesla T4"}, Status.OK, ""),
         ({"nvmlDeviceGetMigMode": RuntimeError("not supported")}, Status.OK, ""),
         ({"nvmlDeviceGetMemoryInfo": RuntimeError("lost")}, Status.OK, ""),
         ({"nvmlDeviceGetHandleByIndex": RuntimeError("lost")}, Status.LIMITED, "see nvidia-smi"),

@@ -11,7 +11,6 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine import gpu_share
 from gpuprof.machine.gpu_share import VISIBLE, MigInstanceId, bind_shares, describe_share_means, mig_instances
 from gpuprof.machine.mps import MpsDaemon
-from gpuprof.runtime.providers import GREEN_SMS
 from tests.profiling.fake_nvml import FakeNvmlError
 
 A100 = device("a100-80")
@@ -109,23 +108,8 @@ def test_an_instance_that_does_not_exist_is_not_made(daemons: list[str | None]) 
         pass
 
 
-def test_a_share_alone_is_held_by_a_green_context_where_mps_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def refuse(visible: str | None = None) -> Iterator[MpsDaemon]:
-        raise UnavailableError("the MPS daemon does not start: no permission")
-        yield
-
-    monkeypatch.setattr(gpu_share, "mps_daemon", refuse)
-    with bind_shares(A100, [Share(30.0)], green=True) as environments:
-        assert environments == ({GREEN_SMS: "32"},)  # of 108 SMs
-        assert describe_share_means(environments) == "green context"
-    for shares, green in (([Share(30.0)], False), ([Share(30.0), Share(30.0)], True)):
-        with pytest.raises(UnavailableError, match="does not start"), bind_shares(A100, shares, green=green):
-            pass
-
-
 def test_what_fails_within_a_share_is_not_taken_for_mps(daemons: list[str | None]) -> None:
-    with pytest.raises(UnavailableError, match="smaller batch"), bind_shares(A100, [Share(30.0)], green=True):
+    with pytest.raises(UnavailableError, match="smaller batch"), bind_shares(A100, [Share(30.0)]):
         raise UnavailableError("the model does not fit", "try a smaller batch")
 
 

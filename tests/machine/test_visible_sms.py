@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gpuprof.machine.visible_sms import visible_sms
-from gpuprof.runtime.providers import GREEN_SMS
 
 
 def _driver(sms: int, fails: str = "") -> Any:
@@ -27,11 +26,6 @@ def test_a_client_is_told_its_part_of_the_sms(monkeypatch: pytest.MonkeyPatch) -
     for fails in ("init", "attribute"):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, fails=fails: _driver(66, fails))
         assert visible_sms() is None
-
-
-def test_a_green_context_has_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GREEN_SMS, "24")
-    assert visible_sms() == 24
 
 
 def test_without_a_driver_nothing_is_known() -> None:

@@ -28,17 +28,15 @@ def trace(runs: int = 2) -> dict[str, Any]:
     return {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": events}
 
 
-def trace_of_nodes(outputs: list[str], runs: int = 9) -> dict[str, Any]:
-    """Runs in PyTorch of a model whose nodes, named by their first outputs, launch one kernel each."""
+def trace_of_kernels(names: list[str], runs: int = 9) -> dict[str, Any]:
+    """Runs of a model that launches one kernel after another."""
     events: list[dict[str, Any]] = []
     for run in range(runs):
         origin = 1000 * (run + 1)
         events.append(_event("user_annotation", "gpuprof-run", origin, 900))
-        for place, output in enumerate(outputs):
+        for place, name in enumerate(names):
             called = origin + 10 + 100 * place
-            events.append(_event("user_annotation", f"gpuprof-node:{output}", called, 90))
-            events.append(_event("cpu_op", "aten::addmm", called + 5, 50))
-            events += _launch(f"kernel_{output}", called + 10, called + 30, 100 * run + place + 1)
+            events += _launch(f"kernel_{name}", called + 10, called + 30, 100 * run + place + 1)
     return {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}
 
 

@@ -15,7 +15,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.profiling.child.runner import gpu_unavailable_reason
 from gpuprof.runtime import cuda_provider, session
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, load_cuda_libraries, read_attempt
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import gpu_provider, open_session, runtime_version, session_settings
 from tests.profiling.models import write_mlp
 
@@ -52,7 +52,7 @@ def test_the_options_that_are_recorded_are_those_that_are_set(cpu_fallback: list
     assert cpu_fallback == [[(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]]
     assert CUDA_OPTIONS.items() <= session_settings(1, ORT_CUDA).items()
     assert not CUDA_OPTIONS.keys() & session_settings(1).keys()
-    assert CUDA_OPTIONS["use_tf32"] == session_settings(1, TORCH_CUDA)["use_tf32"] == "1"
+    assert CUDA_OPTIONS["use_tf32"] == "1"
 
 
 def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +60,7 @@ def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gpuprof.profiling.child.runner.has_cuda_build", lambda: True)
     for module in ("gpuprof.runtime.session", "gpuprof.profiling.child.runner"):
         monkeypatch.setattr(f"{module}.provider_unavailable_reason", lambda: "it does not start")
-    assert gpu_provider() != ORT_CUDA
-    assert gpu_unavailable_reason() == "it does not start" or gpu_provider() == TORCH_CUDA
+    assert gpu_provider() is None and gpu_unavailable_reason() == "it does not start"
     monkeypatch.setattr(session, "provider_unavailable_reason", lambda: None)
     assert gpu_provider() == ORT_CUDA
 
@@ -83,7 +82,7 @@ def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str,
 
 def test_the_version_is_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "__version__", "0.0.1")
-    assert runtime_version(ORT_CUDA) == ("onnxruntime", "0.0.1")
+    assert runtime_version() == ("onnxruntime", "0.0.1")
 
 
 def test_without_preloading_nothing_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

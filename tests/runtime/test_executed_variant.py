@@ -11,7 +11,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.runtime.executed_variant import arithmetic_precision, executed_variant
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
 
 def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:
@@ -48,7 +48,6 @@ def test_float32_is_computed_in_tf32_where_the_gpu_has_it(tmp_path: Path, name: 
 def test_the_runtime_and_whether_it_fuses_are_told_from_the_provider(tmp_path: Path) -> None:
     graph = _embedding(tmp_path / "m.onnx")
     assert str(executed_variant(graph, device("h200"), ORT_CUDA)) == "onnxruntime fused tf32"
-    assert str(executed_variant(graph, device("h200"), TORCH_CUDA)) == "pytorch eager tf32"
     assert str(executed_variant(graph, local_cpu(), ORT_CPU)) == "onnxruntime fused float32"
     nothing = ModelGraph("named", 1, (), (), (), (), 0, "", "")
     assert executed_variant(nothing, device("h200"), ORT_CUDA).precision is None

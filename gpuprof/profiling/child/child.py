@@ -44,7 +44,7 @@ from gpuprof.profiling.child.task import (
     read_task,
 )
 from gpuprof.runtime.batch_items import find_mixed_output
-from gpuprof.runtime.providers import GPU_PROVIDERS, TORCH_PROVIDERS
+from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import open_session
 
 _WARM_UP_RUNS = 3
@@ -95,7 +95,7 @@ def _run_task(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) 
 def _run_latency_task(task: LatencyTask, speech: TextIO) -> None:
     import numpy as np
 
-    load_runtime(task.provider)  # before the baseline, as an idle server has it loaded
+    load_runtime()  # before the baseline, as an idle server has it loaded
     time_model(task, dict(np.load(task.inputs)), speech)
 
 
@@ -106,7 +106,7 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
     session = open_session(task.model, threads=task.threads, provider=task.provider)
     run = session_run(session, feeds, task.model)
     _warm_up(run, task.warm_up_s)
-    send_message(speech, "ready", sms=visible_sms() if task.provider in GPU_PROVIDERS else None)
+    send_message(speech, "ready", sms=visible_sms() if task.provider == ORT_CUDA else None)
     wait_for("go")
     starts, latencies, cpu_s = _measure_runs(run, task)
     if task.leads:  # what follows has pauses, in which the device must not be sampled
@@ -129,9 +129,9 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
     )
 
 
-def load_runtime(provider: str) -> None:
+def load_runtime() -> None:
     """Import the runtime that executes the models, which takes seconds."""
-    importlib.import_module("torch" if provider in TORCH_PROVIDERS else "onnxruntime")
+    importlib.import_module("onnxruntime")
 
 
 def _run_nodes_task(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:

@@ -89,11 +89,11 @@ def _on_host(value: Any) -> Any:
 
 
 def gpu_unavailable_reason() -> str | None:
-    """Return None when ONNX Runtime or PyTorch can use a GPU here, else why not, in one line."""
+    """Return None when ONNX Runtime can use a GPU here, else why not, in one line."""
     if gpu_provider() is not None:
         return None
     if importlib.util.find_spec("onnxruntime") is None:
-        return f"onnxruntime is not installed, nor a PyTorch that sees the GPU: {install_hint('gpu')}"
+        return f"onnxruntime is not installed: {install_hint('gpu')}"
     if has_cuda_build():
         return provider_unavailable_reason()
     return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"

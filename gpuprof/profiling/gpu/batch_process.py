@@ -1,6 +1,6 @@
 """The process that measures all batch sizes of a model under one share: ``python -m … gpu.batch_process``.
 
-Starting PyTorch or ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each
+Starting ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each
 in a session of its own, so that the memory of one is not another's; then each is recorded: once a profiler has begun,
 what runs in its process is slower. It speaks as `gpuprof.profiling.child.child` does. An ``error`` is of one batch
 size; the next follows.
@@ -25,7 +25,6 @@ from gpuprof.profiling.child.child import (
 )
 from gpuprof.profiling.child.task import BatchesTask, BatchTasks
 from gpuprof.profiling.gpu.recorded_run import record_model
-from gpuprof.runtime.providers import TORCH_PROVIDERS
 
 
 def main() -> int:
@@ -34,14 +33,14 @@ def main() -> int:
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
     task: BatchesTask = receive_task()
-    load_runtime(task.provider)
+    load_runtime()
     for row in task.rows:
         _try_row(_time_row, row, speech)
-        _free_session_memory(task.provider)
+        gc.collect()  # objects in reference cycles would keep a session's memory until some later collection
     wait_for("record")
     for row in task.rows:
         _try_row(_record_row, row, speech)
-        _free_session_memory(task.provider)
+        gc.collect()  # objects in reference cycles would keep a session's memory until some later collection
     return 0
 
 
@@ -64,17 +63,6 @@ def _record_row(row: BatchTasks, speech: TextIO) -> None:
     if row.recorded:
         record_model(row.recorded)
     send_message(speech, "recorded")
-
-
-def _free_session_memory(provider: str) -> None:
-    """Free a session's memory, so that the next session is measured alone."""
-    # Objects in reference cycles would keep their memory until some later collection.
-    gc.collect()
-    if provider in TORCH_PROVIDERS:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
-from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
+from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.session import runtime_version, session_settings
 
 #: Counters of a kernel are the same in each run, and ncu replays every kernel for each set of counters.
 _COUNTED_REPEATS = 1
@@ -75,6 +75,7 @@ class GpuCollector:
 
     name = "nvml"
     kinds: tuple[str, ...] = ("gpu",)
+    provider = ORT_CUDA  #: Execution provider that runs the models.
     timeline: str | None = None  #: What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
     counters = False
 
@@ -83,11 +84,6 @@ class GpuCollector:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._idle_power_w: float | None = None
         self._outputs = SharedOutputs()
-
-    @cached_property
-    def provider(self) -> str:
-        """What runs the models: ONNX Runtime's provider for GPUs, or PyTorch where there is none."""
-        return gpu_provider() or ORT_CUDA
 
     def available(self) -> str | None:
         """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
@@ -109,15 +105,14 @@ class GpuCollector:
 
     def runtime(self) -> tuple[str, str]:
         """Return name and version of what runs the models."""
-        return runtime_version(self.provider)
+        return runtime_version()
 
     def collect(self, request: Request) -> Collected:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
         idle = self._measure_idle()
         shares = [job.share for job in jobs]
-        green = self.provider == TORCH_CUDA and not request.beside
-        with bind_shares(request.device, shares, green=green) as environments, NvmlSampler() as sampler:
+        with bind_shares(request.device, shares) as environments, NvmlSampler() as sampler:
             bindings = [ShareBinding(self.provider, environment) for environment in environments]
             timings = measure(request.job, request.beside, request.limits, bindings, sampler.begin, sampler.stop)
             sampled = sampler.figures()
@@ -144,9 +139,8 @@ class GpuCollector:
         """
         idle = self._measure_idle()
         first = requests[0]
-        green = self.provider == TORCH_CUDA
         with ExitStack() as stack:
-            (environment,) = stack.enter_context(bind_shares(first.device, [first.job.share], green=green))
+            (environment,) = stack.enter_context(bind_shares(first.device, [first.job.share]))
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprof-")))
             sampler = stack.enter_context(NvmlSampler())
             programs = [self._program(one, directory / str(place)) for place, one in enumerate(requests)]
@@ -176,7 +170,7 @@ class GpuCollector:
         recorded = program.task
         if self.timeline:
             plain, with_nodes = _kineto_files(program)
-            recorded = replace(recorded, kineto=plain, kineto_nodes=with_nodes, nodes=self._nodes_directory(program))
+            recorded = replace(recorded, kineto=plain, kineto_nodes=with_nodes, nodes=program.directory)
         if shared:
             recorded = replace(recorded, outputs=program.outputs("shared"))
         timed = LatencyTask(
@@ -303,7 +297,7 @@ class GpuCollector:
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], with_nodes: bool
     ) -> Timelines:
         """Record the program by itself, and once more with ONNX Runtime's own profile of its nodes."""
-        nodes = self._nodes_directory(program) if with_nodes else None
+        nodes = program.directory if with_nodes else None
         if self.timeline == "cupti":
             plain_file, nodes_file = _kineto_files(program)
             program.run(environment, replace(task, kineto=plain_file, kineto_nodes=nodes_file, nodes=nodes))
@@ -314,10 +308,6 @@ class GpuCollector:
             return Timelines(plain, plain)
         again = replace(program.task, nodes=nodes, only_nodes=True)
         return NodeFiles(nodes).join(plain, self._nsys_timeline(program, again, environment, "nodes"))
-
-    def _nodes_directory(self, program: RecordedProgram) -> Path | None:
-        """Return where ONNX Runtime's profile goes; None where another runtime runs the model."""
-        return None if self.provider in TORCH_PROVIDERS else program.directory
 
     def _read_kineto(self, program: RecordedProgram) -> Timelines:
         plain_file, nodes_file = _kineto_files(program)

@@ -26,7 +26,7 @@ from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.launch_occupancy import ESTIMATED, with_occupancy
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.runtime.session import gpu_provider, session_settings
+from gpuprof.runtime.session import session_settings
 
 EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
 #: Kernels of one repeat are all that is kept, and a trace holds every one: fewer repeats than on a CPU.
@@ -139,8 +139,8 @@ class GpuOpBackend:
 
     @property
     def provider(self) -> str:
-        """What runs the ops."""
-        return gpu_provider() or ORT_CUDA
+        """Execution provider that runs the ops."""
+        return ORT_CUDA
 
     def settings(self) -> dict[str, object]:
         """Return the session's settings and how often each op is repeated."""

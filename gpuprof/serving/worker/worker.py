@@ -21,7 +21,7 @@ from typing import Any
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine_to_share
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.runtime.providers import GPU_PROVIDERS, ORT_CUDA
+from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, FrameKind
@@ -125,7 +125,7 @@ def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
     On a CPU the powers of two, which are common. On a GPU every size: the first run of each chooses algorithms, plans
     and allocates, which takes many times what the batch takes, in the middle of serving.
     """
-    if provider in GPU_PROVIDERS:
+    if provider == ORT_CUDA:
         return tuple(range(1, batch + 1))
     return tuple(sorted({2**power for power in range(batch.bit_length())} | {batch}))
 

@@ -18,8 +18,8 @@ from gpuprof.profiling.per_op.op_backend import GpuOpBackend
 from gpuprof.profiling.per_op.op_model import distinct_ops
 from gpuprof.profiling.per_op.per_op import OpProfiler
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.runtime.providers import TORCH_CPU
-from tests.profiling.kineto_files import trace_of_nodes, write
+from gpuprof.runtime.providers import ORT_CPU
+from tests.profiling.kineto_files import trace_of_kernels, write
 from tests.profiling.models import write_mlp
 from tests.reruns import measures_in_real_time
 
@@ -35,7 +35,7 @@ def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_backend.Observatio
 
 
 def test_all_kernels_of_a_lone_op_are_its_own_and_warm_up_is_left_out(tmp_path: Path) -> None:
-    seen = _stand(tmp_path, trace_of_nodes(["im2col", "product"]))
+    seen = _stand(tmp_path, trace_of_kernels(["im2col", "product"]))
     assert seen.times_ns == (80_250,) * 7
     assert [kernel.name for kernel in seen.kernels] == ["kernel_im2col", "kernel_product"]
     assert {kernel.op_type for kernel in seen.kernels} == {"MatMul"}
@@ -45,7 +45,7 @@ def test_all_kernels_of_a_lone_op_are_its_own_and_warm_up_is_left_out(tmp_path: 
 
 
 def test_an_op_that_launches_nothing_has_no_time_and_says_so(tmp_path: Path) -> None:
-    seen = _stand(tmp_path, {**trace_of_nodes([]), "traceEvents": []})
+    seen = _stand(tmp_path, {**trace_of_kernels([]), "traceEvents": []})
     assert seen.times_ns == ()
     assert seen.note is not None and seen.note.startswith("no kernel")
 
@@ -63,12 +63,10 @@ def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @measures_in_real_time
-def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real child, model by model, with PyTorch on the CPU: no kernels, and a whole trace for each op."""
+def test_ops_run_one_after_another_under_torchs_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real child, model by model, with ONNX Runtime on the CPU: no kernels, and a whole trace for each op."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(GpuOpBackend, "provider", TORCH_CPU)
+    monkeypatch.setattr(GpuOpBackend, "provider", ORT_CPU)
 
     @contextmanager
     def unbound(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
@@ -81,4 +79,4 @@ def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
     assert len(rows) == len(missing) == 3
     assert all((row.note or "").startswith("no kernel") for row in rows)
     assert all(row.duration_p50_ns is None for row in rows)
-    assert KernelDb(tmp_path / "db").read_table("runs").to_pylist()[0]["provider"] == TORCH_CPU
+    assert KernelDb(tmp_path / "db").read_table("runs").to_pylist()[0]["provider"] == ORT_CPU

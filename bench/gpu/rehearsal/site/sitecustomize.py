@@ -1,9 +1,7 @@
 """Makes every Python below ``bench/gpu/run.sh`` take the CPU for a GPU: loaded by Python itself, from PYTHONPATH.
 
-PyTorch says that it sees a GPU and puts tensors into the host's memory; a trace of its profiler gets a kernel for each
-operator that calls no other. What is measured so is of a device called ``rehearsal-gpu``, which no catalogue has.
-ONNX Runtime lists the provider for GPUs and opens sessions on the CPU, as its build for GPUs does without CUDA's
-libraries. A client of MPS is told its part of the SMs; ``REHEARSAL_MPS=refuse`` refuses clients, and their daemon's log
+ONNX Runtime lists the provider for GPUs, which starts, and runs models on the CPU; a trace of PyTorch's profiler gets
+kernels for each run. What is measured so is of a device called ``rehearsal-gpu``, which no catalogue has. A client of MPS is told its part of the SMs; ``REHEARSAL_MPS=refuse`` refuses clients, and their daemon's log
 says so. ``REHEARSAL_WITHOUT`` names packages that are to be missing, as they are where the run is meant to go.
 """
 
@@ -48,8 +46,11 @@ def _visible_sms(module: Any) -> None:
     module.visible_sms = lambda: round(132 * float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")) / 100)
 
 
-def _torch_session(module: ModuleType) -> None:
-    module._DEVICES["TorchCUDA"] = "cpu"
+def _cuda_provider(module: Any) -> None:
+    refused = os.environ.get("REHEARSAL_MPS") == "refuse" and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
+    module.provider_unavailable_reason = lambda: "rehearsed: refused" if refused else None
+    module.load_cuda_libraries = lambda: ()
+    module.check_provider = lambda session, provider, path: None
 
 
 def _profiler(module: ModuleType) -> None:
@@ -82,7 +83,7 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "onnxruntime": _onnxruntime,
     "gpuprof.machine.visible_sms": _visible_sms,
     "torch": _torch,
-    "gpuprof.runtime.torch_session": _torch_session,
+    "gpuprof.runtime.cuda_provider": _cuda_provider,
     "torch.profiler.profiler": _profiler,
     "gpuprof.profiling.child.runner": _runner,
 }
