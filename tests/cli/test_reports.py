@@ -7,6 +7,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.profile_result import ProfileResult
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
 from tests.reruns import measures_in_real_time
@@ -95,3 +96,21 @@ def test_a_run_in_a_report_answers_estimate(capsys: pytest.CaptureFixture[str]) 
     assert main(["estimate", "net", "--batch", "1", "--device", "a100-80", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["latency_ms"] == pytest.approx(0.2)
+
+
+def test_a_lost_counter_is_an_error_line_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    result = ProfileResult(
+        notes=("a note",),
+        device="h200",
+        measured=(),
+        cells=0,
+        failures=(),
+        unstable=(),
+        database=tmp_path,
+        lost=("no counters: ncu may not read them",),
+    )
+    monkeypatch.setattr("gpuprof.pipeline.profile.profile", lambda *_, **__: result)
+    assert main(["profile", "net.onnx"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "error: no counters: ncu may not read them"

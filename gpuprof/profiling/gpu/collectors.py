@@ -307,14 +307,12 @@ class GpuCollector:
         if nodes is None:
             return Timelines(plain, plain)
         again = replace(program.task, nodes=nodes, only_nodes=True)
-        return NodeFiles(nodes).join(plain, self._nsys_timeline(program, again, environment, "nodes"))
+        return NodeFiles(nodes).join(plain, lambda: self._nsys_timeline(program, again, environment, "nodes"))
 
     def _read_kineto(self, program: RecordedProgram) -> Timelines:
         plain_file, nodes_file = _kineto_files(program)
         plain = read_json_trace(plain_file).select_runs()
-        if not nodes_file.exists():
-            return Timelines(plain, plain)
-        return NodeFiles(program.directory).join(plain, read_json_trace(nodes_file).select_runs())
+        return NodeFiles(program.directory).join(plain, lambda: read_json_trace(nodes_file).select_runs())
 
     def _nsys_timeline(
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], name: str

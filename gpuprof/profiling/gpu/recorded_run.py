@@ -50,7 +50,11 @@ def record_model(task: RecordedTask) -> None:
             np.savez(task.outputs, allow_pickle=False, **last)
         del run  # its memory, before another session takes as much
     if task.nodes is not None:
-        _record_nodes(task, NodeFiles(task.nodes), feeds)
+        files = NodeFiles(task.nodes)
+        try:
+            _record_nodes(task, files, feeds)
+        except GpuprofError as error:  # the plain recording is there all the same
+            files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
 
 
 def _record_nodes(task: RecordedTask, files: NodeFiles, feeds: Mapping[str, Any]) -> None:

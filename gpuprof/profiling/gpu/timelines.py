@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.profiling.gpu.gpu_rows import Recording
 from gpuprof.profiling.gpu.node_join import join_nodes
@@ -47,16 +47,22 @@ class NodeFiles:
 
     @property
     def index(self) -> Path:
-        """JSON with ``profile``, the path of the profile, and ``epoch_ns``, the Unix time at which its clock began."""
+        """JSON with ``profile``, its path, and ``epoch_ns``, Unix time at its clock's zero; or ``error``."""
         return self.directory / "nodes.json"
 
-    def join(self, plain: Timeline, recorded: Timeline) -> Timelines:
-        """Return both timelines, the second with its kernels tied to nodes; a note where that is not possible."""
+    def join(self, plain: Timeline, record: Callable[[], Timeline]) -> Timelines:
+        """Return the plain timeline and that of ``record``, whose kernels are tied to nodes.
+
+        Where that is not possible, the plain one takes its place, with a note.
+        """
         try:
+            recorded = record()
             index = json.loads(self.index.read_text(encoding="utf-8"))
+            if "error" in index:
+                raise UnavailableError(index["error"])
             profile = replace(read_json_trace(Path(index["profile"])), epoch_ns=index["epoch_ns"])
             return Timelines(plain, join_nodes(recorded, profile), read_executed(self.executed))
-        except (InputError, OSError, ValueError) as error:
+        except (GpuprofError, OSError, ValueError) as error:
             return Timelines(plain, replace(plain, notes=(*plain.notes, f"kernels are not tied to nodes: {error}")))
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import helper, save
 
+from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import ExecutedNode
@@ -156,3 +158,22 @@ def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
         slow = read_json_trace(other)
         stretched = slow.ranges.assign(end_ns=slow.ranges["end_ns"] + 5_000_000)
         join_nodes(timeline, replace(slow, ranges=stretched))
+
+
+def test_the_gk_estimator_answers_from_a_pair_of_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace of kernels, ONNX Runtime's profile, and the graph that it executed, named together."""
+    monkeypatch.chdir(tmp_path)
+    write_mlp(tmp_path / "mlp.onnx")
+    kernels, nodes, _ = _write_pair(tmp_path)
+    made = [helper.make_node(n.op_type, n.inputs, n.outputs, n.name) for n in EXECUTED]
+    save(helper.make_model(helper.make_graph(made, "executed", [], [])), str(tmp_path / "executed.onnx"))
+    reports = [word for path in (kernels, nodes, tmp_path / "executed.onnx") for word in ("--from-report", str(path))]
+    assert main(["profile", "mlp.onnx", "--batch", "2", "--device", "v100", *reports, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["node_time_ms"] == pytest.approx(0.2) and row["kernel_count"] == 6
+    assert main(["estimate", "mlp", "--batch", "2", "--device", "v100", "--estimator", "gk", "--json"]) == 0
+    (estimate,) = json.loads(capsys.readouterr().out)
+    # The kernels of ops: 80 us of the fused node, 40 of each of the two others, and gaps between launches.
+    assert estimate["latency_ms"] >= 0.16
