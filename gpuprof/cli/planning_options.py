@@ -87,7 +87,10 @@ class PlanningRuleOptions:
         typer.Option(help="Most processes of one replica; default: 3 in a MIG instance of measured models, else 1."),
     ] = None
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="A share of its own for every replica: no models take turns on a CPU.")
+        bool,
+        typer.Option(
+            "--isolate", help="Share of its own for every replica; by default, models may take turns on a CPU."
+        ),
     ] = False
     overhead_ms: Annotated[
         float | None,
