@@ -163,7 +163,6 @@ def test_tools_see_the_public_names_where_they_are() -> None:
 
 #: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.
 SPEAKING_ENTRIES = {
-    "placement/optimal/bound_process.py": "tells the process that started it what bounds it finds",
     "runtime/cuda_provider.py": "tells the process that started it what a GPU provider can do",
     "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
     "load/null_server.py": "tells the process that started it where it listens",

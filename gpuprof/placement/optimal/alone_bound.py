@@ -24,19 +24,33 @@ from gpuprof.domain.sojourn import QuickQueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.demand_classes import group_alike
-from gpuprof.placement.optimal.neighbour_box import PIECES, KindTable, count_pieces
+from gpuprof.placement.optimal.kind_table import KindTable
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.waiting_bound import least_rate_within
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import SLACK
 from gpuprof.placement.segment import Segments
 
+#: Pieces of a demand: replicas that serve it have at least so many by `count_pieces`; two of 49% do not.
+PIECES = 37
+#: Part of a piece that counts for nothing; more than the check of a map lets demands and rates be missed by.
+_NOTHING = 1e-3
 #: Relative tolerance of times beyond that of the check of a map.
 GENEROUS = 1e-8
 #: Pools are simulated, and judged by that: for a bound a request may exceed its SLO by this factor.
 PATIENT = 1.05
 #: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
 _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
+
+
+def count_pieces(fractions: Floats) -> Integers:
+    """Return how many pieces replicas count for that serve parts of a demand: those that serve all of it `PIECES`.
+
+    With N = PIECES - 1, a part f counts for floor(N f) + 1, which is more than N f, so that parts that make a demand
+    count for more than N. Two that are just below a half count for N, and show that they make none.
+    """
+    counts = np.floor((PIECES - 1) * fractions + _NOTHING) + 1.0
+    return np.where(fractions > 0.0, np.minimum(counts, PIECES), 0.0).astype(np.int64)
 
 
 @dataclass(slots=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
-from gpuprof.domain.interference_table import Integers, tabulate_interference
+from gpuprof.domain.interference_table import Floats, Integers, InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.optimal.demand_classes import number_classes
-from gpuprof.placement.optimal.neighbour_box import KindTable
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.problem import Problem
@@ -25,8 +25,50 @@ from gpuprof.placement.segment import Segments
 #: Units in a device where shares have no larger common one, rounded down to those.
 _MOST_UNITS = 200
 
+#: Relative tolerance of times and rates beyond that of the check of a map.
+_SLACK = 1e-8
+
 #: Tables by what they were made from: the search and the bounds need the same.
 _KNOWN: WeakKeyDictionary[Segments, Sequence[KindTable]] = WeakKeyDictionary()
+
+
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KindTable:
+    """The workloads of all classes on one kind of device, smallest share first."""
+
+    price: float
+    workloads: Sequence[Workload]
+    table: InterferenceTable
+    sizes: Integers  #: Shares in equal units, rounded down.
+    space: int  #: The whole device in these units.
+    classes: Integers  #: Number of its class, by workload.
+    requests: Floats  #: In all processes' batches, by workload.
+    budgets_ms: Floats  #: What a batch must stay below.
+    rates_rps: Floats  #: What the demands of the class ask for each, which no replica exceeds.
+    most: int  #: Replicas on one device.
+
+    def most_rps(self, count: int, totals: Floats, rows: Integers | slice = _ALL) -> Floats:
+        """Return the most that some workloads serve each beside ``count`` replicas with at least these pressures."""
+        table = self.table if rows is _ALL else self.table.take(np.asarray(rows))
+        latency, occupied = table.least_times_ms(count, totals)
+        rates = np.minimum(self.rates_rps[rows], 1000.0 * self.requests[rows] / occupied * (1.0 + _SLACK))
+        return np.where(latency * (1.0 - _SLACK) < self.budgets_ms[rows], rates, 0.0)
+
+    def take(self, rows: Integers) -> KindTable:
+        """Return the table of some of the workloads."""
+        return replace(
+            self,
+            workloads=[self.workloads[row] for row in rows.tolist()],
+            table=self.table.take(rows),
+            sizes=self.sizes[rows],
+            classes=self.classes[rows],
+            requests=self.requests[rows],
+            budgets_ms=self.budgets_ms[rows],
+            rates_rps=self.rates_rps[rows],
+        )
 
 
 def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:

@@ -9,11 +9,9 @@ from functools import partial
 from itertools import chain
 
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.bound_process import BoundProcess, start_bound_process
-from gpuprof.placement.optimal.class_bound import bound_classes, improve_by_classes, make_bound_task
-from gpuprof.placement.optimal.class_maps import search_class_maps
-from gpuprof.placement.optimal.class_search import ClassSearch
+from gpuprof.placement.optimal.class_bound import bound_classes
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
+from gpuprof.placement.optimal.cutting_stock import place_classes
 from gpuprof.placement.optimal.demand_classes import is_of_few_classes
 from gpuprof.placement.optimal.fleet_pruning import PrunedFleet, prune_fleet
 from gpuprof.placement.optimal.incumbent import (
@@ -26,7 +24,8 @@ from gpuprof.placement.optimal.incumbent import (
     update_incumbent,
 )
 from gpuprof.placement.optimal.local_search import LocalSearch
-from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
+from gpuprof.placement.optimal.measured_first import restrict_to_measured
+from gpuprof.placement.optimal.pattern_search import PatternSearch
 from gpuprof.placement.optimal.pooled_planner import PooledPlanner, raise_demands
 from gpuprof.placement.optimal.portfolio import (
     QuickPolicies,
@@ -34,17 +33,21 @@ from gpuprof.placement.optimal.portfolio import (
     run_portfolio,
 )
 from gpuprof.placement.optimal.program_plan import (
-    MOST_SLOWED,
+    MOST_BOUNDED,
     ProgramPlan,
     place_by_program,
     plan_by_program,
-    plan_with_headroom,
 )
-from gpuprof.placement.optimal.queue_bound import start_queue_bound
 from gpuprof.placement.optimal.quick_plan import make_quick_plan
-from gpuprof.placement.optimal.spare_capacity import SpareCapacity, choose_least_risky, distribute_spare
+from gpuprof.placement.optimal.spare_capacity import (
+    SpareCapacity,
+    choose_least_risky,
+    distribute_spare,
+    raise_rates,
+)
 from gpuprof.placement.optimal.warm_start import make_warm_start
 from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -57,10 +60,13 @@ _IMPROVED = 3
 _FOR_SEARCH = 0.75
 #: Part that they leave where demands are few classes, of which more can be made.
 _FOR_CLASSES = 0.9
+#: Seconds for shares that nobody measured where a map of measured ones is proven, without a limit; and the part of a
+#: limit that measured ones have.
+_FOR_EXTRAPOLATED_S, _FOR_MEASURED = 3.0, 0.5
+#: Part of a time limit that maps of equal replicas leave.
+_AFTER_EQUAL = 0.5
 #: Parts of a time limit that are left once kinds of devices were left out, and once a first map has its bound.
 _AFTER_PRUNING, _AFTER_BOUND = 0.2, 0.3
-#: Of more demands by queues a search takes minutes: with a limit, maps by half of the SLO leave it this part of that.
-_MOST_SEARCHED, _AFTER_BUDGET = 20, 0.25
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
 #: Seconds of processor time for reasons why something is not placed, in any case.
@@ -76,12 +82,12 @@ class Optimal:
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `SearchSpace`, which all policies obey; demands that fill over a hundred devices only use the listed shares.
     That program ignores neighbours: interference among models that share a partition is seen when the chosen segments
-    are packed. Where the result is then above the bound, few demands are recombined with their
-    interference (`PatternSearch`): where all patterns can be listed, the map is the best there is and the bound that of
-    the program over them; elsewhere the best of many patterns is kept, and the quick policies' maps (`run_portfolio`)
-    and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). Demands
-    that are alike are worked out once; where they are many of few classes, patterns of classes are generated with their
-    neighbours (`ClassSearch`), and a map is made of the devices on which its bound rests (`capacity_program`). The best
+    are packed. Where the result is then above the bound and all patterns of few demands can be listed with their
+    interference (`PatternSearch`), the map is the best there is and the bound that of the program over them; elsewhere
+    it and the quick policies' maps (`run_portfolio`) are improved by local search (`LocalSearch`). Demands that are
+    alike are worked out once; where they are many of few classes, maps are cut from patterns of classes with their
+    neighbours (`place_classes`). Under pooled queues, maps of equal replicas are tried as well, and devices that the
+    others can do without are dropped (`EqualReplicas`). The best
     becomes the incumbent; the map's ``found_by`` says which it is. What is left over goes to the least sure estimates
     (`SpareCapacity`), and what runs already stays where an equally good map leaves it.
     """
@@ -101,16 +107,51 @@ class Optimal:
         demands whose figures are predicted come then, on one kind of device before all else: they take seconds, and
         which of them the limit ended is in the placement's ``unfinished``. With a time limit the quick policies' plans
         are made next, of which none is lost, and a quick one; as much time as they took is kept back for what is done
-        with the plan afterwards. By queues, the plan for streams of their own is where those of pools begin; where it
-        is told at once who is late, that is the quickest policy's, which is not stopped, and then one by tables of
-        queues.
+        with the plan afterwards. Under queues, the plan for streams of their own is where those of pools begin.
         """
-        whole, quick = Limit(problem.options.time_limit_s), QuickPolicies()
-        found = share_time(problem, self._place_within(problem, whole, quick), whole)
+        whole = Limit(problem.options.time_limit_s)
+        measured = self._place_measured(problem)
+        if measured is not None and problem.options.time_limit_s is None:
+            problem = replace(problem, options=replace(problem.options, time_limit_s=_FOR_EXTRAPOLATED_S))
+            whole = Limit(_FOR_EXTRAPOLATED_S)
+        quick = QuickPolicies()
+        found = self._place_within(problem, whole, quick)
+        if found.unplaced:
+            with problem.limits.until(whole.with_least(_LEAST_REASONS_S)), suppress(TimeUpError):
+                found = self._serve_missing(problem, found)
+        if measured is not None and objective_value(problem, measured) <= objective_value(problem, found):
+            return share_time(problem, measured, whole)
+        found = share_time(problem, found, whole)
         found = with_reasons(problem, found, whole.with_least(_LEAST_REASONS_S))
         if not quick.unfinished or is_proven_optimal(problem, found):
             return found
         return replace(found, stopped=True, unfinished=quick.unfinished)
+
+    def _place_measured(self, problem: Problem) -> Placement | None:
+        """Return the placement on measured figures alone where it serves everything and is proven to be the best.
+
+        None where something runs already, or there are no other figures.
+        """
+        measured = None if problem.previous is not None else restrict_to_measured(problem)
+        if measured is None:
+            return None
+        options = replace(problem.options, explains=False)
+        if options.time_limit_s is not None:
+            options = replace(options, time_limit_s=_FOR_MEASURED * options.time_limit_s)
+        measured = replace(measured, options=options)
+        found = self._place_within(measured, Limit(options.time_limit_s), QuickPolicies())
+        return found if not found.unplaced and is_proven_optimal(measured, found) else None
+
+    def _serve_missing(self, problem: Problem, placement: Placement) -> Placement:
+        """Return the placement with the replicas of demands that are not met at all that they can serve."""
+        segments = Segments(problem)
+        if self.pooled and problem.options.latency_budget is None:
+            pools = Pools(problem, segments)
+            gpus = pools.rerate(placement.gpus, pools.served_rps(placement.gpus))
+        else:
+            gpus = raise_rates(problem, segments, placement)
+        raised = with_unplaced(problem, segments, replace(placement, gpus=gpus, unplaced=()))
+        return min(placement, raised, key=partial(objective_value, problem))
 
     def _place_within(self, problem: Problem, whole: Limit, quick: QuickPolicies) -> Placement:
         """Return the placement within a time limit, none worse than those of the quick policies that are done in it."""
@@ -145,10 +186,8 @@ class Optimal:
         return pruned.restore(self._place_pooled(pruned.problem, start, whole, quick))
 
     def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
-        """Return the placement for pools; of many demands with a bound that is worked out meanwhile."""
-        segments = Segments(problem)
-        with start_queue_bound(problem, segments, whole.keeping(_FOR_REST * (whole.seconds or 0.0))) as bound:
-            return bound.raise_bounds(self._search_pooled(problem, segments, known, whole, quick))
+        """Return the placement for pools."""
+        return self._search_pooled(problem, Segments(problem), known, whole, quick)
 
     def _search_pooled(
         self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, quick: QuickPolicies
@@ -157,18 +196,13 @@ class Optimal:
         limit = whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
-        standing: tuple[PlacedGpu, ...] = ()
         if whole.seconds and problem.previous is None and not (first and is_proven_optimal(problem, first)):
             quickest, made = quick.run_quickest(problem), [first]
             if quickest is not None and not quickest.unplaced:
                 made.append(planner.take_over(quickest, limit))
-                standing = quickest.gpus
-            if first is None and quickest is None and len(problem.demands) > _MOST_SEARCHED:
-                made.append(planner.plan_by_budget(limit.keeping(_AFTER_BUDGET * whole.seconds)))
+            made.append(planner.plan_equal_replicas(limit.keeping(_AFTER_EQUAL * whole.seconds)))
             known_maps = [one for one in made if one is not None]
             first = min(known_maps, key=partial(objective_value, problem), default=None)
-        if whole.seconds and not limit.is_over and not (first and is_proven_optimal(problem, first)):
-            first = planner.plan_by_tables(first, standing)
         if first is not None and is_proven_optimal(problem, first):
             spread = distribute_spare(problem, segments, SpareCapacity(problem, segments, limit), first)
             settled = planner.settle(spread)
@@ -194,11 +228,10 @@ class Optimal:
             *_, plan = self._improving_plans(problem, segments, whole)
             return plan
         wanted = not self.fair and is_of_few_classes(problem, segments)
-        with start_bound_process(wanted=wanted) as process:
-            first = plan = self._first_plan(problem, segments, known, whole, quick)
-            limit = whole.keeping(_FOR_REST * whole.seconds if known is not None or wanted else whole.spent_s)
-            if wanted and (not limit.is_over or first.lower_bound_cost_per_hour is None):
-                first = plan = self._search_classes(problem, segments, first, limit, process)
+        first = plan = self._first_plan(problem, segments, known, whole, quick)
+        limit = whole.keeping(_FOR_REST * whole.seconds if known is not None or wanted else whole.spent_s)
+        if wanted:  # in any case: a map of classes takes a second or two of processor time
+            first = plan = self._search_classes(problem, segments, first, limit)
         if limit.is_over:
             return replace(first, stopped=True)
         with problem.limits.until(limit), suppress(TimeUpError):
@@ -210,18 +243,12 @@ class Optimal:
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
         return replace(choose_better(problem, plan, first), stopped=True)
 
-    def _search_classes(
-        self, problem: Problem, segments: Segments, first: Placement, limit: Limit, process: BoundProcess | None
-    ) -> Placement:
-        """Return the better of a map and one of patterns of demands that are alike, with a bound.
-
-        The bound is raised meanwhile where there is a process for it, else in the time that the search leaves.
-        """
-        task = None if process is None or first.unplaced else make_bound_task(problem, segments, first.gpus)
-        beside = process if process is not None and task is not None and process.begin(task, limit) else None
-        for gpus in search_class_maps(problem, segments, first.gpus, limit, beside):
+    def _search_classes(self, problem: Problem, segments: Segments, first: Placement, limit: Limit) -> Placement:
+        """Return the better of a map and one of patterns of demands that are alike, with a bound."""
+        gpus = place_classes(problem, segments, first.gpus, limit)
+        if gpus is not None:
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
-        return first if first.unplaced else bound_classes(problem, segments, first, limit, beside)
+        return first if first.unplaced else bound_classes(problem, segments, first, limit)
 
     def _first_plan(
         self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit, quick: QuickPolicies
@@ -244,10 +271,9 @@ class Optimal:
         if best is not None and problem.options.latency_budget is None:
             return clip_bounds(problem, best)
         if best is not None and alike and not best.unplaced and not self.fair:
-            # Its bound comes with the search by classes, where there is time for that.
-            return bound_classes(problem, segments, best, limit) if limit.is_over else best
+            return best  # its bound comes with the search by classes
         if best is not None and limit.is_over:
-            few = alike or len(problem.demands) <= MOST_SLOWED  # of many the bound takes longer than the map
+            few = alike or len(problem.demands) <= MOST_BOUNDED  # of many the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best, limit) if few else best)
         first = make_quick_plan(problem, segments, limit)
         return clip_bounds(
@@ -288,9 +314,14 @@ class Optimal:
             best = _search_patterns(problem, segments, best, search)
         if not (best.found_by and is_proven_optimal(problem, best)):
             best = self._improve(problem, segments, planned, best, search)
-        if limit.seconds is None:
-            best = improve_by_classes(problem, segments, best)
+        if limit.seconds is None and not best.unplaced and is_of_few_classes(problem, segments):
+            best = self._bound_classes(problem, segments, best)
         return clip_bounds(problem, best)
+
+    def _bound_classes(self, problem: Problem, segments: Segments, best: Placement) -> Placement:
+        """Return a placement with the higher of its bounds and that of its classes."""
+        bounded, known = bound_classes(problem, segments, best, Limit()), best.lower_bound_cost_per_hour
+        return bounded if known is None else raise_bounds(problem, bounded, known)
 
     def _find_fairest(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
         """Return the cheapest map that serves all, or where none does the one that serves the least served best."""
@@ -309,37 +340,30 @@ class Optimal:
     def _improve(
         self, problem: Problem, segments: Segments, planned: ProgramPlan, best: Placement, search: PatternSearch
     ) -> Placement:
-        """Return the best of a map, the program's with headroom, and the quick policies', improved."""
+        """Return the best of the program's map and the quick policies', improved."""
         with suppress(TimeUpError):
-            for name, one in self._other_maps(problem, segments, planned, search):
+            for name, one in self._other_maps(problem, segments, planned, search.limit):
                 best = update_incumbent(problem, best, one, name)
                 if is_proven_optimal(problem, best):
                     break
         return best
 
     def _other_maps(
-        self, problem: Problem, segments: Segments, planned: ProgramPlan, search: PatternSearch
+        self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit
     ) -> Iterator[tuple[str, Placement]]:
-        """Yield the maps of the program and the quick policies, as they are and improved, and one of their patterns."""
-        limit = search.limit
+        """Yield the maps of the program and the quick policies, as they are and improved, and one of their classes."""
         local_search = LocalSearch(problem, segments, limit)
         quick = sorted(run_portfolio(problem, limit), key=lambda one: objective_value(problem, one))
-        if is_of_few_classes(problem, segments):
-            gpus = ClassSearch(problem, segments, limit).search([one.gpus for one in quick[:_IMPROVED]])
+        if quick and is_of_few_classes(problem, segments):
+            gpus = place_classes(problem, segments, quick[0].gpus, limit)
             if gpus is not None:
                 yield "patterns of classes", _as_placement(problem, segments, gpus)
-        own = chain([planned.placement], plan_with_headroom(problem, segments, planned.demands, limit, fair=self.fair))
-        maps = []
-        for position, placement in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):
-            maps.append(placement)
+        for position, placement in enumerate(chain(quick[:_IMPROVED], [planned.placement], quick[_IMPROVED:])):
             name = placement.policy.replace("optimal", "program")
             yield name, placement
             if position < _IMPROVED or placement.policy == "optimal":
-                maps.append(_as_placement(problem, segments, local_search.improve(placement.gpus)))
-                yield f"{name}, improved", maps[-1]
-        mixed = search.recombine([one.gpus for one in maps]) if search.is_worth_trying else None
-        if mixed is not None:
-            yield "patterns of several maps", _as_placement(problem, segments, mixed.gpus)
+                improved = _as_placement(problem, segments, local_search.improve(placement.gpus))
+                yield f"{name}, improved", improved
 
     def _keep_running(
         self, problem: Problem, segments: Segments, planned: Placement, limit: Limit
@@ -372,27 +396,15 @@ def _prune(problem: Problem, whole: Limit) -> PrunedFleet:
 
 def _search_patterns(problem: Problem, segments: Segments, best: Placement, search: PatternSearch) -> Placement:
     """Return the best of a map and those that are assembled from patterns, with a bound if that is exact."""
-    for name, one in _pattern_solutions(search) if best.lower_bound_cost_per_hour is not None else ():
-        best = raise_bounds(
-            problem, update_incumbent(problem, best, _as_placement(problem, segments, one.gpus), name), one.bound
-        )
-        if is_proven_optimal(problem, best):
-            return best
+    exact = search.exact() if best.lower_bound_cost_per_hour is not None else None
+    if exact is not None:
+        made = _as_placement(problem, segments, exact.gpus)
+        best = raise_bounds(problem, update_incumbent(problem, best, made, "all patterns"), exact.bound)
     if best.unplaced:
         best = update_incumbent(
             problem, best, _as_placement(problem, segments, search.maximise_goodput_of_patterns(fair=False)), "patterns"
         )
     return best
-
-
-def _pattern_solutions(search: PatternSearch) -> Iterator[tuple[str, PatternSolution]]:
-    """Yield the maps that serve all demands, with the names by which they are known."""
-    exact = search.exact()
-    if exact is not None:
-        yield "all patterns", exact
-    elif not search.is_exact:
-        for one in search.phases():
-            yield "patterns", one
 
 
 def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:

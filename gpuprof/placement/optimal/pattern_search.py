@@ -1,8 +1,8 @@
-"""Maps assembled from patterns: exact where all patterns are listed, else the best of many."""
+"""Maps assembled from patterns, where all that can stand together is listed: exact, neighbours regarded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
@@ -10,7 +10,6 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.goodput import solve_for_goodput
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.pattern_enumeration import PatternEnumeration
-from gpuprof.placement.optimal.pattern_generator import PHASES, PatternGenerator
 from gpuprof.placement.optimal.pattern_program import PatternProgram, ReplicaPattern, drop_dominated
 from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.problem import Problem
@@ -19,8 +18,6 @@ from gpuprof.placement.segment import Segments
 
 #: Of more demands there are too many combinations.
 _MOST_DEMANDS = 8
-#: Questions to the estimator for one phase, by a latency budget and where every answer takes queues to be solved.
-_MOST_ASKED = (40_000, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +47,6 @@ class PatternSearch:
         """Whether the demands are few enough to be combined."""
         return len(self.demands) <= _MOST_DEMANDS and not self.limit.is_over
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether all that can stand together is listed."""
-        return self._list_all() is not None
-
     def _list_all(self) -> tuple[ReplicaPattern, ...] | None:
         if not self._listed:
             self._listed.append(
@@ -73,48 +65,17 @@ class PatternSearch:
         optimistic = self._cheapest([_at_best(one, self.demands) for one in patterns])
         return replace(solution, bound=0.0 if optimistic is None else optimistic.bound)
 
-    def phases(self) -> Iterator[PatternSolution]:
-        """Yield maps of ever finer parts of the demands, each at least as cheap as the one before it."""
-        budget = _MOST_ASKED[self.problem.options.latency_budget is None]
-        for number in range(len(PHASES)):
-            if self.limit.is_over:
-                return
-            patterns = PatternGenerator(
-                self.problem, self.demands, self.planner, self.planner.asked + budget, self.limit
-            )
-            found = self._cheapest(list(patterns.phase(number)))
-            if found is not None:
-                yield replace(found, bound=0.0)
-            if patterns.is_over:
-                return
-
     def maximise_goodput_of_patterns(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
         """Return the map that serves most of the demands in part, or with ``fair`` most of the least served.
 
-        Of all maps where they can be listed, else of the coarsest parts of the demands.
+        No devices where patterns are too many to be listed.
         """
         patterns = self._list_all()
         if patterns is None:
-            budget = _MOST_ASKED[self.problem.options.latency_budget is None]
-            patterns = tuple(
-                PatternGenerator(
-                    self.problem, self.demands, self.planner, self.planner.asked + budget, self.limit
-                ).phase(0)
-            )
+            return ()
         program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands), partial=True)
         solution = solve_for_goodput(self.problem, program, self.limit, fair=fair)
         return () if solution is None else program.read_solution(solution)
-
-    def recombine(self, maps: Sequence[Sequence[PlacedGpu]]) -> PatternSolution | None:
-        """Return the cheapest map made of the patterns of others."""
-        patterns = {
-            ReplicaPattern(gpu.device, replace(part, start=None))
-            for one in maps
-            for gpu in one
-            for part in gpu.partitions
-        }
-        found = self._cheapest(sorted(patterns, key=str))
-        return None if found is None else replace(found, bound=0.0)
 
     def _cheapest(self, patterns: Sequence[ReplicaPattern]) -> PatternSolution | None:
         program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))

@@ -12,19 +12,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.budget_plan import FOUND_BY, BudgetPlans
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cost_bound import with_cost_bound, with_least_bound
+from gpuprof.placement.optimal.equal_replicas import EqualReplicas
 from gpuprof.placement.optimal.goodput import bound_goodput
 from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value, unfairness
 from gpuprof.placement.optimal.minimise_cost import minimise_cost
-from gpuprof.placement.optimal.portfolio import has_fast_late_bounds
-from gpuprof.placement.optimal.queue_search import QueueSearch
 from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.optimal.warm_start import keep_previous_gpus
 from gpuprof.placement.placement import Placement
@@ -38,9 +35,6 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 _MOST_REPAIRS = 4
 #: By how much more than what is missing a demand is raised then.
 _MORE = 1.01
-
-#: Part of the time that is left which the search by tables of queues leaves to what comes after it.
-_AFTER_TABLES = 0.1
 
 #: Solves the program of some segments for demands at these rates, and returns the devices.
 ProgramSolver = Callable[[PooledSegments, Mapping[str, float]], Gpus]
@@ -90,28 +84,19 @@ class PooledPlanner:
             self.problem, with_cost_bound(self.problem, self.segments, self._without_bounds(named), limit)
         )
 
-    def plan_by_budget(self, limit: Limit) -> Placement | None:
-        """Return the cheapest map of `BudgetPlans` that is found in time, with a bound; None where there is none."""
-        found = BudgetPlans(self.problem, self.segments).find_cheapest(limit)
-        if found is None:
-            return None
-        made = Placement("optimal", found, found_by=FOUND_BY)
-        return with_cost_bound(self.problem, self.segments, self._without_bounds(made), limit)
+    def plan_equal_replicas(self, limit: Limit) -> Placement | None:
+        """Return the map of equal replicas, freed of devices that others can do without, with a bound if there is time.
 
-    def plan_by_tables(self, known: Placement | None, standing: Gpus) -> Placement | None:
-        """Return the better of a known map, if there is one, and one by tables of queues, where such can be made.
-
-        ``standing``: of a quick policy, chosen from as well.
+        None where the fleet is too small, or the time is up before there is such a map.
         """
-        if self.problem.previous is not None or not has_fast_late_bounds(self.problem):
-            return known
-        limit = self.limit.keeping(_AFTER_TABLES * (self.limit.left_s or 0.0))
-        gpus = QueueSearch(self.problem, self.segments, (), limit, known=standing).search()
-        if gpus is None:
-            return known
-        found = self.take_over(Placement("patterns by queues", gpus), self.limit)
-        maps = [one for one in (known, found) if one is not None and not one.unplaced]
-        return min(maps, key=partial(objective_value, self.problem), default=known)
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            equal = EqualReplicas(self.problem, self.segments, self.pools, limit)
+            gpus = equal.place()
+            if gpus is not None:
+                made = self._settle(Placement("optimal", gpus), equal.drop_devices(gpus), "equal replicas")
+                if not made.unplaced:
+                    return with_cost_bound(self.problem, self.segments, self._without_bounds(made), limit)
+        return None
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
         """Return the best of a map for split streams, freed of what it need not have, and the program's of pools."""
@@ -141,6 +126,11 @@ class PooledPlanner:
                 yield self._settle(best, kept, "what runs already")
         if not is_proven_optimal(self.problem, best) and not self.limit.is_over:
             yield from self._of_program(best, solve_program)
+        if self.problem.previous is None and not self.limit.is_over:
+            equal = EqualReplicas(self.problem, self.segments, self.pools, self.limit)
+            for name, gpus in (("equal replicas", equal.place()), (str(best.found_by or ""), best.gpus)):
+                if gpus is not None and not best.unplaced:
+                    yield self._settle(best, equal.drop_devices(gpus), name)
 
     def _without_bounds(self, placement: Placement) -> Placement:
         return replace(

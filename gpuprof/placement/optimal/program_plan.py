@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
-from gpuprof.domain.share import Share
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, share_out_rate
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit
@@ -23,10 +20,8 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Times as slow as alone, as which models are planned where neighbours kept the program from its bound.
-_HEADROOM = (1.25, 1.6)
-#: Of more demands no such maps are made: each takes as long as the program itself.
-MOST_SLOWED = 20
+#: Of more demands the bound takes longer than a quick map.
+MOST_BOUNDED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +87,6 @@ def place_by_program(
     return _build_placement(problem, segments, choices, _make_covers(able, choices, choice), choice)[0]
 
 
-def plan_with_headroom(
-    problem: Problem, segments: Segments, demands: Sequence[Demand], limit: Limit, *, fair: bool
-) -> Iterator[Placement]:
-    """Yield the program's maps for slower models, which leaves headroom; parameters as `place_by_program`."""
-    for factor in _HEADROOM if len(demands) <= MOST_SLOWED else ():
-        if limit.is_over:
-            return
-        slow = _slow_down(problem, factor)
-        gpus = place_by_program(slow, Segments(slow), demands, limit, fair=fair)
-        yield with_unplaced(problem, segments, Placement("optimal", gpus))
-
-
 def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
     """Return the demand lowered to what its allowed number of replicas can serve at most."""
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
@@ -130,42 +113,3 @@ def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice | N
         if chosen:
             covers[demand.model] = share_out_rate(demand.rate_rps, chosen)
     return covers
-
-
-@dataclass(frozen=True, slots=True)
-class _SlowedEstimator:
-    """An estimator whose times are at least ``factor`` times those alone, and at least those beside the neighbours."""
-
-    estimator: Estimator
-    factor: float  #: At least 1.
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return what is known of the workload beside the others, or longer times where it is alone."""
-        known = self.estimator.estimate(model, device, batch, share, beside, processes)
-        return known if beside else replace(known, latency_ms=known.latency_ms.scale_by(self.factor))
-
-    def batch_times(
-        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
-    ) -> tuple[Figure, ...]:
-        """Return longer times."""
-        known = batch_times(self.estimator, model, device, batches, share, processes)
-        return tuple(one.scale_by(self.factor) for one in known)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches that are listed."""
-        return self.estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares that are listed."""
-        return self.estimator.shares(model, device)
-
-
-def _slow_down(problem: Problem, factor: float) -> Problem:
-    """Return the problem with every workload ``factor`` times as slow while it is alone.
-
-    The program counts with the times of replicas alone. With these it chooses other shares and batches, which keep
-    their SLOs beside neighbours that slow them down by up to that factor.
-    """
-    return replace(problem, estimator=_SlowedEstimator(problem.estimator, factor))

@@ -182,6 +182,37 @@ def distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity,
     return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))
 
 
+def raise_rates(problem: Problem, segments: Segments, placement: Placement) -> tuple[PlacedGpu, ...]:
+    """Return the devices with the replicas of demands that are not met at rates up to what each serves in its place.
+
+    Parameters
+    ----------
+    problem : Problem
+    segments : Segments
+        Of the same problem, for replicas with requests of their own.
+    placement : Placement
+    """
+    missing = {one.model: one.rate_rps for one in placement.unplaced}
+    gpus = []
+    for gpu in placement.gpus:
+        device, partitions = problem.device(gpu.device), []
+        for partition in gpu.partitions:
+            replicas = []
+            for one in partition.replicas:
+                raised = one
+                if missing.get(one.model, 0.0) > 0.0:
+                    demand = problem.demand(one.model)
+                    able = segments.make(demand, device, one.workload, partition.beside(one))
+                    more = 0.0 if able is None else min(missing[one.model], able.capacity_rps - one.rate_rps)
+                    if more > 0.0:
+                        missing[one.model] -= more
+                        raised = replace(one, rate_rps=one.rate_rps + more)
+                replicas.append(raised)
+            partitions.append(replace(partition, replicas=tuple(replicas)))
+        gpus.append(PlacedGpu(gpu.device, tuple(partitions)))
+    return tuple(gpus)
+
+
 def choose_least_risky(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:
     """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}

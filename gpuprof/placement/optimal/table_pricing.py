@@ -18,14 +18,21 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.interference_table import Floats, Integers
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.class_program import DemandPart
-from gpuprof.placement.optimal.neighbour_box import KindTable
+from gpuprof.placement.optimal.kind_table import KindTable
 from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.segment import Segments
 
 #: Combinations of each number of parts that are planned in one round of pricing, those that may be worth most.
 _MOST_PLANNED = 1_000
 _EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DemandPart:
+    """A replica that serves an equal part of a demand of a class."""
+
+    model: str  #: The first demand of the class.
+    divisor: int = 1  #: Number of equal replicas that serve the demand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,7 @@ def make_table_pricing(
     return TablePricing(
         kind=kind,
         parts=parts,
-        rates_rps=np.array([part.fraction * one.rate_rps for part, one in zip(parts, demands, strict=True)]),
+        rates_rps=np.array([one.rate_rps / part.divisor for part, one in zip(parts, demands, strict=True)]),
         classes=np.array(classes, dtype=np.int64),
         units=np.array([share_units(one.share) for one in kind.workloads], dtype=np.int64),
         memory_bytes=_list_memory(segments, device, kind),

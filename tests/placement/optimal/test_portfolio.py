@@ -30,7 +30,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 from tests.placement.curved import CurvedEstimator
-from tests.placement.optimal.test_neighbour_bound import SummedTable
+from tests.placement.optimal.summed import SummedTable
 
 #: Policies that take milliseconds for the problems here.
 QUICK = ("igniter", "parvagpu", "gslice", "gpulet", "ffd")

@@ -21,7 +21,7 @@ from gpuprof.placement.optimal.alone_bound import bound_queues_alone
 from gpuprof.placement.optimal.waiting_bound import least_rate_within, refused_part
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
-from tests.placement.optimal.test_neighbour_bound import BATCHES, PERCENTS, SummedEstimator
+from tests.placement.optimal.summed import BATCHES, PERCENTS, SummedEstimator
 
 
 @pytest.mark.parametrize(("load", "work"), [(0.5, 2.0), (0.9, 6.5), (1.2, 3.3), (0.97, 15.0)])

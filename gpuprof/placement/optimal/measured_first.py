@@ -1,0 +1,71 @@
+"""Plans on measured figures alone, which come before shares that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOnly:
+    """An estimator that refuses what was neither measured nor lies between measurements."""
+
+    estimator: Estimator
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the estimate; raises `InputError` where its time was extrapolated or predicted."""
+        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
+        if not estimate.latency_ms.is_observed:
+            raise InputError(f"{model} was not measured at batch {batch} under {share} of {device.name}")
+        return estimate
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return the times; raises `InputError` where one was extrapolated or predicted."""
+        times = batch_times(self.estimator, model, device, batches, share, processes)
+        if not all(one.is_observed for one in times):
+            raise InputError(f"{model} was not measured under {share} of {device.name}")
+        return times
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches that are listed."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares that are listed."""
+        return self.estimator.shares(model, device)
+
+
+def restrict_to_measured(problem: Problem) -> Problem | None:
+    """Return the problem on measured figures alone; None where every figure, or some demand's none, was measured."""
+    segments = Segments(problem)
+    observed = [list(_list_observed(problem, segments, demand.model)) for demand in problem.demands]
+    if not all(any(own) for own in observed) or all(all(own) for own in observed):
+        return None
+    return replace(problem, estimator=MeasuredOnly(problem.estimator), previous=None, alike={})
+
+
+def _list_observed(problem: Problem, segments: Segments, model: str) -> Iterator[bool]:
+    """Yield of the smallest batch under each share that may be given whether its time was measured."""
+    for entry in problem.fleet.entries:
+        with suppress(InputError):
+            listed = problem.estimator.shares(model, entry.device)
+            partitions = dict.fromkeys(share.mig for share in listed)
+            steps = [
+                Share(pct, mig) for mig in partitions for pct in segments.search_space.steps(model, entry.device, mig)
+            ]
+            for share in (*listed, *steps):
+                with suppress(InputError):
+                    batch = min(problem.estimator.batches(model, entry.device, share), default=1)
+                    yield segments.estimate(entry.device, Workload(model, batch, share)).latency_ms.is_observed
