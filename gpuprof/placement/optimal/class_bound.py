@@ -36,8 +36,8 @@ def bound_classes(problem: Problem, segments: Segments, placement: Placement, li
     kinds = tabulate_kinds(problem, segments)
     if kinds:
         classes = group_alike(problem, segments).values()
-        needed = np.array([sum(one.rate_rps for one in own) for own in classes])
-        demands = np.array([float(len(own)) for own in classes])
+        needed = np.array([sum(demand.rate_rps for demand in of_class) for of_class in classes])
+        demands = np.array([float(len(of_class)) for of_class in classes])
         bounded = raise_bounds(problem, bounded, bound_alone(kinds, needed, demands))
     if not kinds or _is_memory_known(problem, segments):
         with problem.limits.until(limit), suppress(TimeUpError):

@@ -58,9 +58,9 @@ class DevicePattern:
 
 
 def place_classes(
-    problem: Problem, segments: Segments, known: Sequence[PlacedGpu], limit: Limit
+    problem: Problem, segments: Segments, standing: Sequence[PlacedGpu], limit: Limit
 ) -> tuple[PlacedGpu, ...] | None:
-    """Return a map that serves all demands; None where none is found, or where neighbours do not act through sums.
+    """Return a map that serves all demands; None without one, or where neighbours do not act through sums.
 
     Parameters
     ----------
@@ -68,13 +68,13 @@ def place_classes(
         With a latency budget.
     segments : Segments
         Of the same problem.
-    known : sequence of PlacedGpu
+    standing : sequence of PlacedGpu
         A map whose devices are chosen from as well.
     limit : Limit
     """
     if not tabulate_kinds(problem, segments):
         return None
-    return _CuttingStock(problem, segments, limit).place(known)
+    return _CuttingStock(problem, segments, limit).place(standing)
 
 
 @dataclass(slots=True)
@@ -145,10 +145,10 @@ class _CuttingStock:
     def __post_init__(self) -> None:
         self._classes = group_alike(self.problem, self.segments)
 
-    def place(self, known: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...] | None:
-        """Return the cheapest map that is found; None where there is none."""
+    def place(self, standing: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...] | None:
+        """Return the cheapest map of the search; None without a map."""
         seconds = self.limit.seconds or math.inf
-        least = [min(one, seconds / 2.0) for one in _LEAST_S]
+        least = [min(cpu_s, seconds / 2.0) for cpu_s in _LEAST_S]
         until = self.limit.keeping((self.limit.left_s or 0.0) / 2.0).with_least(least[0])
         master = None
         with self.problem.limits.until(until), suppress(TimeUpError):
@@ -156,7 +156,7 @@ class _CuttingStock:
             if parts is None:
                 return None
             master = _Master(self.problem, self._classes, parts)
-            for pattern in self._list_known(known):
+            for pattern in self._list_known(standing):
                 master.add(pattern)
             for number, pricing in enumerate(self._pricings):
                 for priced in pricing.list_alone():
@@ -178,26 +178,26 @@ class _CuttingStock:
         chosen: list[DemandPart] = []
         for model, demands in self._classes.items():
             most = demands[0].max_replicas or math.inf
-            own = {
+            of_class = {
                 part: float(cost) * part.divisor
                 for part, cost in zip(parts, costs, strict=True)
                 if part.model == model and part.divisor <= most and math.isfinite(cost)
             }
-            if not own:
+            if not of_class:
                 return None
-            chosen += [part for part, cost in own.items() if cost <= _DEARER * min(own.values())]
+            chosen += [part for part, cost in of_class.items() if cost <= _DEARER * min(of_class.values())]
         return chosen
 
-    def _list_known(self, known: Sequence[PlacedGpu]) -> Iterator[DevicePattern]:
+    def _list_known(self, standing: Sequence[PlacedGpu]) -> Iterator[DevicePattern]:
         """Yield the devices of a map whose replicas serve equal parts of their demands."""
         numbers = {entry.device.name: number for number, entry in enumerate(self.problem.fleet.entries)}
-        for gpu in known:
+        for gpu in standing:
             pairs = []
-            for one in gpu.replicas():
-                model = self.segments.first_alike(one.model)
-                if one.rate_rps > 0.0:
-                    divisor = math.ceil(self.problem.demand(model).rate_rps / one.rate_rps * (1.0 - 1e-9))
-                    workload = Workload(model, one.batch, one.share, one.processes)
+            for replica in gpu.replicas():
+                model = self.segments.first_alike(replica.model)
+                if replica.rate_rps > 0.0:
+                    divisor = math.ceil(self.problem.demand(model).rate_rps / replica.rate_rps * (1.0 - 1e-9))
+                    workload = Workload(model, replica.batch, replica.share, replica.processes)
                     pairs.append((DemandPart(model, max(1, divisor)), workload))
             if pairs:
                 parts, workloads = zip(*sorted(pairs), strict=True)
@@ -230,24 +230,24 @@ class _CuttingStock:
         """Add the patterns of most worth that lower the cost; return how many, and worths that none exceeds."""
         added, highest = 0, 1.0
         for number, pricing in enumerate(self._pricings):
-            cost, own = master.cost(number, solution), 0
+            cost, new = master.cost(number, solution), 0
             for place, priced in enumerate(pricing.price(worths, cost, limit)):
                 if place == 0:
                     highest = max(highest, priced.worth / max(cost, _LITTLE))
                 pattern = DevicePattern(number, *_sort_parts(priced.parts, priced.workloads))
                 if master.reduced_cost(pattern, solution) < -_LITTLE * cost and master.add(pattern):
-                    own += 1
-                if own >= _MOST_ADDED:
+                    new += 1
+                if new >= _MOST_ADDED:
                     break
-            added += own
+            added += new
         return added, {part: worth / highest for part, worth in worths.items()}
 
     def _choose_patterns(self, master: _Master, least: Limit) -> tuple[PlacedGpu, ...] | None:
-        """Return the best map of whole devices that is found over the patterns of least reduced cost."""
+        """Return the best map of whole devices over the patterns of least reduced cost."""
         solution = master.program.solve(relaxed=True, seed=self.problem.options.seed)
         if solution is None:
             return None
-        ranked = sorted(master.patterns, key=lambda one: master.reduced_cost(one, solution))
+        ranked = sorted(master.patterns, key=lambda pattern: master.reduced_cost(pattern, solution))
         first = self._solve_whole(master, ranked[: _CHOSEN[0]], _GAP, least)
         second = None if self.limit.is_over else self._solve_whole(master, ranked[: _CHOSEN[1]], EXACT, self.limit)
         maps = [gpus for gpus in (first, second) if gpus is not None]
@@ -266,12 +266,12 @@ class _CuttingStock:
             solution = whole.program.solve(time_limit_s=limit.left_s, seed=seed, gap=gap, least_step=step)
             if solution is None:
                 return None
-            taken = {one: round(solution.values[column]) for one, column in whole.patterns.items()}
-            made = {one: self._make_partition(one) for one, count in taken.items() if count}
-            broken = {one for one, partition in made.items() if not self._holds(one, partition)}
+            taken = {pattern: round(solution.values[column]) for pattern, column in whole.patterns.items()}
+            made = {pattern: self._make_partition(pattern) for pattern, count in taken.items() if count}
+            broken = {pattern for pattern, partition in made.items() if not self._holds(pattern, partition)}
             if not broken:
                 return tuple(self._name_replicas(made, taken, whole.count_splits(solution)))
-            chosen = [one for one in chosen if one not in broken]
+            chosen = [pattern for pattern in chosen if pattern not in broken]
         return None
 
     def _make_partition(self, pattern: DevicePattern) -> PlacedPartition:
@@ -292,7 +292,7 @@ class _CuttingStock:
 
     def _holds(self, pattern: DevicePattern, partition: PlacedPartition) -> bool:
         device = self.problem.fleet.entries[pattern.entry].device
-        memory = sum(one.memory_bytes or 0 for one in partition.replicas)
+        memory = sum(replica.memory_bytes or 0 for replica in partition.replicas)
         return memory <= device.dram_bytes and self.segments.holds(device, partition)
 
     def _name_replicas(
@@ -302,7 +302,7 @@ class _CuttingStock:
         splits: Mapping[DemandPart, int],
     ) -> Iterator[PlacedGpu]:
         """Yield the devices with the names of the demands that their replicas serve, without what is left over."""
-        left = {model: [one.model for one in demands] for model, demands in self._classes.items()}
+        left = {model: [demand.model for demand in demands] for model, demands in self._classes.items()}
         names = {
             part: [name for _ in range(count) for name in [left[part.model].pop()] * part.divisor]
             for part, count in splits.items()
@@ -311,7 +311,7 @@ class _CuttingStock:
             device = self.problem.fleet.entries[pattern.entry].device.name
             for _ in range(taken[pattern]):
                 pairs = zip(pattern.parts, partition.replicas, strict=True)
-                replicas = tuple(_rename(one, names[part].pop()) for part, one in pairs if names[part])
+                replicas = tuple(_rename(replica, names[part].pop()) for part, replica in pairs if names[part])
                 if replicas:
                     yield PlacedGpu(device, (PlacedPartition(replicas),))
 

@@ -26,6 +26,8 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.segment import Segments
 
+#: Of more demands, or devices, each look at all pools takes too long.
+_MOST_DEMANDS, _MOST_DEVICES = 20, 40
 _EPSILON = 1e-9
 
 
@@ -58,13 +60,18 @@ class EqualReplicas:
     limit: Limit
 
     def place(self) -> Gpus | None:
-        """Return the cheapest map of equal replicas, one model on each device; None where the fleet is too small."""
+        """Return the cheapest map of equal replicas, one model on each device.
+
+        None of more than twenty demands, and where the fleet is too small.
+        """
         gpus: list[PlacedGpu] = []
+        if len(self.problem.demands) > _MOST_DEMANDS:
+            return None
         for demand in self.problem.demands:
-            own = self._place_demand(demand)
-            if own is None:
+            filled = self._place_demand(demand)
+            if filled is None:
                 return None
-            gpus += own
+            gpus += filled
         used = Counter(gpu.device for gpu in gpus)
         fits = all(
             entry.count is None or used[entry.device.name] <= entry.count for entry in self.problem.fleet.entries
@@ -74,6 +81,8 @@ class EqualReplicas:
     def drop_devices(self, gpus: Gpus) -> Gpus:
         """Return the devices without those whose replicas others take over, the dearest and emptiest first."""
         improved: Gpus | None = gpus
+        if len(gpus) > _MOST_DEVICES or len(self.problem.demands) > _MOST_DEMANDS:
+            return gpus
         while improved is not None:
             gpus, improved = improved, None
             for leaving in sorted(dict.fromkeys(gpus), key=self._dropping_order):
@@ -87,7 +96,7 @@ class EqualReplicas:
         return gpus
 
     def _place_demand(self, demand: Demand) -> list[PlacedGpu] | None:
-        options = sorted(self._list_devices(demand), key=lambda one: one.cost(one.least_replicas))
+        options = sorted(self._list_devices(demand), key=lambda option: option.cost(option.least_replicas))
         best: tuple[float, int, _FullDevice] | None = None
         for option in options:
             if best is not None and (option.cost(option.least_replicas) >= best[0] or self.limit.is_over):
@@ -99,7 +108,7 @@ class EqualReplicas:
             return None
         _, count, option = best
         rate_rps = demand.rate_rps / count
-        replicas = [replace(one, rate_rps=rate_rps) for one in option.gpu.replicas()]
+        replicas = [replace(replica, rate_rps=rate_rps) for replica in option.gpu.replicas()]
         whole, rest = divmod(count, option.replicas)
         sizes = [option.replicas] * whole + ([rest] if rest else [])
         return [_keep_first(option.gpu, replicas, size) for size in sizes]
@@ -159,7 +168,7 @@ class EqualReplicas:
 
     def _dropping_order(self, gpu: PlacedGpu) -> tuple[float, float]:
         device = self.problem.device(gpu.device)
-        filled = math.fsum(device.fraction(one.share) for one in gpu.replicas())
+        filled = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
         return -self.problem.entry(gpu.device).price_per_hour, filled
 
     def _take_over(self, gpus: list[PlacedGpu], leaving: PlacedGpu) -> Gpus | None:
@@ -167,7 +176,7 @@ class EqualReplicas:
         if self._serves(gpus):
             return tuple(gpus)
         device = self.problem.device(leaving.device)
-        for replica in sorted(leaving.replicas(), key=lambda one: -device.fraction(one.share)):
+        for replica in sorted(leaving.replicas(), key=lambda moved: -device.fraction(moved.share)):
             hosts = sorted(range(len(gpus)), key=lambda index: self._free_pct(gpus[index]), reverse=True)
             for index in hosts:
                 host = self._host(gpus[index], replica)
@@ -188,30 +197,30 @@ class EqualReplicas:
     def _host(self, gpu: PlacedGpu, replica: PlacedReplica) -> PlacedGpu | None:
         """Return a device with one more replica under what its shares leave; None where that or the memory is short."""
         device, partition = self.problem.device(gpu.device), gpu.partitions[0]
-        known = self.problem.estimator.shares(replica.model, device)
+        listed = self.problem.estimator.shares(replica.model, device)
         if partition.mig is not None:
-            return self._host_in_instance(device, gpu, replica, known)
+            return self._host_in_instance(device, gpu, replica, listed)
         steps = self.segments.search_space.steps(replica.model, device, None)
-        percents = {*steps, *(share.sm_pct for share in known if share.mig is None)}
+        percents = {*steps, *(share.sm_pct for share in listed if share.mig is None)}
         wanted = min(self._free_pct(gpu) + _EPSILON, replica.share.sm_pct if replica.share.mig is None else 100.0)
-        percent = max((one for one in percents if one <= wanted), default=None)
-        clients = sum(one.processes for one in partition.replicas) + replica.processes
+        percent = max((pct for pct in percents if pct <= wanted), default=None)
+        clients = sum(standing.processes for standing in partition.replicas) + replica.processes
         if percent is None or partition.unshared or clients > MPS_CLIENTS:
             return None
         added = self._with_share(device, replica, Share(percent))
         together = None if added is None else (*partition.replicas, added)
-        if together is None or sum(one.memory_bytes or 0 for one in together) > device.dram_bytes:
+        if together is None or sum(standing.memory_bytes or 0 for standing in together) > device.dram_bytes:
             return None
         return replace(gpu, partitions=(replace(partition, replicas=together),))
 
     def _host_in_instance(
-        self, device: Device, gpu: PlacedGpu, replica: PlacedReplica, known: tuple[Share, ...]
+        self, device: Device, gpu: PlacedGpu, replica: PlacedReplica, listed: tuple[Share, ...]
     ) -> PlacedGpu | None:
         """Return a device with one more instance, of the replica's profile or else the largest that fits."""
         standing = Bin(device, list(gpu.partitions))
-        names = {share.mig for share in known if share.mig is not None}
-        profiles = [one for one in device.mig_profiles if one.name in names]
-        for profile in sorted(profiles, key=lambda one: (one.name != replica.share.mig, -one.sms)):
+        names = {share.mig for share in listed if share.mig is not None}
+        profiles = [profile for profile in device.mig_profiles if profile.name in names]
+        for profile in sorted(profiles, key=lambda free: (free.name != replica.share.mig, -free.sms)):
             start = standing.free_start(profile)
             added = None if start is None else self._with_share(device, replica, Share(100.0, profile.name))
             if start is not None and added is not None:
@@ -236,12 +245,12 @@ class EqualReplicas:
             servers = self.pools.servers(gpus)
         except InputError:
             return False
-        counts = {model: sum(own.values()) for model, own in servers.items()}
+        counts = {model: sum(pool.values()) for model, pool in servers.items()}
         return all(
-            one.model in servers
-            and (one.max_replicas is None or counts[one.model] <= one.max_replicas)
-            and self.pools.keeps(one, servers[one.model], one.rate_rps)
-            for one in self.problem.demands
+            demand.model in servers
+            and (demand.max_replicas is None or counts[demand.model] <= demand.max_replicas)
+            and self.pools.keeps(demand, servers[demand.model], demand.rate_rps)
+            for demand in self.problem.demands
         )
 
 

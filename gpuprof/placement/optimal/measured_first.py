@@ -34,7 +34,7 @@ class MeasuredOnly:
     ) -> tuple[Figure, ...]:
         """Return the times; raises `InputError` where one was extrapolated or predicted."""
         times = batch_times(self.estimator, model, device, batches, share, processes)
-        if not all(one.is_observed for one in times):
+        if not all(time.is_observed for time in times):
             raise InputError(f"{model} was not measured under {share} of {device.name}")
         return times
 
@@ -51,7 +51,7 @@ def restrict_to_measured(problem: Problem) -> Problem | None:
     """Return the problem on measured figures alone; None where every figure, or some demand's none, was measured."""
     segments = Segments(problem)
     observed = [list(_list_observed(problem, segments, demand.model)) for demand in problem.demands]
-    if not all(any(own) for own in observed) or all(all(own) for own in observed):
+    if not all(any(of_demand) for of_demand in observed) or all(all(of_demand) for of_demand in observed):
         return None
     return replace(problem, estimator=MeasuredOnly(problem.estimator), previous=None, alike={})
 

@@ -126,7 +126,7 @@ class PooledPlanner:
                 yield self._settle(best, kept, "what runs already")
         if not is_proven_optimal(self.problem, best) and not self.limit.is_over:
             yield from self._of_program(best, solve_program)
-        if self.problem.previous is None and not self.limit.is_over:
+        if self.problem.previous is None and not is_proven_optimal(self.problem, best) and not self.limit.is_over:
             equal = EqualReplicas(self.problem, self.segments, self.pools, self.limit)
             for name, gpus in (("equal replicas", equal.place()), (str(best.found_by or ""), best.gpus)):
                 if gpus is not None and not best.unplaced:
