@@ -49,23 +49,29 @@ class MeasuredOnly:
 
 def restrict_to_measured(problem: Problem) -> Problem | None:
     """Return the problem on measured figures alone; None where every figure, or some demand's none, was measured."""
-    segments = Segments(problem)
-    observed = [list(_list_observed(problem, segments, demand.model)) for demand in problem.demands]
-    if not all(any(of_demand) for of_demand in observed) or all(all(of_demand) for of_demand in observed):
+    segments, is_partial = Segments(problem), False
+    for demand in problem.demands:
+        if segments.first_alike(demand.model) != demand.model:
+            continue
+        listed = list(_list_observed(problem, segments, demand.model, between=False))
+        if not any(listed):
+            return None
+        is_partial = is_partial or not all(listed) or not all(_list_observed(problem, segments, demand.model))
+    if not is_partial:
         return None
     return replace(problem, estimator=MeasuredOnly(problem.estimator), previous=None, alike={})
 
 
-def _list_observed(problem: Problem, segments: Segments, model: str) -> Iterator[bool]:
-    """Yield of the smallest batch under each share that may be given whether its time was measured."""
+def _list_observed(problem: Problem, segments: Segments, model: str, *, between: bool = True) -> Iterator[bool]:
+    """Yield for each listed share, or the least between these in each partition, whether its time was measured."""
     for entry in problem.fleet.entries:
         with suppress(InputError):
-            listed = problem.estimator.shares(model, entry.device)
-            partitions = dict.fromkeys(share.mig for share in listed)
-            steps = [
-                Share(pct, mig) for mig in partitions for pct in segments.search_space.steps(model, entry.device, mig)
-            ]
-            for share in (*listed, *steps):
+            shares = problem.estimator.shares(model, entry.device)
+            if between:
+                partitions = dict.fromkeys(share.mig for share in shares)
+                steps = {mig: segments.search_space.steps(model, entry.device, mig) for mig in partitions}
+                shares = tuple(Share(percents[0], mig) for mig, percents in steps.items() if percents)
+            for share in shares:
                 with suppress(InputError):
                     batch = min(problem.estimator.batches(model, entry.device, share), default=1)
                     yield segments.estimate(entry.device, Workload(model, batch, share)).latency_ms.is_observed
