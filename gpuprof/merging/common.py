@@ -119,9 +119,11 @@ class _Searched:
 
     def _cells(self, values: Matrix) -> Keys:
         if values.dtype.kind != "f":
-            return np.ascontiguousarray(values, np.int64).view(np.uint64)
+            whole: Keys = np.ascontiguousarray(values, np.int64).view(np.uint64)
+            return whole
         scaled = np.nan_to_num(np.floor(values.astype(np.float64) / max(_CELL * self._tolerance, _LEAST_CELL)))
-        return np.clip(scaled, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
+        cells: Keys = np.clip(scaled, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
+        return cells
 
 
 @dataclass(frozen=True, slots=True)
