@@ -97,7 +97,7 @@ def stop_compiling() -> None:
 
 
 def _prepare_machine_code() -> bool:
-    """Return whether the event loop is there as machine code; if not, let a process of low priority compile it."""
+    """Return whether the event loop is there as machine code; if not, let another process compile it."""
     global _child
     if is_machine_code_cached(kernel.run):
         use_machine_code()

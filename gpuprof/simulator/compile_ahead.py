@@ -6,7 +6,6 @@ python -m gpuprof.simulator.compile_ahead
 from __future__ import annotations
 
 import fcntl
-import os
 from contextlib import suppress
 
 from gpuprof.machine.machine_code import code_directory
@@ -16,8 +15,7 @@ from gpuprof.simulator.engine import simulate_nothing
 
 
 def main() -> None:
-    """Compile for the types of a simulation, at low priority; of several processes one does, the others wait for it."""
-    os.nice(10)
+    """Compile for the types of a simulation; of several processes one does, the others wait for it."""
     directory = code_directory(kernel.run)  # that of its module, whichever function is asked for
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
