@@ -9,7 +9,7 @@ from typing import Annotated
 
 from gpuprof.domain.argument_types import Count, Range
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, describe_unknown_ops
+from gpuprof.domain.estimate import MEASURED, Estimate, Estimator, Figure, Workload, describe_unknown_ops
 from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
@@ -168,7 +168,7 @@ def estimate(
                 _check_memory(estimates[-1], target)
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
-        notes.add(*_describe_distances(estimates, target))
+        notes.add(*_describe_distances(estimates, target), *describe_full_occupancy(estimates))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=others)
 
 
@@ -181,6 +181,17 @@ def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[s
     precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
     told = (describe_distance(device, precision) for precision in precisions)
     return list(dict.fromkeys(one for one in told if one))
+
+
+def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
+    """Return a note where the maximum occupancy of several measured workloads is 100% each: it tells none apart."""
+    figures = [figure for estimate in estimates if (figure := estimate.creq("max_occupancy")) is not None]
+    if len(figures) < 2 or not all(f.source == MEASURED and round(f.value, 1) >= 100.0 for f in figures):
+        return []
+    return [
+        f"maximum occupancy is 100% for all {len(figures)}: a policy that adds it up gives each model a GPU; WAO and "
+        "WSM tell them apart, and ncu's counters (--collector cupti+ncu) each kernel's share of the cycles"
+    ]
 
 
 def short_name(model: object) -> str:

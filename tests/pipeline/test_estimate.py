@@ -6,9 +6,10 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.estimate import describe_full_occupancy
 from tests.estimators.rows import two_layers
 from tests.profiling.models import write_mlp
 
@@ -84,3 +85,20 @@ def test_what_was_remarked_before_an_error_comes_with_it(
     with pytest.raises(InputError, match="it does not fit") as raised:
         gpuprof.estimate([two_layers(tmp_path / "odd.onnx", middle="Odd"), mlp], device="v100")
     assert [note for note in raised.value.__notes__ if "nothing is known of Odd" in note]
+
+
+@pytest.mark.parametrize(
+    ("second", "source", "is_told"), [(100.0, MEASURED, True), (60.0, MEASURED, False), (100.0, "roofline", False)]
+)
+def test_a_maximum_occupancy_that_is_full_everywhere_is_told(second: float, source: str, is_told: bool) -> None:
+    estimates = [
+        Estimate(
+            gpuprof.Workload("net", batch, Share()),
+            "h200",
+            Figure(1.0, source),
+            creq_pct=(("max_occupancy", Figure(value, source)), ("wavg_occupancy", Figure(30.0, source))),
+        )
+        for batch, value in ((1, 100.0), (4, second))
+    ]
+    notes = describe_full_occupancy(estimates)
+    assert bool(notes) == is_told and all("maximum occupancy is 100% for all 2" in note for note in notes)
