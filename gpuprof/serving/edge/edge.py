@@ -25,7 +25,7 @@ from gpuprof.serving.watch.logs import LOGGER
 #: The oldest Envoy whose settings ``envoy.yaml`` has.
 LEAST_VERSION = (1, 36)
 _THREADS = 2
-_START_S, _END_S = 10.0, 5.0
+_START_S, _END_S = 60.0, 5.0
 _POLL_S = 0.05
 #: Waiting time before a restart, doubled each time up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
